@@ -19,8 +19,8 @@ SECONDS_A_REQUEST = 0.0002
 SECONDS_A_NODE_IN_THE_TABLE = 1.3e-6
 MESSAGE_TIMEOUT = 10.0
 STARTED = 1_799_000_000  # in the days before the simulation begins
-AWAY = CommandResult(1, "", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
-LATE = CommandResult(1, "", "slurm_load error: Socket timed out on send/recv operation\n")
+AWAY = CommandResult(1, b"", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
+LATE = CommandResult(1, b"", "slurm_load error: Socket timed out on send/recv operation\n")
 
 
 def requests_of(argv: tuple[str, ...]) -> tuple[int, bool]:
@@ -55,7 +55,7 @@ class Slurmctld:
     tables: Counter[int] = field(default_factory=Counter)
     busy: Counter[int] = field(default_factory=Counter)
     peak: int = 0
-    table: str = ""  # as sinfo shows it now, "" = to be made anew
+    table: bytes = b""  # as sinfo shows it now, "" = to be made anew
 
     def __post_init__(self) -> None:
         self.nodes = {name: Node() for name in self.names}
@@ -76,13 +76,13 @@ class Slurmctld:
             return LATE, asked + MESSAGE_TIMEOUT
         return result, self.free_at
 
-    def _answer(self, argv: tuple[str, ...], second: int) -> str:
+    def _answer(self, argv: tuple[str, ...], second: int) -> bytes:
         if argv[:2] == ("scontrol", "update"):
             return self._update(argv[2].partition("=")[2], dict(word.split("=", 1) for word in argv[3:]), second)
         if argv == commands.config():
-            return f"BOOT_TIME               = {STARTED}\n"
+            return f"BOOT_TIME               = {STARTED}\n".encode()
         if "partition" in argv:
-            return f"PartitionName=all Nodes=n[1-{len(self.nodes)}] TotalNodes={len(self.nodes)}\n"
+            return f"PartitionName=all Nodes=n[1-{len(self.nodes)}] TotalNodes={len(self.nodes)}\n".encode()
         if "-n" not in argv:
             self.table = self.table or self._table()
             return self.table
@@ -91,8 +91,8 @@ class Slurmctld:
         state = drained if node.reason else ("idle", "Unknown", "Unknown", "none")
         return _row(("all", "1", *state, "gpu:8"), NODE_COLUMNS)
 
-    def _update(self, name: str, words: dict[str, str], second: int) -> str:
-        node, self.table = self.nodes[name], ""
+    def _update(self, name: str, words: dict[str, str], second: int) -> bytes:
+        node, self.table = self.nodes[name], b""
         if words["State"] == "DRAIN":
             if node.reason != words["Reason"]:
                 node.since = second
@@ -102,9 +102,9 @@ class Slurmctld:
         else:
             node.reason = ""
             self.drained.pop(name, None)
-        return ""
+        return b""
 
-    def _table(self) -> str:
+    def _table(self) -> bytes:
         """sinfo makes one row of nodes that are alike."""
         alike = sorted((node.since, node.reason) for node in self.drained.values())
         rows = [
@@ -112,8 +112,10 @@ class Slurmctld:
             for (since, reason), group in groupby(alike)
         ]
         rest = len(self.nodes) - len(self.drained)
-        return "".join(rows) + _row(("all", "idle", "Unknown", "none", str(rest)), FLEET_COLUMNS) * bool(rest)
+        return b"".join(rows) + _row(("all", "idle", "Unknown", "none", str(rest)), FLEET_COLUMNS) * bool(rest)
 
 
-def _row(values: tuple[str, ...], columns: tuple[tuple[str, int], ...]) -> str:
-    return "".join(f"{value:{width}.{width}}" for value, (_, width) in zip(values, columns, strict=True)) + "\n"
+def _row(values: tuple[str, ...], columns: tuple[tuple[str, int], ...]) -> bytes:
+    """Pad and cut by bytes, as sinfo does (printf("%.*s") and blanks)."""
+    cells = (value.encode()[:width].ljust(width) for value, (_, width) in zip(values, columns, strict=True))
+    return b"".join(cells) + b"\n"

@@ -225,9 +225,11 @@ class RealSlurmctld:
         self.requests[int(now)] += count
         self.tables[int(now)] += is_table
         begun = time.monotonic()
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, timeout=60)
         seconds = time.monotonic() - begun
-        return CommandResult(done.returncode, done.stdout, done.stderr, now, seconds), now + seconds
+        return CommandResult(
+            done.returncode, done.stdout, done.stderr.decode(errors="replace"), now, seconds
+        ), now + seconds
 
     def drained(self) -> set[str]:
         text = self.cluster.run("sinfo", "-h", "-N", "-p", "fleet", "-O", "NodeList:30,StateComplete:60,Reason:9")

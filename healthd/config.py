@@ -121,6 +121,8 @@ class FleetLimits:
     limit_*         for causes that nodes share
     own_hardware_*  for a fault of the node itself
     jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (fleet_limit.py)
+    uncounted_drain_after_seconds  if the drained nodes cannot be counted for so long, and for a random time of up to as
+                    long again, a CRITICAL fault of the node's own hardware drains without a count and without a requeue
     """
 
     limit_percent: Percent = 10.0
@@ -128,6 +130,7 @@ class FleetLimits:
     own_hardware_limit_percent: Percent = 30.0
     own_hardware_limit_at_least: Nodes = 5
     jitter_seconds: Seconds = 1800.0
+    uncounted_drain_after_seconds: Seconds = 900.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -511,6 +511,7 @@ class Daemon:
             commands=dict(self.commanded),
             # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
+            fleet_counted=self.settings.mode is Mode.OBSERVE or not known.slurm.uncounted_since,
             # A worse fault gives our drain another reason, and Slurm another time: ours is when it began to stand.
             drained_since=known.slurm.drained_at
             or (self.hand.status.node.reason_time if self.hand.status.node else 0.0),

@@ -596,6 +596,23 @@ class FleetHold:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCount:
+    """A partition: how many nodes it has, and how many of them healthd keeps drained."""
+
+    name: str
+    nodes: int
+    drained: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCount:
+    """A complete count of this node's partitions, at `time` (epoch seconds)."""
+
+    time: float
+    partitions: tuple[PartitionCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lifted:
     """A drain of ours that is over, whoever ended it, or that has other words of ours by now.
 
@@ -604,6 +621,7 @@ class Lifted:
     stamp    Slurm's time stamp of these words; 0 = not known
     time     when it was over
     saved    slurmctld was asked again so much later that it can no longer forget it
+    controller  the slurmctld that answered when it ended or was replaced; "" = not known
     """
 
     reason: str
@@ -611,6 +629,19 @@ class Lifted:
     stamp: float
     time: float
     saved: bool = False
+    controller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """A change of the node by healthd that slurmctld may not have saved yet.
+
+    time        when it was sent, epoch seconds
+    controller  the slurmctld that answered right before it (output.parse_controller); "" = not known
+    """
+
+    time: float
+    controller: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -651,6 +682,10 @@ class SlurmMemory:
     resumed       the drains that we lifted last, oldest first, until a person answers for the node (flapping.py)
     spared        jobs that the faults did not hit, while a CRITICAL one stands
     refused       Slurm's time stamp of the drain that stands since our own prolog refused a job; 0 = none does
+    unsaved       healthd's last change of the node, until slurmctld has surely saved it: a backup slurmctld that takes
+                  over before that does not know of it
+    counted       the last complete count of the fleet that can stand in for one that fails (fleet_limit.py)
+    uncounted_since  since when a drain is wanted or set and the fleet cannot be counted (0 = it can, or need not be)
     """
 
     reason: str = ""
@@ -675,6 +710,9 @@ class SlurmMemory:
     resumed: tuple[Resumed, ...] = ()
     spared: tuple[Spared, ...] = ()
     refused: float = 0.0
+    unsaved: Unsaved | None = None
+    counted: FleetCount | None = None
+    uncounted_since: float = 0.0
 
 
 # --- what a node has, for its baseline

@@ -87,6 +87,7 @@ WIDE = {
     "e2e/test_shells.py": "TAB in bash, zsh and fish",
     "e2e/test_slurm_accounting.py": "a MariaDB and a slurmdbd",
     "e2e/test_slurm_commands.py": "each of Slurm's commands, late and broken",
+    "e2e/test_slurm_failover_versions.py": "failovers on newer versions of Slurm, from the network",
     "e2e/test_slurm_real.py": "every version of Slurm, from the network",
     "e2e/test_slurm_states.py": "each state of a node, minutes",
     "e2e/test_soak_short.py": "two minutes of everything",

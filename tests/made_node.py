@@ -84,7 +84,7 @@ class Slurm:
         if argv[0] == "sinfo":
             return CommandResult(0, columns(("gpu", "idle", "Unknown", "none", "999"), FLEET_COLUMNS))
         if argv[-1] == "partition":
-            return CommandResult(0, "PartitionName=gpu Nodes=n[1-999] TotalNodes=999 SelectTypeParameters=NONE\n")
+            return CommandResult(0, b"PartitionName=gpu Nodes=n[1-999] TotalNodes=999 SelectTypeParameters=NONE\n")
         return CommandResult(0)
 
 

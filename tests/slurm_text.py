@@ -12,11 +12,16 @@ NOW = 1_795_207_900.0
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 
 
-def columns(values: Sequence[str], of: tuple[tuple[str, int], ...]) -> str:
-    return "".join(value.ljust(width)[:width] for value, (_, width) in zip(values, of, strict=True)) + "\n"
+def columns(values: Sequence[str | bytes], of: tuple[tuple[str, int], ...]) -> bytes:
+    """Return a record as Slurm prints it: each value is cut and padded by bytes, whatever they are."""
+    row = b""
+    for value, (_, width) in zip(values, of, strict=True):
+        cell = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+        row += cell[:width] + b" " * max(0, width - len(cell))
+    return row + b"\n"
 
 
-def sinfo(state: str, reason: str = "none", since: float = NOW - 60, gres: str = "(null)") -> CommandResult:
+def sinfo(state: str, reason: str | bytes = "none", since: float = NOW - 60, gres: str = "(null)") -> CommandResult:
     """A node in one partition of two."""
     stamp, user = ("Unknown", "Unknown") if reason == "none" else (f"{since:.0f}", "root(0)")
     elsewhere = columns(("full", "0", "n/a", "Unknown", "Unknown", "none", "(null)"), NODE_COLUMNS)
@@ -31,7 +36,7 @@ def squeue(
     start: float = NOW - 100,
     restarts: int = 0,
     requeue: str = "1",
-    comment: str = "(null)",
+    comment: str | bytes = "(null)",
 ) -> CommandResult:
     row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue, comment)
     return CommandResult(0, columns(row, JOB_COLUMNS))
@@ -39,9 +44,9 @@ def squeue(
 
 def listpids(*jobs: str) -> CommandResult:
     if not jobs:
-        return CommandResult(1, "PID      JOBID    STEPID   LOCALID GLOBALID\n", "No job steps exist on this node.\n")
+        return CommandResult(1, b"PID      JOBID    STEPID   LOCALID GLOBALID\n", "No job steps exist on this node.\n")
     rows = "".join(f"{pid}    {job}        batch    0       0       \n" for pid, job in enumerate(jobs, 100))
-    return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}")
+    return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}".encode())
 
 
 # Any characters, lone surrogates and NUL among them, and what reads like Slurm's own.
@@ -77,3 +82,10 @@ WORDS = st.sampled_from(
     ]
 )
 ANY_TEXT = st.lists(WORDS | st.text(st.characters(codec=None), max_size=5), max_size=12).map("".join)
+
+# Any bytes at all, and any characters as bytes.
+ANY_BYTES = st.binary(max_size=300) | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass"))
+# What a person can type into a field of Slurm: any bytes but NUL.
+TYPED = (st.binary(max_size=300) | st.text(st.characters(codec="utf-8"), max_size=300).map(str.encode)).map(
+    lambda typed: typed.replace(b"\0", b"")
+)

@@ -119,7 +119,7 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
     node.step()
     child = node.before._child
     assert child is not None
-    until(lambda: (node.step(), "up" in child.output()[0])[1], "it hears no SIGTERM")
+    until(lambda: (node.step(), b"up" in child.output()[0])[1], "it hears no SIGTERM")
     assert node.before.deadline == node.time + PROGRAM.seconds - ENDING_SECONDS
     node.time = node.before.deadline
     node.step()

@@ -36,7 +36,7 @@ def pid_of(running: Child) -> int:
 def test_a_program_that_ends_gives_its_status_and_both_outputs() -> None:
     running = child("echo out; echo err >&2; exit 3")
     end_of(running)
-    assert (running.status, running.output()) == (3, ("out\n", "err\n"))
+    assert (running.status, running.output()) == (3, (b"out\n", "err\n"))
 
 
 def test_a_program_that_a_signal_ends_says_so() -> None:
@@ -48,7 +48,7 @@ def test_a_program_that_a_signal_ends_says_so() -> None:
 def test_what_is_no_text_is_shown_as_far_as_it_goes() -> None:
     running = child("printf 'a\\377b'")
     end_of(running)
-    assert running.output()[0] == "a\ufffdb"
+    assert running.output()[0] == b"a\xffb"
 
 
 def test_a_missing_program_is_status_127_and_a_sentence() -> None:
@@ -63,7 +63,7 @@ def test_it_gets_our_environment_with_what_is_added_and_no_standard_input() -> N
     argv = (sys.executable, "-c", program)
     running = Child(argv, time.monotonic() + 120, time.monotonic, {"TZ": "UTC"})
     end_of(running)
-    assert running.output()[0] == "True UTC ''\n"
+    assert running.output()[0] == b"True UTC ''\n"
 
 
 def test_of_much_output_the_beginning_is_kept_and_the_program_is_not_held_up() -> None:
@@ -105,7 +105,7 @@ def test_one_that_closes_its_outputs_and_goes_on_is_no_busy_loop() -> None:
 def test_an_overdue_program_is_killed_and_keeps_what_it_had_said() -> None:
     running = child("echo so far; sleep 600", seconds=5.0)  # until then it must have said it
     assert end_of(running) < 300
-    assert (running.status, running.output()[0]) == (None, "so far\n")
+    assert (running.status, running.output()[0]) == (None, b"so far\n")
 
 
 def test_a_stopped_program_is_overdue_too() -> None:
@@ -140,4 +140,4 @@ def test_one_that_was_killed_and_whose_end_somebody_else_noted_does_not_keep_the
     os.waitpid(pid_of(killed), 0)
     next_one = child("echo here")
     end_of(next_one)
-    assert next_one.output()[0] == "here\n"
+    assert next_one.output()[0] == b"here\n"

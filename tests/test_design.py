@@ -39,7 +39,7 @@ PURE_OF = {
     ),
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
-        "policy reason told victims"
+        "policy reason slurm_reasons told victims"
     ),
     "stream": "event line outbox seen told",
     "validation": "carried document history judge measurement pairs passes reservation text",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_text import columns
 from status_daemon import StatusDaemon
 
 from healthd.cli import flags
@@ -21,11 +22,11 @@ from healthd.config import MetricsConfig, Settings
 from healthd.doctor import bounded, files, service, sight, slurm
 from healthd.doctor.line import Line, State, absent, fails, limited, line_json, status, works
 from healthd.doctor.text import text
-from healthd.machine.program import Ran
 from healthd.model import CheckResult, Finding, Mode, Observation, Outcome, Severity
 from healthd.say.render import Page
 from healthd.settings import layers
 from healthd.slurm import commands
+from healthd.slurm.commands import CommandResult
 
 # --- the lines and what they mean
 
@@ -178,22 +179,25 @@ def test_checks_that_cannot_look_are_named_and_one_reason_for_all_is_told_once()
 # --- Slurm
 
 CONFIG = "AuthInfo   = (null)\nAuthType   = auth/munge\nProlog[0]   = /etc/slurm/prolog\nEpilog = (null)\n"
+NODE = ("gpu", "1", "idle", "Unknown", "Unknown", "none", "(null)")
 NOBODY = "slurm_update error: Invalid user id"
 
 
 class Answers:
     """What programs answer: by a word of their command line."""
 
-    def __init__(self, **said: Ran | Exception) -> None:
+    def __init__(self, **said: CommandResult | Exception) -> None:
         self.said = {
-            "config": Ran(0, CONFIG, ""),
-            "munge": Ran(0, "STATUS: Success (0)", ""),
-            "update": Ran(1, "", "slurm_update error: Invalid node name specified\n"),
-            "sinfo": Ran(0, "".join(f"{value:<{wide}}" for value, (_, wide) in NODE), ""),
+            "config": CommandResult(0, CONFIG.encode(), ""),
+            "munge": CommandResult(0, b"STATUS: Success (0)", ""),
+            "update": CommandResult(1, b"", "slurm_update error: Invalid node name specified\n"),
+            "sinfo": CommandResult(
+                0, columns(("gpu", "1", "idle", "Unknown", "Unknown", "none", "(null)"), commands.NODE_COLUMNS)
+            ),
             **said,
         }
 
-    def __call__(self, argv: tuple[str, ...]) -> Ran:
+    def __call__(self, argv: tuple[str, ...]) -> CommandResult:
         asked = (
             "munge"
             if argv[0] == "sh"
@@ -209,11 +213,8 @@ class Answers:
         return answer
 
 
-NODE = list(zip(("gpu", "1", "idle", "Unknown", "Unknown", "none", "(null)"), commands.NODE_COLUMNS, strict=True))
-
-
 def slurm_lines(
-    mode: Mode = Mode.ACT, which: Callable[[str], str | None] = str, **said: Ran | Exception
+    mode: Mode = Mode.ACT, which: Callable[[str], str | None] = str, **said: CommandResult | Exception
 ) -> dict[str, Line]:
     return {line.about: line for line in slurm.lines(Settings(mode=mode, node_name="n1"), Answers(**said), which)}
 
@@ -231,7 +232,7 @@ def test_a_slurm_that_is_well_works_in_each_part() -> None:
     ("mode", "state"), [(Mode.ACT, State.FAILS), (Mode.DRAIN, State.FAILS), (Mode.OBSERVE, State.LIMITED)]
 )
 def test_a_missing_right_fails_where_healthd_would_use_it(mode: Mode, state: State) -> None:
-    assert slurm_lines(mode, update=Ran(1, "", NOBODY))["Slurm rights"].state is state
+    assert slurm_lines(mode, update=CommandResult(1, b"", NOBODY))["Slurm rights"].state is state
 
 
 def test_without_slurm_mode_observe_needs_none_and_mode_act_fails() -> None:
@@ -240,21 +241,24 @@ def test_without_slurm_mode_observe_needs_none_and_mode_act_fails() -> None:
 
 
 def test_a_slurmctld_that_is_away_a_dead_munge_and_an_unknown_node_are_told() -> None:
-    away = slurm_lines(config=Ran(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\nmore\n"))
+    away = slurm_lines(
+        config=CommandResult(1, b"", "slurm_load_ctl_conf error: Unable to contact slurm controller\nmore\n")
+    )
     assert "Unable to contact slurm controller" in away["Slurm"].says
     assert "more" not in away["Slurm"].says
     assert slurm_lines(config=TimeoutError("scontrol: did not end within 10 s"))["Slurm"].state is State.FAILS
-    assert slurm_lines(munge=Ran(1, "", "munge: Error: Failed to access"))["munge"].state is State.FAILS
-    assert slurm_lines(sinfo=Ran(0, "", ""))["Slurm node"].mend[1] == 'node_name = "..." in healthd.toml'
+    assert slurm_lines(munge=CommandResult(1, b"", "munge: Error: Failed to access"))["munge"].state is State.FAILS
+    assert slurm_lines(sinfo=CommandResult(0, b"", ""))["Slurm node"].mend[1] == 'node_name = "..." in healthd.toml'
 
 
 def test_another_authentication_needs_no_munge() -> None:
-    assert slurm_lines(config=Ran(0, "AuthType = auth/slurm\n", ""))["munge"].state is State.ABSENT
+    assert slurm_lines(config=CommandResult(0, b"AuthType = auth/slurm\n", ""))["munge"].state is State.ABSENT
 
 
-@given(st.text(), st.text(), st.text())
-def test_whatever_slurm_prints_is_a_line(config: str, sinfo: str, update: str) -> None:
-    assert slurm_lines(config=Ran(0, config, ""), sinfo=Ran(0, sinfo, ""), update=Ran(1, update, update))
+@given(st.binary(), st.binary(), st.text())
+def test_whatever_slurm_prints_is_a_line(config: bytes, sinfo: bytes, update: str) -> None:
+    answers = {"config": CommandResult(0, config), "sinfo": CommandResult(0, sinfo)}
+    assert slurm_lines(**answers, update=CommandResult(1, update.encode(), update))
 
 
 # --- the daemon, its files and its page

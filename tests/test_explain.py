@@ -207,6 +207,9 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
         ("Kill task failed", "Slurm's"),
         ("Kill task failed (JobId=4711 StepId=0)", "Slurm's"),
         ("Prolog error", "Slurm's"),
+        ("Duplicate jobid", "Slurm's"),
+        ("Prolog/Epilog failure", "Slurm's"),
+        ("Reason=Prolog error: the fan of rack 3", "somebody's"),
         ("gres/gpu count reported lower than configured (7 < 8)", "Slurm's"),
         ("Low RealMemory (reported:1 < 100.00% of configured:2)", "Slurm's"),
         ("NHC: check_hw_eth: eth0 is down", "NHC's (LBNL Node Health Check)"),
@@ -225,13 +228,6 @@ def test_a_reason_of_others_is_told_to_be_theirs(words, whose):
     found = means(words)
     assert isinstance(found, OthersReason)
     assert found.meaning.whose.startswith(whose)
-
-
-def test_every_reason_that_slurm_writes_itself_is_known():
-    from healthd.slurm.others_reasons import known
-    from healthd.slurm.policy import SLURMS_OWN
-
-    assert [text for text in SLURMS_OWN if known(text) is None] == []
 
 
 @pytest.mark.parametrize("words", ["gpu_xid/7o", "mount/mising", "mout/missing", "fallen", "gpu_acess/hang"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_text import columns
 
 from healthd.cli import lemons_apply
 from healthd.cli.terminal import UNKNOWN, WRONG_USE, Stop
@@ -20,27 +21,23 @@ DAY = 86400
 NOW = 1_800_000_000.0
 
 
-def columns(widths: tuple[tuple[str, int], ...], *values: str) -> str:
-    return "".join(value.ljust(width) for value, (_, width) in zip(values, widths, strict=True)) + "\n"
+def node(name: str, state: str = "IDLE", reason: str = "none") -> bytes:
+    return columns(("gpu", "1", state, "Unknown", "Unknown", reason, ""), commands.NODE_COLUMNS)
 
 
-def node(name: str, state: str = "IDLE", reason: str = "none") -> str:
-    return columns(commands.NODE_COLUMNS, "gpu", "1", state, "Unknown", "Unknown", reason, "")
-
-
-def drained(name: str, held: str, most: int = 1, shown: str | None = None) -> tuple[Drained, list[Argv]]:
+def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -> tuple[Drained, list[Argv]]:
     """How it ends, and what was asked, where sinfo prints these."""
     asked: list[Argv] = []
     steps = lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
-    fleet = columns(commands.FLEET_COLUMNS, "gpu", "idle", "Unknown", "none", "100")
+    fleet = columns(("gpu", "idle", "Unknown", "none", "100"), commands.FLEET_COLUMNS)
     state = node(name) if shown is None else shown
-    out: str | None = None
+    out = b""
     try:
         command = next(steps)
         while True:
             asked.append(command.argv)
             if command.changes:
-                state, out = node(name, "IDLE+DRAIN", "lemon: 3 Xids in 28 d"), ""
+                state, out = node(name, "IDLE+DRAIN", "lemon: 3 Xids in 28 d"), b""
             else:
                 out = {commands.node(name): state, commands.out(): held, commands.fleet(): fleet}[command.argv]
             command = steps.send(CommandResult(0, out))
@@ -54,13 +51,13 @@ def changes(asked: list[Argv]) -> list[Argv]:
 
 
 def test_a_node_is_drained_where_there_is_room() -> None:
-    done, asked = drained("g1", columns(commands.OUT_COLUMNS, "g2", "healthd"))
+    done, asked = drained("g1", columns(("g2", "healthd"), commands.OUT_COLUMNS))
     assert done.done
     assert changes(asked) == [commands.drain("g1", "lemon: 3 Xids in 28 d")]
 
 
 def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_their_partitions() -> None:
-    held = 3 * columns(commands.OUT_COLUMNS, "g2", "lemon: ")
+    held = 3 * columns(("g2", "lemon: "), commands.OUT_COLUMNS)
     done, asked = drained("g1", held, most=1)
     assert not done.done
     assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in done.words
@@ -69,7 +66,7 @@ def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_th
 
 
 def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
-    done, asked = drained("g1", "", shown="")
+    done, asked = drained("g1", b"", shown=b"")
     assert (done.done, done.words) == (False, 'left: Slurm has no node "g1" in any partition')
     assert changes(asked) == []
 
@@ -78,13 +75,13 @@ def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
     "name", ["a[1-3]", "ALL", "all", "NODESET", "n1,n2", "n 1", "n1 ", "n1;reboot", "-n1", "", "n1\n", "n1=x", "ñ1"]
 )
 def test_what_is_no_name_of_one_node_is_never_asked_of_slurm(name: str) -> None:
-    assert drained(name, "") == (Drained(name, False, "left: this is no name of a node"), [])
+    assert drained(name, b"") == (Drained(name, False, "left: this is no name of a node"), [])
 
 
 def test_a_table_of_lemons_that_was_cut_is_no_count() -> None:
-    with pytest.raises(SlurmTrouble, match="not whole"):
-        parse_lemons(columns(commands.OUT_COLUMNS, "g2", "lemon: ").rstrip("\n"))
-    assert parse_lemons("") == frozenset()
+    with pytest.raises(SlurmTrouble, match="no whole table"):
+        parse_lemons(columns(("g2", "lemon: "), commands.OUT_COLUMNS).rstrip(b"\n"))
+    assert parse_lemons(b"") == frozenset()
 
 
 # --- when it refuses

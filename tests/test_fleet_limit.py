@@ -11,12 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.config import FleetLimits
-from healthd.model import LONGEST_HOLD_SECONDS, Clears, Condition, ConditionState, FleetHold, Severity, SlurmMemory
+from healthd.model import (
+    LONGEST_HOLD_SECONDS,
+    Clears,
+    Condition,
+    ConditionState,
+    FleetHold,
+    PartitionCount,
+    Severity,
+    SlurmMemory,
+)
 from healthd.slurm.fleet_limit import (
     LATE_SECONDS,
     SECONDS_A_NODE,
     SHORTEST_HOLD_SECONDS,
-    PartitionCount,
     allowed,
     chance,
     first_wait,

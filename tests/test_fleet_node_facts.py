@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from fleet_reading import Noted, live, numbered
@@ -55,6 +56,16 @@ def test_scontrol_is_read_with_lines_and_with_one_line_a_node():
 def test_what_is_no_node_is_unread():
     found, noted = told(node_facts.of_scontrol, "slurm_load_node error\n\nNodeName=n1 Arch=x\n")
     assert (found, noted.lines) == ([], [1, 3])
+
+
+def test_of_scontrol_reads_one_record_across_a_line_of_blanks():
+    """Slurm 24.05 prints one before Reason= (github.com/awslabs/awsome-distributed-ai issue 195)."""
+    text = (Path(__file__).parent / "data/scontrol_show_node_24.05.txt").read_text()
+    facts = Facts("nvidia-rtx-3090", 1, "compute100")
+    found, noted = told(node_facts.of_scontrol, text)
+    assert (found, noted.unread) == ([("dev-102-68", facts)], [])
+    found, noted = told(node_facts.of_scontrol, f"{text}\n{text.replace('dev-102-68', 'n2')}")
+    assert (found, noted.unread) == ([("dev-102-68", facts), ("n2", facts)], [])
 
 
 def test_sinfo_names_a_node_once_for_each_partition():

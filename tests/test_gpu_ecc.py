@@ -362,9 +362,9 @@ def test_new_errors_hit_the_jobs_on_that_gpu_and_no_others(host):
     (condition,) = story.conditions.values()
     gpus = [Gpu(pci, index) for index, pci in enumerate(fake_pci_gpus("dgx-h100"))]
     whom = reach(condition, gpus, ())
-    hit = [is_hit(whom, OnGpus(True, frozenset({gpu.pci}), all_seen=True)) for gpu in gpus]
+    hit = [is_hit(whom, OnGpus(True, frozenset({gpu.pci}), all_seen=True), 8) for gpu in gpus]
     assert (condition.severity, hit) == (Severity.CRITICAL, [index == 3 for index in range(8)])
-    assert not is_hit(whom, OnGpus(False, frozenset(), all_seen=True)), "nor a job without a GPU"
+    assert not is_hit(whom, OnGpus(False, frozenset(), all_seen=True), 8), "nor a job without a GPU"
 
 
 def test_a_reboot_is_a_reset_too(host):

@@ -45,7 +45,7 @@ def shown(detail: str, job: str = "12", more: str = "") -> str:
         ("gpu:0", 0),
         ("", None),
         ("gpu", None),
-        ("gpu:h100:no_consume:8", None),
+        ("gpu:h100:no_consume:8", 0),
         ("gpu:h100:", None),
         ("gpu:h100:8(S:0-1),", None),
         ("gpu:" + "9" * 5, None),
@@ -120,6 +120,12 @@ def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts() 
 )
 def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> None:
     assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
+
+
+@pytest.mark.parametrize("name", ["\nComment=x", "\nJobId=99 JobName=y\n", "\x85\u2028\x0b", "j\u00f6b"])
+def test_given_in_finds_the_gpus_behind_any_job_name(name: str) -> None:
+    expected = None if "JobId" in name else ("0",)
+    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") == expected
 
 
 @pytest.mark.parametrize(

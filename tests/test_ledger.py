@@ -32,6 +32,7 @@ from healthd.judge.ledger import (
     Pause,
     after_clock_step,
     with_conditions,
+    with_none_in_the_future,
     with_short_history,
 )
 from healthd.judge.ledger_file import MANY, decode, decode_past, encode, encode_past
@@ -40,13 +41,17 @@ from healthd.model import (
     Clears,
     Condition,
     ConditionState,
+    FleetCount,
     Gpu,
     Inventory,
     KernelEvent,
+    Lifted,
+    PartitionCount,
     Requeued,
     Severity,
     Slowness,
     SlurmMemory,
+    Unsaved,
     Worsens,
 )
 from healthd.past import Series
@@ -124,7 +129,16 @@ FULL = Ledger(
     events=(KernelEvent("xid", "79", "0000:1b:00.0", T0, pid=12, fields=(("link", "28"),), last_time=T0, sequence=7),),
     next_sequence=8,
     cursors={"kmsg": {"sequence": 12, "boot_id": "b"}},
-    slurm=SlurmMemory("healthd: gpu_xid/79", confirmed_at=T0, resumed_at=T0, requeued=(Requeued("12", 0, T0),)),
+    slurm=SlurmMemory(
+        "healthd: gpu_xid/79",
+        confirmed_at=T0,
+        resumed_at=T0,
+        requeued=(Requeued("12", 0, T0),),
+        lifted=Lifted("healthd: a", "healthd: a", 5.0, T0, controller="1 ctl1"),
+        unsaved=Unsaved(T0, "1 ctl1"),
+        counted=FleetCount(T0, (PartitionCount("gpu", 8, 1),)),
+        uncounted_since=T0,
+    ),
     pause=Pause(T0, "driver upgrade", "root", T0 - 60),
     inventory=Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1", "H100"),)),
 )
@@ -350,6 +364,12 @@ def test_a_clock_step_moves_every_moment_there_is(step: float) -> None:
 
 def test_a_clock_step_gives_no_time_to_what_never_was() -> None:
     assert after_clock_step(Ledger(), 3600.0) == Ledger()
+
+
+def test_a_wait_for_a_count_that_began_in_the_future_begins_now() -> None:
+    slurm = SlurmMemory(uncounted_since=T0 + 9e6, unsaved=Unsaved(T0 + 9e6, "1 ctl1"))
+    found = with_none_in_the_future(Ledger(slurm=slurm), T0).slurm
+    assert (found.uncounted_since, found.unsaved) == (T0, Unsaved(T0, "1 ctl1"))
 
 
 # --- as files

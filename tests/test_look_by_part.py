@@ -53,7 +53,9 @@ def gpus(**told: str) -> NodeGpus:
 
 
 def asked(job: str, given: str) -> CommandResult:
-    return CommandResult(0, f"JobId={job} JobName=x JOB_GRES=x   Nodes=n1 CPU_IDs=0 Mem=0 GRES={given} MinCPUsNode=1\n")
+    return CommandResult(
+        0, f"JobId={job} JobName=x JOB_GRES=x   Nodes=n1 CPU_IDs=0 Mem=0 GRES={given} MinCPUsNode=1\n".encode()
+    )
 
 
 def look(
@@ -83,7 +85,7 @@ def look(
         elif step.argv[1] == "listpids":
             answer = listpids(*jobs)
         elif step.argv[0] == "sh":
-            answer = CommandResult(0, gres_conf) if isinstance(gres_conf, str) else gres_conf
+            answer = CommandResult(0, gres_conf.encode()) if isinstance(gres_conf, str) else gres_conf
         elif step.argv[0] == "squeue":
             ran.append(f"squeue {step.argv[6]}")
             job = step.argv[6]
@@ -147,13 +149,13 @@ def test_slurm_is_asked_where_the_prolog_told_nothing() -> None:
 
 
 def test_what_slurm_does_not_say_counts_as_a_hit() -> None:
-    for said in (asked("13", "gpu:1(CNT:1)"), CommandResult(0, "rubbish"), CommandResult(1, "", "Invalid job id\n")):
+    for said in (asked("13", "gpu:1(CNT:1)"), CommandResult(0, b"rubbish"), CommandResult(1, b"", "Invalid job id\n")):
         report, _ = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), answers={"scontrol -d -o show job 13": said})
         assert report.requeued == ("13",)
 
 
 def test_a_slurm_that_is_away_requeues_nobody_and_is_told() -> None:
-    away = CommandResult(1, "", "Unable to contact slurm controller (connect failure)\n")
+    away = CommandResult(1, b"", "Unable to contact slurm controller (connect failure)\n")
     report, ran = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), answers={"scontrol -d -o show job 13": away})
     assert report.trouble.startswith("scontrol")
     assert not report.settled
@@ -164,7 +166,6 @@ def test_on_a_node_without_gpus_in_slurm_and_with_node_all_are_hit_and_nothing_i
     told = gpus(job12="0", job13="1")
     for report, ran in (
         look(verdict(fault(0)), TWO, told, gres="(null)"),
-        look(verdict(fault(0)), TWO, told, gres=""),
         look(verdict(fault(0)), TWO, told, policy=replace(ACT, requeue=Requeue.NODE)),
     ):
         assert report.requeued == ("12", "13")

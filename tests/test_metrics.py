@@ -342,7 +342,12 @@ def test_a_drain_that_the_fleet_limit_holds_is_loud(healthy: Snapshot) -> None:
     assert promtool(render(held)) == "0"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
     assert "healthd_fleet_limit_held" not in waiting, "the first wait is no hold"
-    assert not any("fleet" in name for name in names(healthy))
+    assert not any("fleet_limit" in name for name in names(healthy))
+
+
+def test_fleet_count_available_is_0_while_the_fleet_cannot_be_counted(healthy: Snapshot) -> None:
+    assert value(healthy, "fleet_count_available") == 1
+    assert value(replace(healthy, fleet_counted=False), "fleet_count_available") == 0
 
 
 def test_what_has_not_happened_yet_has_no_time() -> None:

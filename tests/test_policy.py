@@ -468,10 +468,20 @@ def test_words_that_slurm_dropped_are_written_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [("1 a", "1 a", False), ("1 a", "2 a", True), ("1 a", "1 b", True), ("", "1 a", False), ("1 a", "1", True)],
+)
+def test_a_change_is_lost_by_another_controller_than_the_one_that_confirmed_it(
+    before: str, now: str, lost: bool
+) -> None:
+    assert is_lost_by_slurmctld(OURS.confirmed_at, NOW - 9e5, before, now) is lost
+
+
+@pytest.mark.parametrize(
     ("started", "lost"), [(NOW - 100, False), (NOW - 63, False), (NOW - 61, True), (NOW - 10, True)]
 )
 def test_a_drain_is_lost_by_a_slurmctld_that_started_after_it_was_last_read(started: float, lost: bool) -> None:
-    assert is_lost_by_slurmctld(OURS.confirmed_at, started) is lost
+    assert is_lost_by_slurmctld(OURS.confirmed_at, started, "", "1 ctl1") is lost
 
 
 def test_slurm_is_not_asked_while_nothing_is_wanted_and_nothing_stands() -> None:

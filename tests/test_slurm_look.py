@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_text import ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
+from slurm_text import ANY_BYTES, ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
 
 from healthd.model import (
     Clears,
@@ -17,18 +17,22 @@ from healthd.model import (
     ConditionState,
     Decision,
     Drain,
+    FleetCount,
     FleetHold,
     Health,
     Leave,
     Lifted,
     Mode,
+    PartitionCount,
     Requeued,
     Resumed,
     Severity,
     SlurmMemory,
+    Unsaved,
     Verdict,
 )
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, Command, CommandResult
+from healthd.slurm import commands, fleet_limit
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, REASON_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
 from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy, describe, is_quiet
@@ -38,6 +42,7 @@ TELL = replace(ACT, admin_comment=True)
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
 OVER = Lifted(XID, XID, NOW - 60, NOW)
+OVER_HERE = replace(OVER, controller=f"{NOW - 9e5:.0f} ctl1")
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 
 
@@ -70,12 +75,27 @@ LATE = CommandResult(None)
 
 
 def failed(stderr: str) -> CommandResult:
-    return CommandResult(1, "", stderr + "\n")
+    return CommandResult(1, b"", stderr + "\n")
 
 
 CONNECT_FAILURE = failed("slurm_update error: Unable to contact slurm controller (connect failure)")
 SOCKET_TIMEOUT = failed("slurm_update error: Socket timed out on send/recv operation")
 NOT_ALLOWED = failed("slurm_update error: Invalid user id")
+
+
+CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               = {:.0f}\nX = y\n{}"
+UP = "\nSlurmctld(primary) at {} is {}\nSlurmctld(backup) at ctl2 is UP\n"
+
+
+def started(at: float, host: str = "", state: str = "UP") -> CommandResult:
+    """`scontrol show config` of a slurmctld that started then; `host`: the primary, which is UP or DOWN."""
+    return CommandResult(0, CONFIG.format(at, UP.format(host, state) if host else "").encode())
+
+
+LONG_AGO = NOW - 9e5
+PRIMARY = started(LONG_AGO, "ctl1")  # answers unless a test has another
+COUNTED = FleetCount(NOW, (PartitionCount("gpu", 1000, 0),))
+UNSAVED = Unsaved(NOW, f"{LONG_AGO:.0f} ctl1")
 
 
 @dataclass
@@ -105,6 +125,8 @@ def look(
     fleet: Callable[[tuple[str, ...]], CommandResult] | None = None,
     meanwhile: Sequence[CommandResult] = (),
     refusals: tuple[float, ...] = (),
+    exact_reason: str = "fan",
+    controller: CommandResult | None = None,
 ) -> Look:
     """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
     without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
@@ -114,7 +136,8 @@ def look(
     left, steps, asked, others = list(answers), [], [], list(meanwhile)
     answer: CommandResult | None = None
     node: CommandResult | None = None  # as read since the last change
-    again = 0
+    again = controllers = 0
+    controller = controller or PRIMARY
     while True:
         try:
             step = generator.send(answer)
@@ -131,6 +154,13 @@ def look(
                 asked.append(step.argv)
                 answer = (fleet or nodes)(step.argv)
                 continue
+            if step.argv == commands.config() and not (left and left[0].stdout.startswith(b"Configuration")):
+                controllers += 1
+                answer = controller
+                continue
+            if step.argv == commands.whole_reason("n1"):
+                answer = CommandResult(0, columns(("1", exact_reason), REASON_COLUMNS))
+                continue
             is_node = step.argv[0] == "sinfo"
             if is_node and node is not None:
                 again += 1
@@ -144,10 +174,12 @@ def look(
 def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandResult:
     """What Slurm says of a partition of so many nodes, of which healthd has drained so many."""
     if argv[-1] == "partition":
-        return CommandResult(0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n")
+        return CommandResult(
+            0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n".encode()
+        )
     rows = [("gpu", "idle", "Unknown", "none", f"{total - held}")]
     rows += [("gpu", "idle+drain", f"{NOW - 60:.0f}", "healthd:", f"{held}")] * bool(held)
-    return CommandResult(0, "".join(columns(row, FLEET_COLUMNS) for row in rows))
+    return CommandResult(0, b"".join(columns(row, FLEET_COLUMNS) for row in rows))
 
 
 # draining
@@ -155,9 +187,11 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
-    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
+    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, **OWN)
+    assert done.report.memory == SlurmMemory(
+        reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
+    )
     assert done.report.settled
     assert done.report.owner is Owner.OURS
     assert done.report.decision == Drain(XID, False)
@@ -192,9 +226,9 @@ def test_an_operators_words_between_our_drain_and_our_reading_of_it_stand_and_ou
     assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
 
 
-def test_a_drain_is_read_again_before_it_is_sent_and_a_resume_only_if_something_was_asked_since() -> None:
+def test_a_node_is_read_again_right_before_each_change() -> None:
     assert look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).read_again == 1
-    assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 0
+    assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 1
     over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
     back = [sinfo("unknown+drain", XID), started(NOW - 50)]
     assert look(REPAIRED, [*back, DONE, sinfo("idle")], over).read_again == 1
@@ -203,7 +237,7 @@ def test_a_drain_is_read_again_before_it_is_sent_and_a_resume_only_if_something_
 
 
 def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None:
-    changing = [sinfo("idle+down", f"Not responding {number}") for number in range(3)]
+    changing = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
     assert done.changes() == []
     assert done.report.trouble == "others change the node each time that healthd is about to"
@@ -229,10 +263,28 @@ def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_
     assert len(ours.changes()) == 1
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "L\u00fcfter tot",
+        "\u0417\u0430\u043c\u0435\u043d\u0430 GPU",
+        "two\nlines",
+        "a  b\x85c",
+        "raw \udcff\udc80",
+        "x" * 5000,
+    ],
+)
+def test_resume_writes_back_an_operators_reason_byte_for_byte(reason: str) -> None:
+    answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", reason, NOW), DONE, sinfo("idle+drain", reason, NOW)]
+    done = look(REPAIRED, answers, OURS, exact_reason=reason)
+    assert done.changes()[1] == f"scontrol update NodeName=n1 State=DRAIN Reason={reason}"
+    assert done.report.owner is Owner.FOREIGN
+
+
 def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", "fan", NOW)], OURS)
     assert (done.report.owner, done.report.memory.overruled, done.report.memory.resumed_at) == (Owner.FOREIGN, "fan", 0)
-    gone = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], done.report.memory)
+    gone = look(DEGRADED, [sinfo("idle"), PRIMARY], done.report.memory)
     assert gone.report.acknowledged, "and so is their resume"
 
 
@@ -272,7 +324,7 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
     done = look(CRITICAL, [sinfo("idle"), answer])
     assert done.report.trouble == trouble
     assert not done.report.settled
-    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
+    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
     assert again.changes() == []
     assert again.report.owner is Owner.OURS
@@ -292,8 +344,8 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
             failed("slurm_load_partitions: Unable to contact slurm controller (connect failure)"),
             "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         ),
-        (CommandResult(0, ""), 'Slurm has no node "n1" in any partition'),
-        (CommandResult(0, "\0garbage 42\n"), 'sinfo printed no node state: "\0garbage 42"'),
+        (CommandResult(0, b""), 'Slurm has no node "n1" in any partition'),
+        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no whole table: "\0garbage 42"'),
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
@@ -320,7 +372,7 @@ def test_observing_it_reads_and_never_changes() -> None:
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.memory == SlurmMemory(lifted=OVER, resumed=(Resumed(NOW, NOW, False),))
+    assert done.report.memory == SlurmMemory(lifted=OVER_HERE, resumed=(Resumed(NOW, NOW, False),))
     assert done.report.settled
     assert done.report.look_at == NOW + 60
     assert not done.report.acknowledged
@@ -352,7 +404,7 @@ def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_l
     done = look(REPAIRED, [back, started(NOW - 30), DONE, sinfo("idle")], over)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
     assert done.report.adopted is None
-    unread = look(REPAIRED, [back, CONNECT_FAILURE], over)
+    unread = look(REPAIRED, [back], over, controller=CONNECT_FAILURE)
     assert (unread.changes(), unread.report.memory) == ([], over)
     holding = SlurmMemory(reason=XID.replace("79", "48"), confirmed_at=NOW - 60, boot_id="b1", earlier=(first,))
     ours = look(DEGRADED, [back, started(NOW - 30)], holding)
@@ -361,11 +413,11 @@ def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_l
 
 def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_restarted() -> None:
     over = SlurmMemory(lifted=replace(OVER, time=NOW - 30))
-    done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), started(NOW - 1000)], over)
+    done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), PRIMARY], over)
     assert done.changes() == []
     assert done.report.owner is Owner.FOREIGN
     assert done.report.adopted is None
-    unread = look(REPAIRED, [sinfo("idle+drain", XID), CONNECT_FAILURE], over)
+    unread = look(REPAIRED, [sinfo("idle+drain", XID)], over, controller=CONNECT_FAILURE)
     assert unread.report.trouble
     assert (unread.report.memory, unread.report.settled) == (over, False), "it is asked again"
 
@@ -393,7 +445,7 @@ def test_an_operators_resume_soon_after_our_own_is_theirs() -> None:
     resumed = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
     broken = look(CRITICAL, [sinfo("idle"), DONE, sinfo("idle+drain", XID), listpids()], resumed, now=lambda: NOW + 5)
     assert broken.report.owner is Owner.OURS
-    theirs = look(CRITICAL, [sinfo("idle"), started(NOW - 1000)], broken.report.memory, now=lambda: NOW + 30)
+    theirs = look(CRITICAL, [sinfo("idle"), PRIMARY], broken.report.memory, now=lambda: NOW + 30)
     assert (theirs.report.acknowledged, theirs.changes()) == (True, [])
 
 
@@ -402,7 +454,7 @@ def test_a_resume_of_ours_that_may_come_late_is_ours_and_the_next_one_an_operato
     sent = look(REPAIRED, [sinfo("idle+drain", XID), unknown], OURS).report.memory
     late = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], sent, now=lambda: NOW + 5)
     assert (late.report.acknowledged, late.report.owner) == (False, Owner.OURS)
-    theirs = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], late.report.memory, now=lambda: NOW + 30)
+    theirs = look(DEGRADED, [sinfo("idle"), PRIMARY], late.report.memory, now=lambda: NOW + 30)
     assert theirs.report.acknowledged
 
 
@@ -442,7 +494,7 @@ NOT_CLEAN = Verdict(Health.UNKNOWN, unknown=("site timed out",))
 
 @pytest.mark.parametrize("memory", [SlurmMemory(), replace(OURS, stamp=NOW - 60)], ids=["no drain", "ours was resumed"])
 def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: SlurmMemory) -> None:
-    answers = [prolog_error(NOW - 9), *([started(NOW - 1000)] if memory.reason else [])]
+    answers = [prolog_error(NOW - 9), *([PRIMARY] if memory.reason else [])]
     first = look(NOT_CLEAN, answers, memory, refusals=(NOW - 10,)).report
     assert first.acknowledged is bool(memory.reason)
     waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.memory, now=lambda: NOW + 20, refusals=(NOW - 10,))
@@ -471,13 +523,6 @@ def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_le
 # drains that are gone
 
 
-CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               = {:.0f}\nX = y\n"
-
-
-def started(at: float) -> CommandResult:
-    return CommandResult(0, CONFIG.format(at))
-
-
 def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
     answers = [sinfo("idle"), started(NOW - 30), DONE, sinfo("idle+drain", XID)]
     done = look(DEGRADED, answers, OURS)
@@ -487,11 +532,13 @@ def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
 
 def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, **OWN)
+    assert done.report.memory == SlurmMemory(
+        reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
+    )
 
 
 def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> None:
-    done = look(CRITICAL, [sinfo("mixed"), started(NOW - 1000)], OURS)
+    done = look(CRITICAL, [sinfo("mixed"), PRIMARY], OURS)
     assert done.changes() == []
     assert done.report.acknowledged
     assert done.report.acknowledged_before == OURS.confirmed_at
@@ -499,12 +546,70 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
     assert not done.report.settled
 
 
-@pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, "nothing")])
+@pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, b"nothing")])
 def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
-    done = look(CRITICAL, [sinfo("idle"), answer], OURS)
+    done = look(CRITICAL, [sinfo("idle")], OURS, controller=answer)
     assert done.report.trouble
     assert done.report.memory == OURS
     assert done.changes() == []
+
+
+BACKUP = started(LONG_AGO + 5, "ctl1", "DOWN")  # it has taken over, and started days ago
+DRAINED_NOW = replace(OURS, confirmed_at=NOW - 3, unsaved=Unsaved(NOW - 3, UNSAVED.controller))
+
+
+@pytest.mark.parametrize("other", [BACKUP, started(LONG_AGO, "ctl1", "DOWN")], ids=["another start", "same second"])
+def test_a_drain_that_a_backup_slurmctld_does_not_know_is_put_back(other: CommandResult) -> None:
+    done = look(DEGRADED, [sinfo("idle"), other, DONE, sinfo("idle+drain", XID)], DRAINED_NOW)
+    assert (done.report.owner, done.report.acknowledged) == (Owner.OURS, False)
+    assert len(done.changes()) == 1
+
+
+def test_a_drain_that_vanishes_under_the_same_slurmctld_was_resumed_by_an_operator() -> None:
+    assert look(DEGRADED, [sinfo("idle"), PRIMARY], DRAINED_NOW).report.acknowledged
+
+
+def test_an_operators_resume_after_a_failover_is_theirs_once_the_drain_is_saved() -> None:
+    """The backup took over long after the drain was saved; then a person resumed the node."""
+    stands = look(DEGRADED, [sinfo("idle+drain", XID)], DRAINED_NOW, now=lambda: NOW + 20).report.memory
+    assert stands.unsaved is None
+    assert look(DEGRADED, [sinfo("idle"), BACKUP], stands, now=lambda: NOW + 300).report.acknowledged
+
+
+def test_a_drain_is_read_again_until_it_is_surely_saved() -> None:
+    first = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).report
+    assert (first.settled, first.look_at) == (True, NOW + 15)
+    early = look(DEGRADED, [sinfo("idle+drain", XID)], first.memory, now=lambda: NOW + 5).report
+    assert (early.settled, early.look_at, early.memory.unsaved) == (True, NOW + 15, UNSAVED)
+    late = look(DEGRADED, [sinfo("idle+drain", XID)], early.memory, now=lambda: NOW + 15).report
+    assert (late.settled, late.look_at, late.memory.unsaved) == (True, 0.0, None)
+
+
+def test_a_drain_is_not_kept_back_by_a_controller_that_cannot_be_read() -> None:
+    done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], controller=LATE)
+    assert done.report.owner is Owner.OURS
+    assert done.report.memory.unsaved == Unsaved(NOW, "")
+
+
+def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is_lifted_again() -> None:
+    over = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
+    back = [sinfo("unknown+drain", XID), BACKUP, DONE, sinfo("idle")]
+    done = look(REPAIRED, back, over, now=lambda: NOW + 20)
+    assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+    assert (done.report.lifted, done.report.acknowledged) == (True, False)
+    kept = look(REPAIRED, [sinfo("idle+drain", XID), PRIMARY], over, now=lambda: NOW + 20)
+    assert (kept.changes(), kept.report.owner) == ([], Owner.FOREIGN), "under the same slurmctld it is not healthd's"
+
+
+INVALID_STATE = failed("slurm_update error: Invalid node state specified")
+
+
+def test_a_resume_that_slurmctld_calls_invalid_and_does_is_healthds_own() -> None:
+    done = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("idle")], OURS)
+    assert (done.report.lifted, done.report.acknowledged, done.report.trouble) == (True, False, "")
+    refused = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("unknown+drain", XID)], OURS)
+    assert (refused.report.lifted, refused.report.owner) == (False, Owner.OURS)
+    assert refused.report.trouble == "scontrol update: slurm_update error: Invalid node state specified"
 
 
 def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
@@ -566,7 +671,7 @@ def test_a_running_job_that_is_no_victim_is_spared_and_named(job: CommandResult,
         squeue(state="COMPLETING"),
         squeue(state="COMPLETED"),
         squeue(state="PENDING"),
-        CommandResult(0, ""),
+        CommandResult(0, b""),
         failed("slurm_load_jobs error: Invalid job id specified"),
     ],
 )
@@ -644,10 +749,10 @@ def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(ans
     [
         ([LATE], "scontrol listpids did not end in time"),
         ([failed("JobId=Invalid does not exist on node n1.")], "scontrol listpids: JobId=Invalid does not exist"),
-        ([CommandResult(0, "\n what")], "scontrol listpids printed no table"),
+        ([CommandResult(0, b"\n what")], "scontrol listpids printed no table"),
         ([listpids("12"), LATE], "squeue did not end in time"),
         ([listpids("12"), failed("slurm_load_jobs error: oh")], "squeue: slurm_load_jobs error: oh"),
-        ([listpids("12"), CommandResult(0, "12 x y")], "squeue printed no job"),
+        ([listpids("12"), CommandResult(0, b"12 x y")], "squeue printed no whole table"),
     ],
 )
 def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], trouble: str) -> None:
@@ -666,9 +771,9 @@ def test_the_jobs_of_living_slurmstepds_are_requeued_beside_a_dead_one() -> None
 
 
 def test_a_job_id_that_was_cut_off_is_not_taken_for_another_jobs() -> None:
-    cut = listpids("12", "1399").stdout.partition("99")[0]
-    assert parse_listpids(cut) == ["12"]
-    assert parse_processes(cut) == {100: "12"}
+    cut = listpids("12", "1399").stdout.partition(b"99")[0]
+    assert parse_listpids(cut.decode()) == ["12"]
+    assert parse_processes(cut.decode()) == {100: "12"}
     killed = CommandResult(None, cut)
     assert look(CRITICAL, [DRAINED, killed, squeue(), DONE, squeue(restarts=1)], OURS).report.requeued == ("12",)
 
@@ -709,21 +814,18 @@ def test_a_comment_that_is_refused_does_not_keep_a_job_from_its_requeue() -> Non
     assert done.report.trouble == ""
 
 
-@pytest.mark.parametrize(
-    "comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, "two\nlines", "a\x0bb"]
-)
-def test_a_comment_that_is_not_read_back_whole_is_left_alone(comment: str) -> None:
-    """As squeue prints it: filled and cut by bytes."""
-    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)[:1000]
-    printed = CommandResult(0, row.decode("utf-8", "replace") + "\n")
-    done = look(CRITICAL, [DRAINED, listpids("12"), printed], OURS, TELL)
+@pytest.mark.parametrize("comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, b"caf\xe9"])
+def test_a_comment_that_is_cut_or_no_utf_8_is_left_alone(comment: str | bytes) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment=comment)], OURS, TELL)
     assert done.changes() == []
 
 
-@pytest.mark.parametrize("comment", ["two  blanks", '{"a":\t1}', "caf\u00e9"])
-def test_what_others_wrote_is_kept_to_the_byte(comment: str) -> None:
-    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)
-    done = look(CRITICAL, [DRAINED, listpids("12"), CommandResult(0, row.decode() + "\n"), DONE], OURS, TELL)
+@pytest.mark.parametrize(
+    "comment",
+    ["two  blanks", '{"a":\t1}', "caf\u00e9", "two\nlines", "a\x0bb", "\u0417\u0430\u043c\u0435\u043d\u0430\u2028x"],
+)
+def test_a_comment_of_others_is_kept_to_the_byte(comment: str) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment=comment), DONE], OURS, TELL)
     (change,) = done.changes()
     assert change.startswith(f"scontrol update JobId=12 AdminComment={comment}; healthd: node n1: gpu_xid/79 ")
 
@@ -740,17 +842,19 @@ def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
     assert done.report.requeued == ("12",)
 
 
-def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], str]) -> str:
+def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[Any]], Any]) -> bytes:
     """What Slurm might print, with other words in some of its columns; or anything."""
 
-    def row(of: tuple[tuple[str, int], ...], *values: str) -> str:
-        return columns([draw(st.just(value) | st.just(value) | WORDS) for value in values], of)
+    def row(of: tuple[tuple[str, int], ...], *values: str) -> bytes:
+        return columns([draw(st.just(value) | st.just(value) | ANY_BYTES) for value in values], of)
 
     start = f"{NOW - 100:.0f}"
     if argv[:2] == ("scontrol", "listpids"):
-        found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n"
+        found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n".encode(errors="surrogatepass")
     elif argv[0] == "squeue":
         found = row(JOB_COLUMNS, argv[6], "12", "RUNNING", "1", start, "0", "1", "(null)")
+    elif argv == commands.whole_reason("n1"):
+        found = row(REASON_COLUMNS, "1", XID)
     elif argv[0] == "sinfo" and "-n" in argv:
         state = draw(st.sampled_from(["idle", "idle+drain"]))
         found = row(NODE_COLUMNS, "gpu", "1", state, start, "root(0)", XID, draw(st.sampled_from(["(null)", "gpu:8"])))
@@ -758,7 +862,8 @@ def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], st
         found = row(FLEET_COLUMNS, "gpu", "idle", "5", "x", "9")
     else:
         found = f"BOOT_TIME = {draw(st.just(start) | WORDS)}\nTotalNodes={draw(st.just('12') | WORDS)}\n"
-    return draw(st.sampled_from([found] * 6) | ANY_TEXT)
+        found = found.encode(errors="surrogatepass")
+    return draw(st.sampled_from([found] * 6) | ANY_BYTES)
 
 
 @given(
@@ -781,7 +886,7 @@ def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
         answer = None
         if isinstance(step, Command):
             assert not any("\0" in word for word in step.argv)
-            assert [word.encode() for word in step.argv]
+            assert [word.encode("utf-8", "surrogateescape") for word in step.argv]
             status = data.draw(st.sampled_from([0, 0, 0, 0, 1, None, 127]))
             answer = CommandResult(status, answer_to(step.argv, data.draw), data.draw(st.just("") | ANY_TEXT))
     raise AssertionError("it does not end")
@@ -880,24 +985,133 @@ def test_a_shared_cause_waits_while_nobody_can_count() -> None:
     done = look(SHARED, [FREE], SlurmMemory(hold=DUE), fleet=unreadable)
     assert (done.changes(), done.report.trouble) == (
         [],
+        "the nodes that healthd keeps drained cannot be counted: "
         "sinfo: slurm_update error: Socket timed out on send/recv operation",
     )
     assert done.report.memory.hold == DUE
     assert (done.report.look_at, done.report.settled) == (0.0, False), "with the driver's backoff"
 
 
-def test_a_fault_of_the_nodes_own_hardware_neither_waits_nor_needs_a_count() -> None:
+def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
     for memory in (SlurmMemory(), SlurmMemory(hold=FleetHold(NOW, NOW + 900))):
         done = look(DEGRADED, [FREE, DONE, TAKEN], memory, fleet=held_by_healthd(100, 101))
         assert (done.report.decision, done.report.settled) == (Drain(XID, False), True)
-    blind = look(DEGRADED, [FREE, DONE, TAKEN], fleet=unreadable)
-    assert (blind.report.decision, blind.report.memory.uncounted, blind.report.settled) == (
-        Drain(XID, False),
-        True,
-        False,
-    )
-    later = look(DEGRADED, [TAKEN], blind.report.memory, fleet=held_by_healthd(7))
-    assert (later.report.memory.uncounted, later.report.settled) == (False, True)
+
+
+# the fleet cannot be counted
+
+UNCOUNTED = "the nodes that healthd keeps drained cannot be counted: "
+FLEET = ACT.fleet
+LATEST = NOW + 2 * FLEET.uncounted_drain_after_seconds + 1
+
+
+def later(seconds: float) -> Callable[[], float]:
+    return lambda: NOW + seconds
+
+
+def counts_then_fails(*held: int) -> Callable[[tuple[str, ...]], CommandResult]:
+    counts = iter(held)
+
+    def answer(argv: tuple[str, ...]) -> CommandResult:
+        count = next(counts, None)
+        return unreadable(argv) if count is None else nodes(argv, held=count)
+
+    return answer
+
+
+@pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED], ids=["critical", "degraded"])
+@pytest.mark.parametrize(
+    "table", [unreadable, lambda _: CommandResult(0, b"garbage\n"), lambda _: LATE, lambda _: CommandResult(0)]
+)
+def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
+    verdict: Verdict, table: Callable[[tuple[str, ...]], CommandResult]
+) -> None:
+    done = look(verdict, [FREE], fleet=table)
+    assert done.changes() == []
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert isinstance(done.report.decision, Leave)
+    assert done.report.decision.would.startswith("drain with")
+    assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
+    assert fleet_limit.is_withheld(verdict.causes, done.report.memory), "the prolog lets jobs start"
+
+
+def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
+    done = look(CRITICAL, [FREE, DONE, TAKEN, *jobs], held, fleet=held_by_healthd(100, 101), now=later(60))
+    assert (done.report.trouble, done.report.requeued) == ("", ("12",))
+    assert done.report.memory.uncounted_since == 0.0
+
+
+def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadline_and_requeues_nothing() -> None:
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    due = fleet_limit.uncounted_drain_at(held, "n1", FLEET)
+    assert NOW + FLEET.uncounted_drain_after_seconds <= due < LATEST
+    early = look(CRITICAL, [FREE], held, fleet=unreadable, now=lambda: due - 1)
+    assert early.changes() == []
+    done = look(CRITICAL, [FREE, DONE, TAKEN], early.report.memory, fleet=unreadable, now=lambda: due)
+    assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
+    assert done.report.decision == Drain(XID, False)
+    assert (done.report.memory.uncounted, done.report.settled) == (True, False)
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert not fleet_limit.is_withheld(CRITICAL.causes, done.report.memory), "drained: the prolog may refuse"
+
+
+@pytest.mark.parametrize("hours", [0, 1, 24 * 365])
+def test_no_deadline_ever_requeues_without_a_count(hours: int) -> None:
+    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    done = look(CRITICAL, [TAKEN], memory, fleet=unreadable, now=later(3600.0 * hours))
+    assert (done.changes(), done.report.memory.uncounted) == ([], True)
+    jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
+    counted = look(CRITICAL, [TAKEN, *jobs], done.report.memory, fleet=held_by_healthd(7), now=later(3600.0 * hours))
+    assert (counted.report.requeued, counted.report.memory.uncounted) == (("12",), False)
+
+
+def test_a_drain_without_a_count_is_taken_back_if_the_fleet_turns_out_to_be_beyond_the_limit() -> None:
+    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    done = look(CRITICAL, [TAKEN, DONE, FREE], memory, fleet=held_by_healthd(301))
+    assert [line.split()[3] for line in done.changes()] == ["State=UNDRAIN"]
+    assert done.report.memory.hold is not None
+
+
+@pytest.mark.parametrize("verdict", [DEGRADED, SHARED], ids=["own", "shared"])
+def test_only_critical_faults_of_own_hardware_drain_without_a_count(verdict: Verdict) -> None:
+    memory = SlurmMemory(uncounted_since=NOW - 1e6, hold=DUE if verdict is SHARED else None)
+    done = look(verdict, [FREE], memory, fleet=unreadable)
+    assert (done.changes(), done.report.settled) == ([], False)
+    assert done.report.trouble.startswith(UNCOUNTED)
+
+
+def test_a_drain_whose_second_count_fails_stays_and_requeues_once_it_is_counted() -> None:
+    done = look(CRITICAL, [FREE, DONE, TAKEN], fleet=counts_then_fails(10))
+    assert (done.report.decision, done.report.memory.uncounted) == (Drain(XID, False), True)
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert not any("requeue" in line for line in done.sent())
+
+
+def test_a_count_that_confirmed_a_drain_stands_in_for_ten_minutes() -> None:
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], fleet=held_by_healthd(100, 101)).report.memory
+    assert drained.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 101),))
+    over = look(REPAIRED, [TAKEN, DONE, FREE], drained, now=later(100)).report.memory
+    within = look(CRITICAL, [FREE, DONE, TAKEN], over, fleet=unreadable, now=later(600))
+    assert within.report.decision == Drain(XID, False), "no requeue before a count"
+    assert within.report.trouble.startswith(UNCOUNTED)
+    assert look(CRITICAL, [FREE], over, fleet=unreadable, now=later(601)).changes() == []
+
+
+def test_a_count_that_gave_no_room_stands_in_too() -> None:
+    full = look(CRITICAL, [FREE], fleet=held_by_healthd(300)).report.memory
+    assert full.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 300),))
+    done = look(CRITICAL, [FREE], replace(full, hold=None), fleet=unreadable, now=later(300))
+    assert (done.changes(), done.report.memory.hold is not None) == ([], True)
+
+
+def test_a_first_count_with_room_is_not_kept_and_none_of_other_partitions_stands_in() -> None:
+    """Many nodes may have seen the same room at the same moment."""
+    failed_drain = look(CRITICAL, [FREE, CONNECT_FAILURE], fleet=held_by_healthd(100)).report.memory
+    assert failed_drain.counted is None
+    other = SlurmMemory(counted=FleetCount(NOW - 10, (PartitionCount("other", 1000, 1),)))
+    assert look(CRITICAL, [FREE], other, fleet=unreadable).changes() == []
 
 
 def test_the_second_limit_holds_faults_of_nodes_own_hardware_and_their_requeues() -> None:

@@ -7,20 +7,30 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_text import ANY_TEXT, NOW, columns, listpids, sinfo, squeue
+from slurm_text import ANY_BYTES, NOW, TYPED, columns, listpids, sinfo
 
-from healthd.model import NodeState
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS
-from healthd.slurm.fleet_limit import PartitionCount
+from healthd.model import NodeState, PartitionCount
+from healthd.slurm.commands import (
+    FLEET_COLUMNS,
+    JOB_COLUMNS,
+    NODE_COLUMNS,
+    OUT_COLUMNS,
+    PARTITION_BYTES,
+    REASON_COLUMNS,
+    Columns,
+    CommandResult,
+)
 from healthd.slurm.output import (
     SlurmTrouble,
     parse_cluster_size,
     parse_fleet,
     parse_job,
+    parse_lemons,
     parse_listpids,
     parse_node,
     parse_processes,
     parse_slurmctld_start,
+    parse_whole_reason,
 )
 
 GPU = frozenset({"gpu"})
@@ -40,9 +50,9 @@ def test_a_node_is_read_from_fixed_columns() -> None:
 def test_a_node_is_in_the_partitions_in_which_sinfo_counts_it() -> None:
     rows = [("other", "0", "n/a", "Unknown", "Unknown", "none", "gpu:8")]
     rows += [(name, "1", "idle+drain", "1795207836", "root(0)", "line\none", "gpu:8") for name in ("gpu", "all")]
-    found = parse_node("".join(columns(row, NODE_COLUMNS) for row in rows), "n1")
+    found = parse_node(b"".join(columns(row, NODE_COLUMNS) for row in rows), "n1")
     assert (found.partitions, found.flags, found.reason) == ({"gpu", "all"}, {"IDLE", "DRAIN"}, "line one")
-    for text in ("", " \n", columns(rows[0], NODE_COLUMNS)):
+    for text in (b"", columns(rows[0], NODE_COLUMNS)):
         with pytest.raises(SlurmTrouble, match=r'^Slurm has no node "n1" in any partition$'):
             parse_node(text, "n1")
 
@@ -54,7 +64,7 @@ def test_local_times_are_read_too() -> None:
 
 
 def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
-    assert parse_listpids(listpids("4", "4", "1", "4").stdout) == ["4", "1"]
+    assert parse_listpids(listpids("4", "4", "1", "4").text) == ["4", "1"]
     assert parse_listpids("PID JOBID\n-1 -\n7 12 batch\n") == ["12"]
     assert parse_listpids("") == []
 
@@ -79,45 +89,46 @@ def test_times_beyond_all_calendars_are_none() -> None:
     assert job.start == 0
 
 
-@pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", "1\ud800"])
-def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str) -> None:
+@pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", b"1\xff", "1;x"])
+def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str | bytes) -> None:
     with pytest.raises(SlurmTrouble, match=r"^squeue printed no job 12: "):
         parse_job(columns(("12", name, "RUNNING", "1", "5", "0", "1", "(null)"), JOB_COLUMNS), "12")
 
 
-@pytest.mark.parametrize("comment", ["a\0b", "\ud800"])
-def test_a_comment_that_no_command_could_hold_is_left_alone(comment: str) -> None:
-    job = parse_job(squeue(comment=comment).stdout, "12")
-    assert job is not None
-    assert job.comment is None
+def of_columns(data: bytes, of: Columns, *first: str) -> bytes:
+    """Return a record with the words of `data` in these columns."""
+    return columns([*first, *data.split(b" "), *[b""] * len(of)][: len(of)], of)
 
 
-def of_columns(text: str, of: tuple[tuple[str, int], ...], *first: str) -> str:
-    """A record with the words of `text` in these columns."""
-    return columns((*first, *text.split(" "), *[""] * len(of))[: len(of)], of)
+def as_text(parser: Callable[[str], object], before: str = "", after: str = "") -> Callable[[bytes], object]:
+    return lambda data: parser(before + CommandResult(0, data).text + after)
 
 
-PARSERS: dict[str, Callable[[str], object]] = {
-    "node": lambda text: parse_node(text, "n1"),
-    "node's columns": lambda text: parse_node(of_columns(text, NODE_COLUMNS, "gpu", "1"), "n1"),
-    "fleet": lambda text: parse_fleet(text, {"gpu"}, NOW),
-    "fleet's columns": lambda text: parse_fleet(of_columns(text, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
-    "cluster": lambda text: parse_cluster_size(f"TotalNodes={text}"),
-    "listpids": parse_listpids,
-    "listpids' rows": lambda text: [f(f"PID JOBID\n{text} 12\n") for f in (parse_listpids, parse_processes)],
-    "job": lambda text: parse_job(text, "12"),
-    "job's columns": lambda text: parse_job(of_columns(text, JOB_COLUMNS, "12"), "12"),
-    "config": parse_slurmctld_start,
-    "time": lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    "node": lambda data: parse_node(data, "n1"),
+    "node's columns": lambda data: parse_node(of_columns(data, NODE_COLUMNS, "gpu", "1"), "n1"),
+    "fleet": lambda data: parse_fleet(data, {"gpu"}, NOW),
+    "fleet's columns": lambda data: parse_fleet(of_columns(data, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
+    "lemons": parse_lemons,
+    "whole reason": parse_whole_reason,
+    "cluster": as_text(parse_cluster_size, "TotalNodes="),
+    "listpids": as_text(parse_listpids),
+    "listpids' rows": as_text(
+        lambda text: [parse(text) for parse in (parse_listpids, parse_processes)], "PID JOBID\n", " 12\n"
+    ),
+    "job": lambda data: parse_job(data, "12"),
+    "job's columns": lambda data: parse_job(of_columns(data, JOB_COLUMNS, "12"), "12"),
+    "config": as_text(parse_slurmctld_start),
+    "time": as_text(parse_slurmctld_start, "BOOT_TIME = "),
 }
 
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
-@given(text=ANY_TEXT)
-def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str], object], text: str) -> None:
+@given(data=ANY_BYTES)
+def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[bytes], object], data: bytes) -> None:
     sentence = "fine"
     try:
-        parser(text)
+        parser(data)
     except SlurmTrouble as trouble:
         sentence = str(trouble)
     assert sentence
@@ -137,7 +148,7 @@ def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> N
 def test_younger_drains_do_not_count_against_an_older_one() -> None:
     older, younger = (f"{NOW - 60:.0f}", f"{NOW - 59:.0f}")
     rows = [("gpu", "idle+drain", older, "healthd:", "100"), ("gpu", "idle+drain", younger, "healthd:", "900")]
-    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
+    text = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
     assert parse_fleet(text, {"gpu"}, NOW - 60) == [PartitionCount("gpu", 1000, 100)]
     assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 1000, 1000)]
 
@@ -152,7 +163,7 @@ def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
         ("gpu", "idle+drain", "5", "Kill task", "32"),  # of ours or Slurm's own: nothing that sinfo shows tells
         ("gpu", "inval+drain", "5", "gres/gpu", "64"),
     ]
-    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
+    text = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
     assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 111, 6)]
 
 
@@ -160,8 +171,183 @@ CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long t
 
 
 @pytest.mark.parametrize(
-    "text", ["", "slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
+    "text", [b"", b"slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
 )
-def test_a_count_that_is_none_is_trouble(text: str) -> None:
+def test_a_count_that_is_none_is_trouble(text: bytes) -> None:
     with pytest.raises(SlurmTrouble):
         parse_fleet(text, {"gpu"}, NOW)
+
+
+# --- text that a person typed
+
+
+def a_node(
+    reason: str | bytes = "fan", user: str = "root(0)", gres: str = "gpu:h100:8", partition: str | bytes = "gpu"
+) -> NodeState:
+    return parse_node(columns((partition, "1", "idle+drain", "1790000000", user, reason, gres), NODE_COLUMNS), "n1")
+
+
+def a_fleet(*rows: tuple[str | bytes, ...]) -> list[PartitionCount]:
+    """The count of partition gpu, with 11 idle nodes beside these rows."""
+    table = [*rows, ("gpu", "idle", "Unknown", "none", "11")]
+    return parse_fleet(b"".join(columns(row, FLEET_COLUMNS) for row in table), ["gpu"], float("inf"))
+
+
+# Reasons that broke the count on a real Slurm, and others like them.
+REASONS = [
+    *(
+        "L\u00fcfter tot",
+        "\u0417\u0430\u043c\u0435\u043d\u0430 GPU",
+        "\u05de\u05d0\u05d5\u05d5\u05e8\u05e8",
+        "\u98ce\u6247",
+        "\U0001f525 fan",
+        "e\u0301e\u0301e\u0301",
+    ),
+    *("bad\nfan", "a\rb", "a\x0bb", "a\x0cb", "a\x1cb", "a\x85b", "a\u2028b", "\n", "\n" * 20, "fan\n\n"),
+    *(b"caf\xe9", b"\xff\xfe", b"\xc3", "x" * 1000, "=|'\"$(id)\x1b[1m%s\t", "none", "(null)"),
+]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_parse_fleet_counts_each_node_whatever_the_reason(reason: str | bytes) -> None:
+    row = ("gpu", "idle+drain", "1790000000", reason)
+    assert a_fleet((*row, "1")) == [PartitionCount("gpu", 12, 0)]
+    assert a_fleet((*row, "10"), ("gpu", "idle+drain", "1790000000", "healthd: x", "3")) == [
+        PartitionCount("gpu", 24, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", ["gro\u00dfer", "\u0433\u043f\u0443", b"\xff\xfe", "a\x85b", "\u2028"])
+def test_parse_fleet_counts_partitions_with_any_name(name: str | bytes) -> None:
+    assert a_fleet((name, "idle", "Unknown", "none", "2")) == [PartitionCount("gpu", 11, 0)]
+    (partition,) = a_node(partition=name).partitions
+    table = columns((name, "idle", "Unknown", "none", "2"), FLEET_COLUMNS)
+    assert parse_fleet(table, [partition], NOW) == [PartitionCount(partition, 2, 0)]
+
+
+def test_parse_fleet_tells_partitions_apart_whose_first_50_characters_are_alike() -> None:
+    first, second = "p" * 60, "p" * 61
+    rows = [(first, "idle", "Unknown", "none", "3"), (second, "idle", "Unknown", "none", "5")]
+    table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
+    assert parse_fleet(table, [first, second], NOW) == [PartitionCount(first, 3, 0), PartitionCount(second, 5, 0)]
+
+
+def test_parse_fleet_has_no_count_for_a_partition_whose_name_may_be_cut() -> None:
+    name = "p" * PARTITION_BYTES
+    (partition,) = a_node(partition=name + "q").partitions
+    with pytest.raises(SlurmTrouble, match="is longer than"):
+        parse_fleet(columns((name, "idle", "Unknown", "none", "3"), FLEET_COLUMNS), [partition], NOW)
+
+
+def test_parse_fleet_has_no_count_if_one_row_has_no_number() -> None:
+    with pytest.raises(SlurmTrouble, match="no number of nodes"):
+        a_fleet(("other", "idle", "Unknown", "none", "many"))
+
+
+@pytest.mark.parametrize("lost", range(1, 300, 7))
+def test_parse_fleet_has_no_count_if_the_table_was_cut(lost: int) -> None:
+    rows = [("gpu", "idle+drain", "5", "bad\nfan", "1"), ("gpu", "idle", "5", "x", "12")]
+    table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
+    with pytest.raises(SlurmTrouble):
+        parse_fleet(table[:-lost], {"gpu"}, NOW)
+
+
+@pytest.mark.parametrize("reason", ["L\u00fcfter tot", "\u0417\u0430\u043c\u0435\u043d\u0430 GPU", "fan \U0001f525"])
+def test_parse_node_shows_an_operators_reason_without_the_next_column(reason: str) -> None:
+    assert a_node(reason).reason == reason
+
+
+def test_parse_node_shows_line_ends_as_blanks_and_raw_bytes_escaped() -> None:
+    assert a_node("bad\nfan\u2028x").reason == "bad fan x"
+    assert a_node(b"caf\xe9").reason == "caf\\xe9"
+
+
+@pytest.mark.parametrize("length", range(395, 402))
+def test_parse_node_reads_the_gpus_behind_a_reason_that_is_cut_within_a_character(length: int) -> None:
+    assert a_node("x" * length + "\u00fc\u0416\U0001f525" * 9).gpus == 8
+
+
+@pytest.mark.parametrize("letters", range(185, 265))
+def test_parse_node_reads_the_gpus_behind_a_cyrillic_reason(letters: int) -> None:
+    assert a_node("\u0416" * letters).gpus == 8
+
+
+def test_parse_node_reads_a_user_with_an_umlaut() -> None:
+    found = a_node("fan dead", user="m\u00fcller(1000)")
+    assert (found.reason, found.reason_user, found.gpus) == ("fan dead", "m\u00fcller", 8)
+
+
+@pytest.mark.parametrize("gres", ["", "gpu", "gpu:h100:8,", "gpu:" + "x" * 500 + ":8"])
+def test_parse_node_has_no_number_of_gpus_if_gres_cannot_be_read(gres: str) -> None:
+    assert (a_node(gres=gres).gpus, a_node(gres=gres).gpus_of_one_type) == (None, None)
+
+
+@given(reason=TYPED, user=TYPED, partition=TYPED.filter(lambda name: name.strip()), name=TYPED)
+def test_no_typed_text_moves_another_value_of_a_node(reason: bytes, user: bytes, partition: bytes, name: bytes) -> None:
+    """The node's name is no column, but it is part of what a person types and of errors."""
+    rows = [
+        (partition, "0", "n/a", "Unknown", "Unknown", "none", "(null)"),
+        (partition, "1", "idle+drain", "1790000000", user, reason, "gpu:h100:8"),
+    ]
+    node_name = name.decode(errors="replace")
+    found = parse_node(b"".join(columns(row, NODE_COLUMNS) for row in rows), node_name)
+    assert (found.flags, found.reason_time, found.gpus, found.gpus_of_one_type) == ({"IDLE", "DRAIN"}, 1790000000, 8, 8)
+    assert len(found.partitions) == 1
+    assert "\n" not in found.reason
+    assert found.reason.isascii() or found.reason.encode()  # it can be written into a log
+
+
+@given(
+    reasons=st.lists(TYPED, max_size=5),
+    partition=TYPED.filter(lambda name: name != b"gpu"),
+    state=st.sampled_from(["idle", "down+drain"]),
+)
+def test_no_typed_text_changes_the_count(reasons: list[bytes], partition: bytes, state: str) -> None:
+    theirs = [reason if not reason.startswith((b"healthd:", b"lemon:")) else b"x" for reason in reasons]
+    rows = [
+        row for reason in theirs for row in (("gpu", state, "5", reason, "2"), (partition, state, "5", reason, "9"))
+    ]
+    assert a_fleet(*rows, ("gpu", "idle+drain", "5", "healthd: x", "4")) == [
+        PartitionCount("gpu", 15 + 2 * len(theirs), 4)
+    ]
+
+
+@given(comment=TYPED, others=st.lists(TYPED, max_size=3))
+def test_no_typed_text_changes_another_job_or_is_written_back_changed(comment: bytes, others: list[bytes]) -> None:
+    """squeue prints the other tasks of an array too."""
+    rows = [
+        (f"{13 + number}", f"12_{number}", "RUNNING", "1", "5", "0", "1", other) for number, other in enumerate(others)
+    ]
+    row = ("12", "12_9", "RUNNING", "2", "1790000000", "3", "1", comment)
+    table = b"".join(columns(each, JOB_COLUMNS) for each in (*rows, row))
+    job = parse_job(table, "12")
+    assert job is not None
+    assert (job.name, job.state, job.batch, job.start, job.restarts, job.requeue) == (
+        "12_9",
+        "RUNNING",
+        True,
+        1790000000,
+        3,
+        True,
+    )
+    assert (
+        job.comment is None or job.comment.encode() == comment.rstrip(b" ") or (job.comment, comment) == ("", b"(null)")
+    )
+
+
+@given(reason=TYPED)
+def test_a_whole_reason_is_read_back_byte_for_byte(reason: bytes) -> None:
+    rows = [("0", "none"), ("1", reason)]
+    found = parse_whole_reason(b"".join(columns(row, REASON_COLUMNS) for row in rows))
+    assert found is not None
+    assert found.encode("utf-8", "surrogateescape") == reason.rstrip(b" ")
+
+
+def test_a_reason_longer_than_its_column_is_not_whole() -> None:
+    assert parse_whole_reason(columns(("1", "x" * 20_000), REASON_COLUMNS)) is None
+
+
+@given(names=st.lists(st.tuples(TYPED, TYPED), max_size=5))
+def test_no_typed_text_hides_a_lemon(names: list[tuple[bytes, bytes]]) -> None:
+    rows = [*names, (b"n7", b"lemon: 3 Xids")]
+    assert "n7" in parse_lemons(b"".join(columns(row, OUT_COLUMNS) for row in rows))

@@ -11,7 +11,7 @@ from healthd.slurm.commands import CommandResult
 from healthd.slurm.told import of_command, of_look
 
 DRAIN = commands.drain("n1", "healthd: gpu_xid/79: it fell off the bus")
-REFUSED = CommandResult(1, "", "slurm_update error: Invalid node name specified\n")
+REFUSED = CommandResult(1, b"", "slurm_update error: Invalid node name specified\n")
 
 
 def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tuple[str, dict[str, Any]]]:

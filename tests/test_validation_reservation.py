@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_text import columns
 
 from healthd.slurm.commands import Argv, CommandResult
 from healthd.validation.pair import NotAPass, Role, role_of
 from healthd.validation.pairs import Judged, Suspect, Transfer, judge, suspects, transfer_of
 from healthd.validation.reservation import (
+    STATE_COLUMNS,
     Found,
     NoReservation,
     Stopped,
@@ -24,7 +26,14 @@ from healthd.validation.reservation import (
 )
 
 WANTED = Wanted(("n1", "n2"), "healthd-validate-1", "root", "healthd", 600.0, (), ((("n1", "n2"),), (("n2", "n1"),)))
-IDLE = "n1   10.0.0.1   idle\nn2   10.0.0.2   idle\n"
+
+
+def states(**nodes: tuple[str, str]) -> bytes:
+    """sinfo's table of these nodes: their address and state."""
+    return b"".join(columns((name, *shown), STATE_COLUMNS) for name, shown in nodes.items())
+
+
+IDLE = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))
 OK = CommandResult(0)
 
 
@@ -44,12 +53,12 @@ def answer(argv: Argv) -> CommandResult:
     if argv[0] == "sinfo":
         return CommandResult(0, IDLE)
     if argv[0] == "salloc":
-        return CommandResult(0, "", "salloc: Granted job allocation 42\n")
+        return CommandResult(0, b"", "salloc: Granted job allocation 42\n")
     if argv[0] == "srun" and "--pair" in argv:
         sender, receiver = argv[-1].split()[:2]
-        return CommandResult(0, labelled(transfers(sender, receiver), {"node": receiver, "transfers": []}))
+        return CommandResult(0, labelled(transfers(sender, receiver), {"node": receiver, "transfers": []}).encode())
     if argv[0] == "srun":
-        return CommandResult(0, labelled({"node": "n1", "results": []}, {"node": "n2", "results": []}))
+        return CommandResult(0, labelled({"node": "n1", "results": []}, {"node": "n2", "results": []}).encode())
     return OK
 
 
@@ -98,7 +107,7 @@ def test_the_reservation_is_longer_than_the_job_and_the_job_than_what_it_does() 
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-@pytest.mark.parametrize("said", [Stopped("enough"), CommandResult(None), CommandResult(1, "", "Invalid user id")])
+@pytest.mark.parametrize("said", [Stopped("enough"), CommandResult(None), CommandResult(1, b"", "Invalid user id")])
 def test_whatever_happens_after_it_was_begun_the_reservation_is_removed(
     at: int, said: CommandResult | Exception
 ) -> None:
@@ -109,7 +118,7 @@ def test_whatever_happens_after_it_was_begun_the_reservation_is_removed(
 
 
 def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
-    deletes = iter([CommandResult(1, "", "Requested reservation is in use")] * 3)
+    deletes = iter([CommandResult(1, b"", "Requested reservation is in use")] * 3)
     found, sent = run(lambda argv: next(deletes, OK) if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, Found)
     assert words(sent)[-3:] == ["scontrol delete", "sleep 1", "scontrol delete"]
@@ -117,7 +126,7 @@ def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
 
 
 def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None:
-    no = CommandResult(1, "", "Access/permission denied")
+    no = CommandResult(1, b"", "Access/permission denied")
     found, _ = run(lambda argv: no if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, Found)
     assert "scontrol delete ReservationName=healthd-validate-1" in found.trouble[0]
@@ -125,21 +134,23 @@ def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None
 
 @pytest.mark.parametrize("state", ["mixed", "idle+drain", "idle+reserved", "idle+maintenance", "down", "idle*"])
 def test_a_node_that_is_not_free_is_refused_before_anything_is_made(state: str) -> None:
-    shown = CommandResult(0, IDLE.replace("10.0.0.2   idle", f"10.0.0.2   {state}"))
+    shown = CommandResult(0, states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", state)))
     error, sent = run(lambda argv: shown if argv[0] == "sinfo" else answer(argv))
     assert str(error).startswith(f"n2 is {state.upper()}: each must be idle")
     assert len(sent) == 1
 
 
 def test_a_node_that_slurm_does_not_know_is_refused() -> None:
-    error, sent = run(lambda argv: CommandResult(0, "n1   10.0.0.1   idle\n") if argv[0] == "sinfo" else answer(argv))
+    error, sent = run(
+        lambda argv: CommandResult(0, states(n1=("10.0.0.1", "idle"))) if argv[0] == "sinfo" else answer(argv)
+    )
     assert str(error) == "Slurm knows no node n2"
     assert len(sent) == 1
 
 
 def test_who_told_nothing_is_named() -> None:
     def silent(argv: Argv) -> CommandResult:
-        return CommandResult(1, "", "srun: error: n2: task 1: Exited with exit code 127") if "srun" in argv else OK
+        return CommandResult(1, b"", "srun: error: n2: task 1: Exited with exit code 127") if "srun" in argv else OK
 
     found, _ = run(lambda argv: silent(argv) if argv[0] == "srun" else answer(argv))
     assert isinstance(found, Found)

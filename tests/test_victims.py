@@ -93,16 +93,37 @@ OF_ONE = Reach(pci=ONE)
 def test_a_job_is_hit_by_what_it_was_given_or_has_open_and_by_what_is_not_known(
     fault: Reach, job: OnGpus, hit: bool
 ) -> None:
-    assert is_hit(fault, job) is hit
+    assert is_hit(fault, job, 8) is hit
 
 
 def test_slurm_need_not_be_asked_where_its_answer_can_spare_nobody() -> None:
     assert is_hit_for_sure(EVERYBODY, UNKNOWN, 8)
     assert is_hit_for_sure(OF_ONE, UNKNOWN, 0), "a node without gres/gpu"
-    assert is_hit_for_sure(OF_ONE, UNKNOWN, None)
+    assert not is_hit_for_sure(OF_ONE, UNKNOWN, None), "an unknown number of GPUs is not none"
+    assert is_hit_for_sure(EVERYBODY, UNKNOWN, None)
     assert is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({ONE})), 8)
     assert not is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({OTHER})), 8)
     assert not is_hit_for_sure(ANY_GPU, UNKNOWN, 8)
+
+
+@pytest.mark.parametrize(
+    ("fault", "job", "hit"),
+    [
+        (EVERYBODY, UNKNOWN, True),
+        (ANY_GPU, UNKNOWN, False),
+        (ANY_GPU, NO_GPU, False),
+        (ANY_GPU, HAS_SOME, True),
+        (ANY_GPU, replace(UNKNOWN, has_open=frozenset({OTHER})), True),
+        (OF_ONE, UNKNOWN, False),
+        (OF_ONE, NO_GPU, False),
+        (OF_ONE, HAS_SOME, False),
+        (OF_ONE, HAS_ONE, True),
+        (Reach(pci=OTHER), HAS_ONE, False),
+        (OF_ONE, replace(HAS_SOME, has_open=frozenset({ONE})), True),
+    ],
+)
+def test_is_hit_needs_proof_if_the_number_of_gpus_is_unknown(fault: Reach, job: OnGpus, hit: bool) -> None:
+    assert is_hit(fault, job, None) is hit
 
 
 def test_why_it_is_spared_names_its_gpus() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import select
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from healthd.text import printable
 if TYPE_CHECKING:
     from healthd.config import Settings
     from healthd.fleet.answers.document import Document
-    from healthd.slurm.commands import Argv, Command, CommandResult
+    from healthd.slurm.commands import Argv
 
 WHO = "healthd fleet lemons: --apply"
 OLD_SECONDS = 86400.0  # after that a node may have been repaired, and nobody told the store
@@ -63,13 +61,14 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
 
 def answered(argv: Argv, command_seconds: float) -> str:
     """What Slurm prints. Raises Stop where it does not answer."""
+    from healthd.slurm import blocking
     from healthd.slurm.commands import Command
     from healthd.slurm.output import what_failed
 
-    result = ran(Command(argv, command_seconds))
+    result = blocking.run(Command(argv, command_seconds))
     if result.status != 0:
         raise Stop(f"{WHO}: {what_failed(argv, result)} (drained so far: none)", UNKNOWN)
-    return result.stdout
+    return result.text
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -80,7 +79,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> list[dict[str, Any]]:
     """[{node, drained, words}]. The first that Slurm does not answer for ends it: what was done is told. most: how many
     of the cluster's nodes may be out as lemons."""
-    from healthd.slurm import lemon
+    from healthd.slurm import blocking, lemon
     from healthd.slurm.output import SlurmTrouble
 
     done: list[dict[str, Any]] = []
@@ -90,7 +89,7 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
         try:
             command = next(steps)
             while True:
-                result = ran(command)
+                result = blocking.run(command)
                 sent = sent or (command.changes and result.status == 0)
                 command = steps.send(result)
         except StopIteration as end:
@@ -100,21 +99,3 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
             unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
             raise Stop(f"{WHO}: {trouble} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
-
-
-def ran(command: Command) -> CommandResult:
-    """The command, to its end or its deadline. A program that is not there is a result too."""
-    from healthd.machine.child import Child
-    from healthd.slurm.commands import ENVIRONMENT, CommandResult
-
-    deadline = time.monotonic() + command.deadline_seconds
-    started = time.time()
-    try:
-        child = Child(command.argv, deadline, time.monotonic, ENVIRONMENT)
-    except OSError as error:
-        return CommandResult(127, "", f"{command.argv[0]}: {error.strerror}", started)
-    while not child.step():
-        waits = [descriptor for descriptor, _ in child.waits()]
-        select.select(waits, [], [], max(0.0, deadline - time.monotonic()))
-    out, err = child.output()
-    return CommandResult(child.status, out, err, started, time.time() - started)

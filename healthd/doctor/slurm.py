@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from healthd.config import Settings
 from healthd.doctor.line import Line, State, absent, works
 from healthd.errors import HealthdError
-from healthd.machine.program import Ran, run_program
 from healthd.model import Mode
-from healthd.slurm import commands
+from healthd.slurm import blocking, commands
+from healthd.slurm.commands import CommandResult
 from healthd.slurm.output import parse_node
 from healthd.text import regex
 
@@ -24,13 +24,15 @@ MUNGE = "munge -n | unmunge"
 SECONDS = 10.0  # for one command
 DOCUMENT = "docs/prolog-epilog.md"
 
-Run = Callable[[tuple[str, ...]], Ran]
+Run = Callable[[tuple[str, ...]], CommandResult]
 
 
-def run(argv: tuple[str, ...]) -> Ran:
-    """As the daemon runs them, within SECONDS. Raises OSError, TimeoutError."""
-    inherited = {name: os.environ[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH") if name in os.environ}
-    return run_program(argv, SECONDS, {**inherited, **commands.ENVIRONMENT})
+def run(argv: tuple[str, ...]) -> CommandResult:
+    """Run a command as the daemon does. Raises TimeoutError after SECONDS."""
+    result = blocking.run(commands.Command(argv, SECONDS))
+    if result.status is None:
+        raise TimeoutError(f"{argv[0]}: did not end within {SECONDS:g} s")
+    return result
 
 
 def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None] = shutil.which) -> Iterator[Line]:
@@ -46,7 +48,7 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
         yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", mend)
         return
     config = _asked(run, commands.config())
-    settled = config.stdout if not isinstance(config, str) and config.status == 0 else ""
+    settled = config.text if not isinstance(config, str) and config.status == 0 else ""
     yield from _munge(run, which, settled, bad)
     if isinstance(config, str) or config.status != 0:
         why = config if isinstance(config, str) else _said(config)
@@ -59,16 +61,16 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
     yield _hooks(settled, settings)
 
 
-def _asked(run: Run, argv: tuple[str, ...]) -> Ran | str:
+def _asked(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
     """The answer, or in a sentence why there is none."""
     try:
         return run(argv)
-    except (OSError, TimeoutError) as error:
+    except TimeoutError as error:
         return str(error)
 
 
-def _said(ran: Ran) -> str:
-    lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
+def _said(ran: CommandResult) -> str:
+    lines = (ran.stderr.strip() or ran.text.strip()).splitlines()
     return lines[0][:200] if lines else f"exit status {ran.status}"
 
 

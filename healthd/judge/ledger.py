@@ -130,6 +130,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
                 dataclasses.replace(r, drained_at=move(r.drained_at), time=move(r.time)) for r in slurm.resumed
             ),
             hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
+            unsaved=dataclasses.replace(slurm.unsaved, time=move(slurm.unsaved.time)) if slurm.unsaved else None,
+            counted=dataclasses.replace(slurm.counted, time=move(slurm.counted.time)) if slurm.counted else None,
+            uncounted_since=move(slurm.uncounted_since),
         ),
         pause=dataclasses.replace(
             pause, until=moved_end(pause.until, seconds, until), given=min(move(pause.given), until + seconds)
@@ -174,6 +177,8 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
             earlier=tuple(dataclasses.replace(old, time=min(old.time, now)) for old in slurm.earlier),
             drained_at=min(slurm.drained_at, now),
             clean_since=min(slurm.clean_since, now),
+            unsaved=dataclasses.replace(slurm.unsaved, time=min(slurm.unsaved.time, now)) if slurm.unsaved else None,
+            uncounted_since=min(slurm.uncounted_since, now),
             resumed=tuple(old for old in slurm.resumed if max(old.drained_at, old.time) <= now),
         ),
     )

@@ -46,7 +46,8 @@ NEWER_FIELDS: Fields = {
     **MANY,
     "slurm": {
         **dict.fromkeys(("stamp", "earlier", "drained_at", "own_hardware", "clean_since", "clean_seconds")),
-        **dict.fromkeys(("resumed", "spared", "refused")),
+        **dict.fromkeys(("resumed", "spared", "refused", "unsaved", "counted", "uncounted_since")),
+        "lifted": {"controller": None},
     },
     "inventory": {"gpus": {"mig": None}},
     **dict.fromkeys(("whole_gpus", "outbox", "told")),
@@ -180,6 +181,8 @@ def _taken(data: Any, fields: Fields, at: Place = ()) -> Iterator[tuple[Place, A
     if isinstance(data, list):
         for number, item in enumerate(data):
             yield from _taken(item, fields, (*at, number))
+        return
+    if data is None:
         return
     for name, below in fields.items():
         if name not in data:

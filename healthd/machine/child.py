@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from healthd.machine import shortage
 from healthd.machine.oom import then_become
 
-MAX_OUTPUT_BYTES = 1 << 20
+MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = then_become()
 READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes does not hold up everything else
 
@@ -28,8 +28,10 @@ def _is_gone(pid: int) -> bool:
 
 
 class Child:
-    """argv, running, with `environment` added to ours. `step` says whether it ended, or its deadline (monotonic
-    seconds) passed: its status is None then.
+    """A running command: `argv`, with `environment` added to this process's own.
+
+    `argv` is encoded as UTF-8; a byte that is no UTF-8 is given as a lone surrogate ("surrogateescape"). `step` returns
+    True when the command ended or its deadline (monotonic seconds) passed; its status is None then.
 
     Raises OSError from the constructor if there is no such program.
     """
@@ -52,7 +54,7 @@ class Child:
         # lost file server (a PATH that begins with it is enough) would take for ever.
         try:
             self._process = subprocess.Popen(
-                (*TRAMPOLINE, *argv),
+                (*TRAMPOLINE, *(word.encode("utf-8", "surrogateescape") for word in argv)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -102,10 +104,10 @@ class Child:
         _left.add(self._process.pid)
         self._close()
 
-    def output(self) -> tuple[str, str]:
-        """Standard output and standard error."""
-        out, err = (bytes(text).decode("utf-8", "replace") for text in self._outputs.values())
-        return out, err
+    def output(self) -> tuple[bytes, str]:
+        """Return standard output as bytes and standard error as text, each up to MAX_OUTPUT_BYTES."""
+        out, err = self._outputs.values()
+        return bytes(out), err.decode("utf-8", "replace")
 
     def _read(self) -> None:
         for descriptor in list(self._open):

@@ -142,6 +142,11 @@ FAMILIES = {
     "slurm_drain_info": Family(
         ("owner", "reason"), "Always 1; the labels are whose the drain that stands is, and its Reason in Slurm."
     ),
+    "fleet_count_available": Family(
+        (),
+        "0 while a drain is wanted or set and the nodes that healthd keeps drained cannot be counted, else 1. Drains "
+        "are held then.",
+    ),
     "fleet_limit_held": Family(
         _LIMIT, "Always 1: a drain that is wanted is held back, since healthd holds as many nodes as it may."
     ),

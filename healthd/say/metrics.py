@@ -170,6 +170,7 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
         yield "slurm_drained_by", [({"owner": slurm.owner}, 1)]
         yield "slurm_drained_since_timestamp_seconds", _moment(s.drained_since)
         yield "slurm_drain_info", [({"owner": slurm.owner, "reason": slurm.node.reason if slurm.node else ""}, 1)]
+    yield "fleet_count_available", [({}, s.fleet_counted)]
     yield from _fleet_limit(s.fleet_hold)
 
 

@@ -56,6 +56,7 @@ class Snapshot:
     detection_pause: DetectionPause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
     fleet_hold: FleetHold | None = None
+    fleet_counted: bool = True
     drained_since: float = 0.0  # when the drain that stands was set, ours or another's; 0 = none, or not known
     quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0

@@ -6,16 +6,23 @@ from typing import TypeAlias
 
 from healthd.slurm.admin_comment import MAX_BYTES
 from healthd.slurm.reason import LEMON, PREFIX
+from healthd.text import printable
 from healthd.values import dataclass
 
 Argv: TypeAlias = "tuple[str, ...]"
+Columns: TypeAlias = "tuple[tuple[str, int], ...]"
 
 # Every command prints times as epoch seconds, without a time zone's repeated hour. Local times can be read too.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
+# Columns are (name, width in bytes): sinfo and squeue cut a value at that many bytes and pad it with blanks to that
+# many, the last column included (SchedMD/slurm src/sinfo/print.c, src/squeue/print.c: _print_str()). A record is the
+# columns and a newline; a value may contain newlines too.
+# Slurm does not limit the name of a partition. A name that fills the column may be cut.
+PARTITION_BYTES = 128
 # For one node sinfo prints a record for each partition; in those without it the node is counted 0 times.
 NODE_COLUMNS = (
-    *(("PartitionName", 50), ("Nodes", 9)),
+    *(("PartitionName", PARTITION_BYTES), ("Nodes", 9)),
     *(("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400), ("Gres", 400)),
 )
 JOB_COLUMNS = (
@@ -24,8 +31,11 @@ JOB_COLUMNS = (
 )
 # sinfo prints one record for nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
 FLEET_COLUMNS = (
-    *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
+    *(("PartitionName", PARTITION_BYTES), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX))),
+    ("Nodes", 9),
 )
+# The whole Reason, up to 16 KiB.
+REASON_COLUMNS = (("Nodes", 9), ("Reason", 16384))
 OUT_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
@@ -40,13 +50,22 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """status: None = the deadline passed; 127 = it could not be started (why is in stderr)."""
+    """How a command ended.
+
+    status  None = the deadline passed; 127 = it could not be started (stderr has the error)
+    stdout  bytes: Slurm pads and cuts columns by bytes, and a Reason may hold any byte but NUL
+    """
 
     status: int | None
-    stdout: str = ""
+    stdout: bytes = b""
     stderr: str = ""
     started: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Standard output as text, for output without columns of fixed width."""
+        return self.stdout.decode("utf-8", "backslashreplace")
 
 
 # --- what is read
@@ -54,17 +73,22 @@ class CommandResult:
 
 def node(name: str) -> Argv:
     """NODE_COLUMNS of one node."""
-    return ("sinfo", "-h", "-a", "-n", name, "-O", _format(NODE_COLUMNS))
+    return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
+
+
+def whole_reason(name: str) -> Argv:
+    """REASON_COLUMNS of one node."""
+    return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(REASON_COLUMNS))
 
 
 def fleet() -> Argv:
     """FLEET_COLUMNS of all nodes."""
-    return ("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
+    return ("sinfo", "-h", "-a", "-O", column_format(FLEET_COLUMNS))
 
 
 def out() -> Argv:
     """OUT_COLUMNS of the nodes that are drained or down, once for each partition of theirs."""
-    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", _format(OUT_COLUMNS))
+    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(OUT_COLUMNS))
 
 
 def all_partitions() -> Argv:
@@ -84,7 +108,7 @@ def listpids(name: str) -> Argv:
 
 def job(job_id: str) -> Argv:
     """JOB_COLUMNS of one job, also of one that has ended."""
-    return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", _format(JOB_COLUMNS))
+    return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", column_format(JOB_COLUMNS))
 
 
 def job_gres(job_id: str) -> Argv:
@@ -108,16 +132,22 @@ def gres_conf(most_bytes: int) -> Argv:
     return ("sh", "-c", _GRES_CONF, "sh", str(most_bytes))
 
 
+def shown(text: str) -> str:
+    """Return a word of a command for a log or the stream: on one line, without lone surrogates."""
+    return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+
+
 def change_of(argv: Argv) -> tuple[str, str]:
-    """What a command changes: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
+    """Return what a command changes: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
     if argv[1] in ("requeue", "requeuehold"):
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
-        return "drain", argv[-1].removeprefix("Reason=")
+        return "drain", shown(argv[-1].removeprefix("Reason="))
     return ("resume", "") if "State=UNDRAIN" in argv else ("", "")
 
 
-def _format(columns: tuple[tuple[str, int], ...]) -> str:
+def column_format(columns: Columns) -> str:
+    """Return the argument of `-O` for these columns."""
     return ",".join(f"{name}:{width}" for name, width in columns)
 
 

@@ -15,7 +15,7 @@ from healthd.config import Settings
 from healthd.guard import SLURM, drop, words
 from healthd.machine.child import Child
 from healthd.model import SlurmMemory, SlurmStatus, Verdict
-from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult, shown
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.policy import Policy
@@ -149,12 +149,12 @@ class SlurmDriver:
                     self._start(step)
                     return None
                 except OSError as error:
-                    missing = CommandResult(127, "", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
+                    missing = CommandResult(127, b"", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
                     step = self._steps.send(self._counted(missing))
         except StopIteration as end:
             return self._ended(end.value)
         except Exception as error:  # over what Slurm said: at a later look it may say something else
-            drop(SLURM, error, result.stdout if result else "")
+            drop(SLURM, error, result.text if result else "")
             trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
             return self._ended(ReconcileReport(self._memory, trouble=trouble))
 
@@ -172,7 +172,7 @@ class SlurmDriver:
     def _start(self, command: Command) -> None:
         self._command = command
         if command.changes:
-            log.info("running: %s", " ".join(command.argv))
+            log.info("running: %s", shown(" ".join(command.argv)))
         deadline = self._monotonic() + command.deadline_seconds
         self._child = Child(command.argv, deadline, self._monotonic, ENVIRONMENT)
 

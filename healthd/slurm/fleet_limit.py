@@ -1,45 +1,52 @@
-"""Whether the fleet can spare this node: pure. One bad shared thing must not drain the cluster. look.py counts.
+"""Fleet limit: how many nodes healthd may keep drained at the same time. Pure functions; look.py does the counting.
 
-the causes of a new drain       what happens
-------------------------------  ------------------------------------------------------------------------------
-one is this node's own          at once, if healthd holds fewer nodes than the second, higher limit
-(a GPU off the bus)
-all may be shared with others   first a wait of random length, so that no thousand nodes count in one second; then
-(file server, service, fabric,  it drains if healthd holds fewer nodes than the limit. Else it is held: it looks
-driver)                         again after waits that double
+A fault of the node's own hardware (a GPU off the bus) drains at once while healthd keeps fewer nodes drained than the
+higher limit. A fault that other nodes may share (file server, service, fabric, driver) first waits for a random time,
+so that thousands of nodes do not query slurmctld in the same second, and then drains while there is room under the
+lower limit. Otherwise the drain is held and retried with exponential backoff.
 
-Nodes that count at the same moment may all see room for one more. So each, once drained, counts again the nodes
-whose drain is not younger than its own, by slurmctld's clock. If they are more than the limit, it takes its drain
-back. The last node that stays has counted all others that stay: so never more stay than the limit.
+Nodes that count at the same moment may all see room for one more. Each node therefore counts again after its drain,
+including only drains that are at least as old as its own by slurmctld's clock, and takes its drain back if the limit is
+exceeded. The last node that stays has counted all others that stay, so the limit is never exceeded for long.
 
-A drain that was counted again is never lifted by the limit, and a drain of somebody else needs no count.
+If the fleet cannot be counted (sinfo fails, its table cannot be read), the limit must not be off:
+
+- A stored count stands in for RECENT_SECONDS. Only counts that gave no room, or that confirmed a drain of this node,
+  are stored. Nodes count only when they want to drain, so the nodes that find room in a stored count are nodes whose
+  drain was within the limit and has been resumed since: never more than the limit, however many want to drain.
+- Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
+  CRITICAL fault of the node's own hardware drains without a count.
+- Jobs are requeued only after a count that was made after the drain.
+
+The limit never lifts a drain that has passed the second count. Drains made by other tools are not counted.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 
 from healthd.config import FleetLimits
-from healthd.model import LONGEST_HOLD_SECONDS, Condition, FleetHold, SlurmMemory
-from healthd.values import dataclass
+from healthd.model import (
+    LONGEST_HOLD_SECONDS,
+    Condition,
+    FleetCount,
+    FleetHold,
+    PartitionCount,
+    Severity,
+    SlurmMemory,
+)
 
 # A count takes 13 ms of slurmctld's time at 10,000 nodes. Five nodes a second count, and those that drain twice.
 SECONDS_A_NODE = 0.2
 SHORTEST_HOLD_SECONDS = 60.0
 # A node that is later than this (slurmctld was away, daemons were stopped) is not alone: all spread out anew.
 LATE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionCount:
-    """`drained`: the nodes of the partition that healthd holds drained."""
-
-    name: str
-    nodes: int
-    drained: int
+# How long a stored count stands in for one that fails: a slurmctld that restarts or is busy is back by then.
+RECENT_SECONDS = 600.0
 
 
 def is_own_hardware(causes: Iterable[Condition]) -> bool:
@@ -121,11 +128,44 @@ def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
 
+def stored(count: Sequence[PartitionCount], now: float) -> FleetCount:
+    return FleetCount(now, tuple(count))
+
+
+def stand_in(memory: SlurmMemory, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
+    """Return the stored count if it is recent and of these partitions, else nothing.
+
+    It includes this node's own earlier drain, so it shows at most the room that there was."""
+    count = memory.counted
+    if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
+        return ()
+    return count.partitions if {each.name for each in count.partitions} == set(partitions) else ()
+
+
+def uncounted_drain_at(memory: SlurmMemory, node_name: str, limits: FleetLimits) -> float:
+    """Return when a drain may be set without a count (epoch seconds), for a count that fails since `uncounted_since`.
+
+    The random part keeps nodes that fail together from draining in the same minute."""
+    wait = limits.uncounted_drain_after_seconds
+    return memory.uncounted_since + wait * (1.0 + chance(node_name, memory.uncounted_since))
+
+
+def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
+    """Return True if one of the causes is a CRITICAL fault of the node's own hardware."""
+    return any(not cause.shared_cause and cause.severity >= Severity.CRITICAL for cause in causes)
+
+
 def is_withheld(causes: Sequence[Condition], memory: SlurmMemory) -> bool:
-    """Whether these causes must not keep jobs away (yet): a shared cause only where a drain stands and was counted."""
+    """Return True if the prolog must let jobs start although a drain is wanted for these causes.
+
+    A prolog that refuses a job makes slurmctld drain the node, so it must not refuse while the limit holds the drain. A
+    shared cause keeps jobs away only once its drain stands and was counted.
+    """
+    stands = bool(memory.reason or memory.overruled or memory.adopted)
     if is_own_hardware(causes):
-        return memory.hold is not None and memory.hold.own_hardware
-    return memory.uncounted or not (memory.reason or memory.overruled or memory.adopted)
+        held_by_limit = memory.hold is not None and memory.hold.own_hardware
+        return held_by_limit or (memory.uncounted_since > 0 and not stands)
+    return memory.uncounted or not stands
 
 
 def is_late(hold: FleetHold, now: float) -> bool:
@@ -140,3 +180,12 @@ def why(hold: FleetHold) -> str:
         f"held by the fleet limit: healthd holds {hold.drained} of the {hold.nodes} nodes of partition "
         f"{hold.partition}, and for {kind} it may hold {hold.limit}"
     )
+
+
+def why_uncounted(memory: SlurmMemory, causes: Sequence[Condition], node_name: str, limits: FleetLimits) -> str:
+    """Return why a drain is held while the fleet cannot be counted."""
+    held_because = "held by the fleet limit: the nodes that healthd keeps drained cannot be counted"
+    if not may_drain_uncounted(causes):
+        return held_because
+    at = datetime.fromtimestamp(uncounted_drain_at(memory, node_name, limits), timezone.utc)
+    return f"{held_because}; if that lasts, this node is drained at {at:%H:%M:%S} UTC, without a requeue"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from healthd.model import Gpu
@@ -25,6 +26,7 @@ Given: TypeAlias = "tuple[str, ...]"
 MOST = 1024  # no node has so many GPUs, MIG devices included
 SHARES = ("mps", "shard")
 _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
+_RECORD = regex(r"^JobId=[0-9]+ ", re.MULTILINE)
 _DETAIL = regex(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _RANGE = regex(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PART = regex(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -34,34 +36,41 @@ _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def gpus_of_node(gres: str) -> int | None:
-    """How many gres/gpu sinfo's Gres ("gpu:h100:8(S:0-1),shard:32") has; None: it does not say."""
+    """Return how many gres/gpu sinfo's Gres ("gpu:h100:8(S:0-1),shard:32") has that Slurm gives to jobs.
+
+    GPUs marked no_consume count as none: Slurm gives them to every job. None: the text is no Gres or has no number.
+    """
     if gres == "(null)":
         return 0
     total = 0
     entries = list(_entries(gres))
     for name, words, _ in entries:
         if name == "gpu":
-            if "no_consume" in words or not words or not regex("[0-9]{1,4}").fullmatch(words[-1]):
+            if "no_consume" in words:
+                continue
+            if not words or not regex("[0-9]{1,4}").fullmatch(words[-1]):
                 return None
             total += int(words[-1])
     return total if entries else None
 
 
 def gpus_of_one_type(gres: str) -> int | None:
-    """The same where one entry names them all, else None: which of several types Slurm numbers first sinfo does not
-    tell, and slurm.conf and gres.conf may list them in two orders."""
+    """Return the same if one entry names them all, else None: sinfo does not show which of several types Slurm numbers
+    first, and slurm.conf and gres.conf may list them in two orders."""
     return gpus_of_node(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
 
 
 def given_in(text: str, job_id: str, node: str) -> Given | None:
-    """What `scontrol -d -o show job` says that the job has on this node; None: it does not say, or says two things.
+    """Return what `scontrol -d -o show job` shows that the job has on this node; None if that is missing or ambiguous.
 
-    A job's name and comment stand in the same line and may read like anything: then it says two things.
+    A job's name and comment are in the same record, may hold newlines and may read like anything: then it is ambiguous.
     """
-    records = [line for line in text.splitlines() if line.startswith(f"JobId={job_id} ")]
-    if len(records) != 1:
+    starts = [match.start() for match in _RECORD.finditer(text)]
+    found = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    of_job = [record for record in found if record.startswith(f"JobId={job_id} ")]
+    if len(of_job) != 1:
         return None
-    here = [gres for hosts, gres in _DETAIL.findall(records[0]) if in_hostlist(node, hosts)]
+    here = [gres for hosts, gres in _DETAIL.findall(of_job[0]) if in_hostlist(node, hosts)]
     return _numbers(here[0]) if len(here) == 1 else None
 
 

@@ -100,7 +100,7 @@ class JobAtSource:
             pass  # no Slurm here: no job either
 
     def _told(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
-        processes = parse_processes(child.output()[0]) if child.status == 0 else {}
+        processes = parse_processes(child.output()[0].decode("utf-8", "replace")) if child.status == 0 else {}
         asked = [event for event in events if event.sequence in self._asked]
         minors = {nodes[event.pci] for event in asked if event.pci in nodes}
         return self._jobs_of(asked, nodes, processes, jobs_holding(minors, processes, self._root))

@@ -108,7 +108,7 @@ class _Looking:
     name: str
     command_seconds: float
 
-    def read(self, argv: Argv, changes: bool = False) -> Steps[str]:
+    def read(self, argv: Argv, changes: bool = False) -> Steps[bytes]:
         result = yield Command(argv, self.command_seconds, changes)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))

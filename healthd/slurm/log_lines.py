@@ -14,8 +14,8 @@ from healthd.judge.log_lines import Line
 from healthd.model import Condition, FleetHold, Severity
 from healthd.slurm import fleet_limit
 from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.policy import PROLOG_ERROR
 from healthd.slurm.reason import head, parse_reason
+from healthd.slurm.slurm_reasons import PROLOG_ERROR
 
 
 class Cause(NamedTuple):

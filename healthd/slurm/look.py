@@ -8,15 +8,16 @@ In Slurm the last writer of a reason wins. So the node is read again right befor
 since; if somebody else was faster, all is decided anew.
 
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
-change 1 (a drain, a resume, a comment on a job, a requeue). The jobs on the node come from its own slurmstepds, which
-answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it did not, they are 3
-RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the fleet before and
-after a new drain (fleet_limit.py).
+change 1 (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more for the identity of the
+slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The jobs on the node come from its
+own slurmstepds, which answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it
+did not, they are 3 RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the
+fleet before and after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,18 +32,19 @@ from healthd.model import (
     FleetHold,
     Leave,
     NodeState,
+    PartitionCount,
     Requeue,
     Requeued,
     Resume,
     Severity,
     SlurmMemory,
     Spared,
+    Unsaved,
     Verdict,
 )
 from healthd.slurm import commands, flapping, fleet_limit
 from healthd.slurm.admin_comment import admin_comment
 from healthd.slurm.commands import Argv, Command, CommandResult
-from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.gres import Given, given_in
 from healthd.slurm.gres_conf import MOST_BYTES, ascends
 from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
@@ -50,17 +52,20 @@ from healthd.slurm.output import (
     Job,
     SlurmTrouble,
     has_no_steps,
+    is_invalid_state,
     is_refused,
     is_slurm_away,
     is_unknown_job,
     never_arrived,
     parse_cluster_size,
+    parse_controller,
     parse_fleet,
     parse_job,
     parse_listpids,
     parse_node,
     parse_processes,
     parse_slurmctld_start,
+    parse_whole_reason,
     what_failed,
 )
 from healthd.slurm.policy import (
@@ -86,6 +91,7 @@ from healthd.slurm.policy import (
     remember,
     settled_by_now,
     taken_back,
+    unsaved_by,
 )
 from healthd.slurm.reason import parse_reason, reason
 from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
@@ -171,7 +177,7 @@ def reconcile(
                 return resumed
             with suppress(Overtaken):
                 yield from look.act(verdict)
-                return look.report(verdict)
+                return look.report(verdict, trouble=look.no_count)
         raise SlurmTrouble("others change the node each time that healthd is about to")
     except SlurmTrouble as error:
         return look.report(verdict, trouble=str(error))
@@ -210,7 +216,10 @@ class _Look:
         self.spared: list[tuple[str, str]] = []
         self.hit: set[str] = set()  # jobs to be requeued
         self.gres_conf: str | None = None  # not read yet
+        self.controller: str | None = None  # not read yet
         self.lifted = False
+        self.all_drains: list[PartitionCount] = []  # the last count of this look
+        self.no_count = ""  # why the fleet cannot be counted
         self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
@@ -246,7 +255,7 @@ class _Look:
         now = self.now
         if is_gone(self.node, memory):
             lost = is_lost_for_sure(self.node, memory, self.boot_id, self.policy, now())
-            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at))
+            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at, unsaved_by(memory)))
             at = now()
             self.memory = forget(memory, self.node, at)
             if is_resume_under_way(memory, self.policy, at):
@@ -262,7 +271,7 @@ class _Look:
                     acknowledged_before=memory.confirmed_at,
                 )
             self.memory = replace(self.memory, hold=fleet_limit.no_wait(now()))
-        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time)):
+        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time, old.controller)):
             self.memory = taken_back(memory, old, now())
         self.memory = settled_by_now(remember(self.memory, self.node, self.boot_id, now()), now())
         return None
@@ -278,6 +287,8 @@ class _Look:
             yield from self.drain(self.decision, known)
             self.decision = yield from self.counted_again(self.decision, verdict)
         if isinstance(self.decision, Drain):
+            if self.memory.uncounted:  # no requeue before a count
+                self.decision = replace(self.decision, requeue=False)
             if self.decision.requeue:
                 yield from self.requeue(verdict)
         elif isinstance(self.decision, Resume):
@@ -301,21 +312,30 @@ class _Look:
         assert result is not None, "a Command is answered with a CommandResult"
         return result
 
-    def read(self, argv: Argv) -> Steps[str]:
+    def read(self, argv: Argv) -> Steps[CommandResult]:
         result = yield from self.run(argv)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
-        return result.stdout
+        return result
 
     def read_node(self) -> Steps[NodeState]:
-        text = yield from self.read(commands.node(self.node_name))
-        self.node = refused_here(parse_node(text, self.node_name), self.refusals(), self.memory)
+        table = yield from self.read(commands.node(self.node_name))
+        self.node = refused_here(parse_node(table.stdout, self.node_name), self.refusals(), self.memory)
         self.is_fresh = True
         return self.node
 
-    def slurmctld_lost_it(self, since: float) -> Steps[bool]:
-        text = yield from self.read(commands.config())
-        return is_lost_by_slurmctld(since, parse_slurmctld_start(text))
+    def slurmctld_lost_it(self, since: float, controller: str) -> Steps[bool]:
+        text = (yield from self.read(commands.config())).text
+        self.controller = parse_controller(text)
+        return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
+
+    def read_controller(self) -> Steps[str]:
+        """Return which slurmctld answers, read at most once a look; "" if that cannot be read, which stops nothing."""
+        if self.controller is None:
+            self.controller = ""
+            with suppress(SlurmTrouble):
+                self.controller = parse_controller((yield from self.read(commands.config())).text)
+        return self.controller
 
     # the fleet
 
@@ -323,7 +343,9 @@ class _Look:
         """`wanted`; a new drain only if the fleet can spare this node by now, else Leave."""
         assert self.node is not None
         if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
-            self.memory = replace(self.memory, hold=None)
+            is_counted = not (self.memory.uncounted and isinstance(wanted, Drain))
+            since = 0.0 if is_counted else self.memory.uncounted_since
+            self.memory = replace(self.memory, hold=None, uncounted_since=since)
             return wanted
         self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
@@ -335,11 +357,27 @@ class _Look:
         if hold is not None and fleet_limit.must_wait(hold, own, now):
             return self.hold_back(hold, wanted)
         self.memory = replace(self.memory, hold=hold)  # also if the count fails now: the wait is over
-        count = yield from self.strictest(own)
-        if count is not None and not fleet_limit.has_room(count, limits, own):
-            return self.hold_back(fleet_limit.held(hold, count, limits, own, self.node_name, self.now()), wanted)
+        counts: Sequence[PartitionCount] | None = yield from self.count(own)
+        if counts is None:
+            counts = fleet_limit.stand_in(self.memory, self.node.partitions, self.now())
+        if not counts:
+            if not self.is_uncounted_drain_due(verdict):
+                why = fleet_limit.why_uncounted(self.memory, verdict.causes, self.node_name, limits)
+                return Leave(why, would=describe(wanted))
+        elif not fleet_limit.has_room(strictest := fleet_limit.strictest(counts, limits, own), limits, own):
+            self.store_count()
+            return self.hold_back(fleet_limit.held(hold, strictest, limits, own, self.node_name, self.now()), wanted)
         self.memory = replace(self.memory, uncounted=True)
         return wanted
+
+    def is_uncounted_drain_due(self, verdict: Verdict) -> bool:
+        due = fleet_limit.uncounted_drain_at(self.memory, self.node_name, self.policy.fleet)
+        return fleet_limit.may_drain_uncounted(verdict.causes) and self.now() >= due
+
+    def store_count(self) -> None:
+        """Keep the count of this look, with all drains, to stand in for a later one."""
+        if not self.no_count:
+            self.memory = replace(self.memory, counted=fleet_limit.stored(self.all_drains, self.now()))
 
     def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
         """Count again, now that all see our drain. If others took the last room in the same moment, it is lifted."""
@@ -348,9 +386,11 @@ class _Look:
             self.memory = replace(self.memory, uncounted=False)
             return done
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
-        count = yield from self.strictest(own, until=self.node.reason_time)
-        if count is None:
+        counts = yield from self.count(own, until=self.node.reason_time)
+        if counts is None:
             return done  # the next look counts
+        self.store_count()
+        count = fleet_limit.strictest(counts, limits, own)
         if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
             self.memory = replace(self.memory, uncounted=False, hold=None)
             return done
@@ -363,22 +403,29 @@ class _Look:
         self.memory = replace(self.memory, hold=hold)
         return Leave(fleet_limit.why(hold), would=describe(wanted))
 
-    def strictest(self, own_hardware: bool, until: float = float("inf")) -> Steps[PartitionCount | None]:
-        """The partition of this node with the least room, counting drains up to `until`. None: Slurm cannot
-        tell, and a fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
+    def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
+        """Count the fleet: this node's partitions, with healthd's drains up to `until`.
+
+        None: it cannot be counted, as `no_count` then explains. Raises SlurmTrouble instead for a shared cause, which
+        waits for a count."""
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
-            counts = parse_fleet(table, self.node.partitions, until)
-        except SlurmTrouble:
+            counts = parse_fleet(table.stdout, self.node.partitions, until)
+            self.all_drains = parse_fleet(table.stdout, self.node.partitions, float("inf"))
+        except SlurmTrouble as error:
+            self.memory = replace(self.memory, uncounted_since=self.memory.uncounted_since or self.now())
+            self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"
             if not own_hardware:
-                raise
+                raise SlurmTrouble(self.no_count) from None
             return None
-        return fleet_limit.strictest(counts, self.policy.fleet, own_hardware)
+        self.no_count = ""
+        self.memory = replace(self.memory, uncounted_since=0.0)
+        return counts
 
     def cluster_size(self) -> Steps[int]:
         """How many nodes the largest partition has; no node is read."""
-        return parse_cluster_size((yield from self.read(commands.all_partitions())))
+        return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
 
@@ -388,7 +435,8 @@ class _Look:
         assert self.node is not None
         if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
             return
-        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now())
+        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
+        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now(), unsaved=unsaved)
         yield Remember(self.memory)
         yield from self.read_again(known)
         argv = commands.drain(self.node_name, wanted.reason)
@@ -396,20 +444,27 @@ class _Look:
         if whose is Owner.NOBODY:
             raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
         if whose is not Owner.OURS:
-            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False)
+            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False, unsaved=None)
             raise Overtaken
 
     def resume(self) -> Steps[None]:
         assert self.node is not None
         before, known, argv = self.node, self.memory, commands.undrain(self.node_name)
-        self.memory = replace(known, resumed_at=self.now())
+        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
+        self.memory = replace(known, resumed_at=self.now(), unsaved=unsaved)
         yield Remember(self.memory)
         yield from self.read_again(known)
         result = yield from self.run(argv, changes=True)
         if is_refused(result):
             self.memory = known
-        whose = yield from self.read_back(argv, result)
+        if is_invalid_state(result):
+            whose = yield from self.read_owner()
+        else:
+            whose = yield from self.read_back(argv, result)
         if whose is Owner.OURS:
+            if result.status != 0:
+                self.memory = known
+                raise SlurmTrouble(what_failed(argv, result))
             raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
         self.memory = replace(self.memory, resumed_at=0.0)
         if whose is not Owner.NOBODY:
@@ -418,9 +473,16 @@ class _Look:
         self.memory = forget(self.memory, before, self.now())
         self.lifted = True
         if theirs:  # from 24.11 on a resume leaves the words, also those that came after our last reading
-            argv = commands.drain(self.node_name, theirs)
+            argv = commands.drain(self.node_name, (yield from self.exact_reason(theirs)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
             raise Overtaken
+
+    def exact_reason(self, displayed: str) -> Steps[str]:
+        """Return the node's Reason byte for byte, to write it back; `displayed` if that cannot be read."""
+        with suppress(SlurmTrouble):
+            table = yield from self.read(commands.whole_reason(self.node_name))
+            return parse_whole_reason(table.stdout) or displayed
+        return displayed
 
     def read_again(self, known: SlurmMemory) -> Steps[None]:
         """Right before a change, read the node once more if anything was asked since: the last writer wins, and Slurm
@@ -432,9 +494,13 @@ class _Look:
             raise Overtaken
 
     def read_back(self, argv: Argv, result: CommandResult) -> Steps[Owner]:
-        """Read the node again after this change of it: whose drain stands now."""
+        """Read the node again after a change of it and return whose drain it has now."""
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
+        return (yield from self.read_owner())
+
+    def read_owner(self) -> Steps[Owner]:
+        """Read the node and return whose drain it has now."""
         node = yield from self.read_node()
         self.memory = remember(self.memory, node, self.boot_id, self.now())
         return owner(node, self.memory)
@@ -448,15 +514,15 @@ class _Look:
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count("\n") < 2:  # no more than the table's head
+            if result.stdout.count(b"\n") < 2:  # no more than the table's head
                 raise SlurmTrouble(what_failed(argv, result))
             # A slurmstepd has died or just ends: 22.05 fails, but prints the jobs of the others.
             self.refused, self.jobs_left = what_failed(argv, result), True
         by_part = self.policy.requeue is Requeue.PART
-        open_by = self.gpus.open_by(parse_processes(result.stdout) if by_part else {})
+        open_by = self.gpus.open_by(parse_processes(result.text) if by_part else {})
         known = {run.id: run for run in self.memory.spared} if by_part else {}
         self.memory = replace(self.memory, spared=())
-        for job_id in parse_listpids(result.stdout):
+        for job_id in parse_listpids(result.text):
             before = known.get(job_id)
             if before:
                 yield from self.read_gres_conf(before.given)
@@ -495,21 +561,26 @@ class _Look:
         if given is None:
             given = yield from self.ask_given(job.id)
         if given is None:
+            assert self.node is not None
+            if self.node.gpus is None:
+                self.spared.append((job.name, "neither its GPUs nor the node's number of GPUs in Slurm are known"))
+                return []
             return timely
         yield from self.read_gres_conf(given)
         run = Spared(job.id, job.name, job.start, given, "")
         if not (faults := self.faults_on(run, on, verdict)):
-            self.spare(replace(run, why=on_which(self.with_given(on, given))))
+            self.spare(replace(run, why=self.why_spared(self.with_given(on, given))))
         return faults
 
     def faults_on(self, run: Spared, on: OnGpus, verdict: Verdict) -> list[Condition]:
         """The faults that hit a run of a job whose GPUs are known."""
+        assert self.node is not None
         known = self.with_given(on, run.given)
         return [
             cause
             for cause in _critical(verdict)
             if _is_victim_of(run.start, cause, verdict)
-            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known))
+            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known, self.node.gpus))
         ]
 
     def is_sure(self, cause: Condition, job_id: str, on: OnGpus) -> bool:
@@ -525,6 +596,12 @@ class _Look:
     def reach(self, cause: Condition) -> Reach:
         return reach(cause, self.gpus.known, self.gpus.inventory.devices)
 
+    def why_spared(self, on: OnGpus) -> str:
+        assert self.node is not None
+        if self.node.gpus is None and on.has_given and on.given is None:
+            return "which GPUs it has is not known: the node's number of GPUs in Slurm could not be read"
+        return on_which(on)
+
     def spare(self, run: Spared) -> None:
         self.spared.append((run.name, run.why))
         self.memory = replace(self.memory, spared=(*self.memory.spared, run))
@@ -535,13 +612,13 @@ class _Look:
         result = yield from self.run(argv)
         if is_slurm_away(result):
             raise SlurmTrouble(what_failed(argv, result))
-        return given_in(result.stdout, job_id, self.node_name) if result.status == 0 else None
+        return given_in(result.text, job_id, self.node_name) if result.status == 0 else None
 
     def read_gres_conf(self, given: Given) -> Steps[None]:
         """Read it, once a look, where Slurm names GPUs by its numbers. What cannot be read is as good as none."""
         if self.gres_conf is None and any(map(is_decimal, given)):
             result = yield from self.run(commands.gres_conf(MOST_BYTES))
-            self.gres_conf = result.stdout if result.status == 0 else ""
+            self.gres_conf = result.text if result.status == 0 else ""
 
     def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:
         """Tell the job's user, before the requeue ends this run of it. Best effort: if it fails all goes on."""

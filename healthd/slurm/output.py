@@ -1,4 +1,9 @@
-"""Reads what Slurm's commands print: pure. Any text gives an answer or one sentence (SlurmTrouble), no other error."""
+"""Parsers for the output of Slurm's commands. Pure: any input gives a value or one SlurmTrouble, never another error.
+
+Tables come from sinfo and squeue with columns of a fixed width in bytes (commands.py). They are parsed as bytes: a
+record is found by its length and a value by its offset, so no text that a person typed into Slurm (a Reason, a comment,
+the name of a partition) can move another value or end a record.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,19 @@ from collections.abc import Collection
 from datetime import datetime
 
 from healthd.errors import HealthdError
-from healthd.model import NodeState
+from healthd.model import NodeState, PartitionCount
 from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, OUT_COLUMNS, Argv, CommandResult
-from healthd.slurm.fleet_limit import PartitionCount
+from healthd.slurm.commands import (
+    FLEET_COLUMNS,
+    JOB_COLUMNS,
+    NODE_COLUMNS,
+    OUT_COLUMNS,
+    PARTITION_BYTES,
+    REASON_COLUMNS,
+    Argv,
+    Columns,
+    CommandResult,
+)
 from healthd.slurm.gres import gpus_of_node, gpus_of_one_type
 from healthd.slurm.policy import TAKEN
 from healthd.slurm.reason import LEMON, PREFIX
@@ -19,15 +33,16 @@ from healthd.values import dataclass
 
 # These become words of a command. A name is "12", "12_3" or "20+1".
 _JOB_ID = regex("[0-9]{1,10}")
-_JOB_NAME = regex("[0-9][!-~]*")
-_NODE_WIDTH = sum(width for _, width in NODE_COLUMNS)
+_JOB_NAME = regex(r"[0-9][0-9_+,%\[\]-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job on this node. `name` is what scontrol requeues: "12", "12_3" for one task of an array (the plain number
-    would be the whole array), the leader's number for a part of a heterogeneous job.
-    `comment`: None = it cannot be read whole.
+    """A job on this node.
+
+    name     the argument for `scontrol requeue`: "12"; "12_3" for one task of an array (the plain number would be the
+             whole array); the leader's number for a component of a heterogeneous job
+    comment  the AdminComment; None if it cannot be written back unchanged
     """
 
     id: str
@@ -41,103 +56,135 @@ class Job:
 
 
 class SlurmTrouble(HealthdError):
-    """One sentence about Slurm."""
+    """A problem with Slurm, described in one sentence."""
 
 
 class NoSuchNode(SlurmTrouble):
-    """Slurm answered, and has no node of this name."""
+    """Slurm answered and has no node with this name."""
 
 
-def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
-    """The values of the first record. Columns have fixed widths, so that no value can be taken for a separator."""
-    values, at = [], 0
-    for _, width in columns:
-        values.append(" ".join(text[at : at + width].split()))
-        at += width
-    return values
+def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[bytes]]:
+    """Split a table into records and these into values, without the padding.
+
+    Raises SlurmTrouble if `data` is not a whole number of records: the output was cut or has another format.
+    """
+    width = sum(size for _, size in columns)
+    starts = range(0, len(data), width + 1)
+    if any(data[start + width : start + width + 1] != b"\n" for start in starts):
+        raise SlurmTrouble(f'{command} printed no whole table: "{_short(data)}"')
+    found = []
+    for start in starts:
+        values, at = [], start
+        for _, size in columns:
+            values.append(data[at : at + size].rstrip(b" "))
+            at += size
+        found.append(values)
+    return found
+
+
+def _text(value: bytes) -> str:
+    r"""Decode a value for display and comparison: bytes that are no UTF-8 as \xff, each run of blanks as one blank."""
+    return " ".join(value.decode("utf-8", "backslashreplace").split())
 
 
 def _number(text: str) -> int | None:
-    """None: Slurm prints no such number; its numbers have 64 bits (int() raises at 5,000 digits)."""
+    """Parse a decimal number of Slurm's, at most 64 bits wide (int() raises at 5,000 digits); None if it is none."""
     return int(text) if regex("[0-9]{1,20}").fullmatch(text) else None
 
 
-def parse_node(text: str, name: str) -> NodeState:
-    """sinfo's NODE_COLUMNS. Raises SlurmTrouble."""
-    starts = [0, *(found.end() for found in regex("\n").finditer(text))]
-    # Not line by line: a Reason may hold a line end. What comes after it is no record, and has no number of nodes.
-    records = [_split(text[start : start + _NODE_WIDTH], NODE_COLUMNS) for start in starts]
-    here = [record for record in records if _number(record[1])]
-    if not here and (not text.strip() or any(record[1] == "0" for record in records)):
+def parse_node(data: bytes, name: str) -> NodeState:
+    """Parse the NODE_COLUMNS of one node. Raises SlurmTrouble, NoSuchNode."""
+    table = records(data, NODE_COLUMNS)
+    counts = [_number(_text(record[1])) for record in table]
+    if any(count is None for count in counts):
+        raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(data)}"')
+    here = [record for record, count in zip(table, counts, strict=True) if count]
+    if not here:
         raise NoSuchNode(f'Slurm has no node "{name}" in any partition')
-    _, _, state, since, user, why, _ = here[0] if here else [""] * len(NODE_COLUMNS)
+    _, _, state, since, user, reason, _ = map(_text, here[0])
     # up to 20.x "*" and the like stand inside the state: "down*+drain"
-    words = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
-    if not all(regex(r"[A-Z_]+").fullmatch(word) for word in words):
-        raise SlurmTrouble(f'sinfo printed no node state: "{_short(text)}"')
-    if why == "none" and since in ("Unknown", ""):
-        why = ""
-    reason_user = "" if user == "Unknown" else regex(r"\(\d+\)$").sub("", user)
-    partitions = frozenset(record[0] for record in here)
-    gres = next(
-        (_last_column(text[start:]) for start, record in zip(starts, records, strict=True) if _number(record[1])), ""
-    )
-    number, of_one_type = gpus_of_node(gres), gpus_of_one_type(gres)
-    since_then = _time(since)
+    flags = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
+    if not all(regex(r"[A-Z_]+").fullmatch(word) for word in flags):
+        raise SlurmTrouble(f'sinfo printed no node state: "{_short(data)}"')
+    if reason == "none" and since in ("Unknown", ""):
+        reason = ""
+    gres = _whole(here[0][-1], NODE_COLUMNS[-1][1])
     return NodeState(
-        name, frozenset(words), why, reason_user, since_then, partitions, number, gpus_of_one_type=of_one_type
+        name,
+        frozenset(flags),
+        reason,
+        reason_user="" if user == "Unknown" else regex(r"\(\d+\)$").sub("", user),
+        reason_time=_time(since),
+        partitions=frozenset(_text(record[0]) for record in here),
+        gpus=None if gres is None else gpus_of_node(gres),
+        gpus_of_one_type=None if gres is None else gpus_of_one_type(gres),
     )
 
 
-def _last_column(text: str) -> str:
-    """The last of NODE_COLUMNS, behind a reason that is cut and padded by bytes; "" if it is not whole."""
-    start, width = _NODE_WIDTH - NODE_COLUMNS[-1][1], NODE_COLUMNS[-1][1]
-    column = text[:_NODE_WIDTH].encode(errors="replace")[start : start + width].decode(errors="replace")
-    return column.strip() if column[-1:] in (" ", "\n") else ""
+def _whole(value: bytes, width: int) -> str | None:
+    """Return the text of a value, or None if it fills its column and may have been cut."""
+    return _text(value) if len(value) < width else None
 
 
-def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """sinfo's FLEET_COLUMNS for these partitions: how many nodes each has, and how many of them healthd (a daemon, or
-    `fleet lemons --apply`) has drained up to `until`. The state decides: from 24.11 on a reason outlives its drain. If
-    Slurm has replaced the words of our drain ("Kill task failed"), it looks from here like Slurm's own and is not
-    counted. Raises SlurmTrouble."""
+def parse_whole_reason(data: bytes) -> str | None:
+    """Parse REASON_COLUMNS: the Reason exactly as it was written, for writing it back; None if it may have been cut.
+
+    Bytes that are no UTF-8 are lone surrogates ("surrogateescape"). Raises SlurmTrouble.
+    """
+    reasons = {reason for nodes, reason in records(data, REASON_COLUMNS) if _number(_text(nodes))}
+    if len(reasons) != 1:
+        raise SlurmTrouble(f'sinfo printed no reason of one node: "{_short(data)}"')
+    (reason,) = reasons
+    return reason.decode("utf-8", "surrogateescape") if len(reason) < REASON_COLUMNS[-1][1] else None
+
+
+def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
+    """Parse FLEET_COLUMNS: the size of each of these partitions, and how many of its nodes healthd has drained.
+
+    healthd is a daemon or `fleet lemons --apply`; only drains up to `until` (epoch seconds) count. A node counts as
+    drained by its state, because from 24.11 on a Reason outlives its drain. A drain of healthd's whose Reason Slurm has
+    replaced ("Kill task failed") looks like Slurm's own from here and is not counted.
+
+    Raises SlurmTrouble if one record cannot be read or a partition is missing: then there is no count.
+    """
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
-    if not text.endswith("\n"):
-        raise SlurmTrouble("sinfo's table of all nodes is not whole")
-    for line in text.splitlines():
-        name, state, since, why, number = _split(line, FLEET_COLUMNS)
+    if cut := [name for name in partitions if len(name.encode("utf-8", "replace")) >= PARTITION_BYTES]:
+        raise SlurmTrouble(f"the name of partition {cut[0][:40]}... is longer than {PARTITION_BYTES - 1} bytes")
+    for record in records(data, FLEET_COLUMNS):
+        name, state, since, _, number = map(_text, record)
         count = _number(number)
         if count is None:
-            raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(line)}"')
+            raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(b" ".join(record))}"')
         if name in nodes:
             is_drained = not TAKEN.isdisjoint(regex("[A-Z_]+").findall(state.upper()))
-            is_ours = is_drained and (why == PREFIX.strip() or why.startswith(LEMON.strip())) and _time(since) <= until
+            is_healthds = _is_healthds(record[3]) and _time(since) <= until
             nodes[name] += count
-            drained[name] += count if is_ours else 0
+            drained[name] += count if is_drained and is_healthds else 0
     if not partitions or not all(nodes.values()):
         raise SlurmTrouble(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
     return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
 
 
-def parse_lemons(text: str) -> frozenset[str]:
-    """The nodes in sinfo's OUT_COLUMNS that `fleet lemons --apply` (or its line, typed) took out. Raises
-    SlurmTrouble."""
-    if text and not text.endswith("\n"):
-        raise SlurmTrouble("sinfo's table of the nodes that are out is not whole")
-    rows = (_split(line, OUT_COLUMNS) for line in text.splitlines())
-    return frozenset(name for name, why in rows if why == LEMON.strip())
+def _is_healthds(reason: bytes) -> bool:
+    """Return True for a Reason of a healthd daemon or of `fleet lemons --apply`, cut at len(PREFIX) bytes."""
+    return reason == PREFIX.strip().encode() or reason.startswith(LEMON.strip().encode())
+
+
+def parse_lemons(data: bytes) -> frozenset[str]:
+    """Parse OUT_COLUMNS: the nodes that `fleet lemons --apply` drained. Raises SlurmTrouble."""
+    return frozenset(_text(name) for name, reason in records(data, OUT_COLUMNS) if reason == LEMON.strip().encode())
 
 
 def parse_cluster_size(text: str) -> int:
-    """The nodes of the largest partition in `scontrol -o show partition`; 0 = it does not say."""
+    """Return the number of nodes of the largest partition in `scontrol -o show partition`; 0 if there is none."""
     return max(map(int, regex(r"\bTotalNodes=([0-9]{1,20})\b").findall(text)), default=0)
 
 
 def parse_listpids(text: str) -> list[str]:
-    """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble.
+    """Return the job ids in `scontrol listpids`, each once, in order. Raises SlurmTrouble.
 
-    Whole lines only: in a line that was cut (scontrol was killed, or printed too much) the number may be another's."""
+    A last line without its end is dropped: if scontrol was killed or printed too much, its number may be cut."""
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
         raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
@@ -146,50 +193,51 @@ def parse_listpids(text: str) -> list[str]:
 
 
 def _whole_lines(text: str) -> list[str]:
-    return text[: text.rfind("\n") + 1].splitlines()
+    return text.split("\n")[:-1]
 
 
 def parse_processes(text: str) -> dict[int, str]:
-    """pid -> job id, from `scontrol listpids`. A step whose processes are not known has the pid -1."""
+    """Return pid -> job id from `scontrol listpids`. A step whose processes are not known has the pid -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
     pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
     return {pid: job for pid, job in pids if pid is not None}
 
 
-def parse_job(text: str, job_id: str) -> Job | None:
-    """The job with this id in squeue's JOB_COLUMNS (for an array's number squeue prints the other tasks too)."""
-    for line in text.splitlines():
-        values = _split(line, JOB_COLUMNS)
-        if values[0] != job_id:
+def parse_job(data: bytes, job_id: str) -> Job | None:
+    """Parse JOB_COLUMNS and return the job with this id (for an array's number squeue prints its other tasks too).
+
+    Returns None if squeue printed nothing. Raises SlurmTrouble.
+    """
+    for record in records(data, JOB_COLUMNS, "squeue"):
+        number, name, state, batch, start, restarts, requeue, _ = map(_text, record)
+        if number != job_id:
             continue
-        _, name, state, batch, start, restarts, requeue, _ = values
         count = _number(restarts)
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
-            raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
+            raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(b" ".join(record))}"')
         # A count: slurmctld adds one where it requeues a job that was missing on its node or could not be launched
         # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means no batch job there.
         is_batch = bool(_number(batch))
-        return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", _comment(line))
-    if text.strip():
-        raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
+        comment = _comment(record[-1])
+        return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", comment)
+    if data:
+        raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(data)}"')
     return None
 
 
-def _comment(line: str) -> str | None:
-    """The last of JOB_COLUMNS, exactly as others wrote it, for it is written again. squeue pads and cuts columns by
-    bytes: a line of another length ends within a character, or holds only the text before a line end."""
+def _comment(value: bytes) -> str | None:
+    """Decode an AdminComment exactly, because it is written back; None if it may be cut or is no UTF-8."""
     try:
-        is_whole = len(line.encode()) == sum(width for _, width in JOB_COLUMNS)
-    except UnicodeEncodeError:
-        is_whole = False
-    comment = line[sum(width for _, width in JOB_COLUMNS[:-1]) :].rstrip(" ")
-    if not is_whole or "\0" in comment or len(comment.encode()) > MAX_BYTES:
+        comment = value.decode()
+    except UnicodeDecodeError:
+        return None
+    if len(value) > MAX_BYTES or "\0" in comment:
         return None
     return "" if comment == "(null)" else comment
 
 
 def parse_slurmctld_start(text: str) -> float:
-    """When slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
+    """Return when slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
     found = regex(r"^BOOT_TIME\s*=\s*(\S+)", re.MULTILINE).search(text)
     started = _time(found[1]) if found else 0.0
     if not started:
@@ -197,8 +245,19 @@ def parse_slurmctld_start(text: str) -> float:
     return started
 
 
+def parse_controller(text: str) -> str:
+    """Return an identity of the slurmctld that answered `scontrol show config`: "BOOT_TIME HOST".
+
+    BOOT_TIME is the start of its process (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
+    backup keeps it when it takes over. HOST is the first controller that responds, since two may have started in the
+    same second; a backup that stands by responds too. Raises SlurmTrouble.
+    """
+    up = regex(r"^Slurmctld\([^()]*\) at (\S+) is UP", re.MULTILINE).search(text)
+    return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
+
+
 def _time(text: str) -> float:
-    """Epoch seconds, from a number or from the local time that Slurm prints by default; 0 = none."""
+    """Return epoch seconds, from a number or from the local time that Slurm prints by default; 0 if it is neither."""
     if is_decimal(text):
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
@@ -208,7 +267,7 @@ def _time(text: str) -> float:
 
 
 def what_failed(argv: Argv, result: CommandResult) -> str:
-    """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
+    """Describe a failed command: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
         late = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
@@ -220,18 +279,27 @@ def what_failed(argv: Argv, result: CommandResult) -> str:
 
 
 def never_arrived(result: CommandResult) -> bool:
-    """Whether slurmctld surely did not get the request ("Socket timed out": it may have)."""
+    """Return True if slurmctld surely did not get the request. After "Socket timed out" it may have."""
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
 
 
 def is_refused(result: CommandResult) -> bool:
-    """Whether a change was surely not made and never will be: slurmctld said no, or never got it."""
+    """Return True if a change was surely not made: slurmctld refused it or never got it."""
+    if is_invalid_state(result):
+        return False
     return result.status != 0 and (never_arrived(result) or not is_slurm_away(result))
 
 
+def is_invalid_state(result: CommandResult) -> bool:
+    """Return True if slurmctld answered "Invalid node state specified", which leaves open what it did.
+
+    UNDRAIN of a node in state UNKNOWN+DRAIN gives this answer and removes the drain all the same (22.05.8)."""
+    return result.status != 0 and "Invalid node state specified" in result.stderr
+
+
 def has_no_steps(result: CommandResult) -> bool:
-    """Whether no job runs on the node, which scontrol listpids calls an error."""
+    """Return True if no job runs on the node, which `scontrol listpids` reports as an error."""
     return result.status != 0 and regex("No job steps exist|There are no steps").search(result.stderr) is not None
 
 
@@ -240,10 +308,13 @@ def is_unknown_job(result: CommandResult) -> bool:
 
 
 def is_slurm_away(result: CommandResult) -> bool:
-    """Whether nobody answered: the next command would wait as long for nothing."""
+    """Return True if slurmctld did not answer: the next command would wait as long in vain."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
     return result.status is None or never_arrived(result) or regex(unanswered).search(result.stderr) is not None
 
 
-def _short(text: str) -> str:
-    return " ".join(text.split())[:160]
+def _short(printed: str | bytes) -> str:
+    """Return the beginning of what was printed, on one line."""
+    if isinstance(printed, bytes):
+        printed = printed[:4096].decode("utf-8", "backslashreplace")
+    return " ".join(printed.split())[:160]

@@ -24,7 +24,8 @@ mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what
 or FAIL is theirs like a drain: draining it would replace their reason.
 
 our drain is gone    this machine booted since, a reboot was pending, Slurm switches the node off, slurmctld
-                     started since, or our own resume was on its way: lost, drain again where a cause stands
+                     started since, another slurmctld answers before the drain was saved, or our own resume was on its
+                     way: lost, drain again where a cause stands
                      else an operator resumed the node: causes are acknowledged, not drained for again
 """
 
@@ -52,7 +53,13 @@ from healthd.model import (
 )
 from healthd.slurm.flapping import Flapping, note, why_waits
 from healthd.slurm.reason import parse_reason, reason, still_says
-from healthd.text import regex
+from healthd.slurm.slurm_reasons import (
+    APPENDED,
+    PROLOG_ERROR,
+    is_slurms_own,
+    replaces_drain_reason,
+    without_appended,
+)
 from healthd.values import dataclass
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
@@ -62,25 +69,6 @@ NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
-# Reasons that slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
-# UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
-# "Prolog error" and "Epilog error" leave a drained node's reason alone.
-UNKILLABLE = regex(r"Kill task failed( \(JobId=[^)]*\))?")
-REGISTRATION = (
-    *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
-    *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
-)
-PROLOG_ERROR = "Prolog error"  # any prolog's, also ours
-# Words that they append to any reason, at a reboot; from 24.11 on also if a node goes down by itself.
-APPENDED = (
-    *(" : reboot issued", " : reboot timed out", " : reboot complete"),
-    *(" : Not responding", " : ResumeTimeout reached"),
-)
-# Slurm's own reasons on a node that is DOWN: nobody decided that, so we may drain it.
-SLURMS_OWN = (
-    *("Not responding", "Node unexpectedly rebooted", "Node silently failed", "Kill task failed", "Prolog error"),
-    *("Epilog error", "ResumeTimeout", "reboot timed out", "batch job complete failure", *REGISTRATION),
-)
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
 HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose it
@@ -90,6 +78,9 @@ CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stam
 REFUSAL_HEARD_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
 # slurmctld saves a node some 5 s after it changed: if it is killed before, a drain that is over comes back.
 SAVED_SECONDS = 60.0
+# slurmctld writes a changed node to StateSaveLocation after at most 5 s (src/slurmctld/state_save.c: SAVE_MAX_WAIT).
+# The rest is for a busy slurmctld and a slow file system.
+WRITTEN_SECONDS = 15.0
 EARLIER = 8  # a controller's older state is seconds old, or as old as a backup of it
 
 
@@ -130,11 +121,11 @@ class Owner(enum.Enum):
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
     """Our text that stands on the node, as we wrote it; "" if none does."""
-    found = without_slurms_words(node.reason)
+    found = without_appended(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
     # no words at all: 22.05 drops them when it switches the node on; a person cannot drain without
-    replaced = not found or UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
+    replaced = not found or replaces_drain_reason(found)
     if memory.reason and (found == memory.reason or replaced):
         return memory.reason
     return ""
@@ -154,13 +145,7 @@ def brought_back(node: NodeState, memory: SlurmMemory) -> Lifted | None:
 
 
 def _stands_as(node: NodeState, old: Lifted) -> bool:
-    return without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
-
-
-def without_slurms_words(text: str) -> str:
-    while text.endswith(APPENDED):
-        text = text[: text.rindex(" : ")]
-    return text
+    return without_appended(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
 
 
 def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory) -> NodeState:
@@ -186,7 +171,7 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
         return Owner.NOBODY
     if node.flags.isdisjoint(TAKEN):
         # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
-        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN) and not node.reason.endswith(APPENDED)
+        somebodys = bool(node.reason) and not is_slurms_own(node.reason) and not node.reason.endswith(APPENDED)
         by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
         return Owner.FOREIGN if by_a_person else Owner.NOBODY
     if our_text(node, memory):
@@ -320,9 +305,14 @@ def is_resume_under_way(memory: SlurmMemory, policy: Policy, now: float) -> bool
     return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_again_seconds)
 
 
-def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
-    """Whether slurmctld lost a change: it says OK first and saves later; if killed in between, it starts without it."""
-    return slurmctld_started >= since - CLOCK_SKEW_SECONDS
+def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) -> bool:
+    """Return True if slurmctld may have lost a change that it confirmed at `since`.
+
+    slurmctld answers first and saves a few seconds later. A slurmctld that `started` after the change has read an older
+    state, if the other was killed in between. So has a backup that took over, although it started days ago: then the
+    controller that answers `now` is not the one from right `before` the change ("" = not known).
+    """
+    return started >= since - CLOCK_SKEW_SECONDS or (before != "" and before != now)
 
 
 def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
@@ -331,12 +321,19 @@ def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
     lifted, earlier = memory.lifted, memory.earlier
     if memory.reason:
         shown = bool(node.reason and our_text(node, memory))
-        words = without_slurms_words(node.reason) if shown else memory.reason
+        words = without_appended(node.reason) if shown else memory.reason
         earlier = _with_earlier(memory, memory.lifted)
-        lifted = Lifted(memory.reason, words, node.reason_time if shown else memory.stamp, now)
+        stamp = node.reason_time if shown else memory.stamp
+        lifted = Lifted(memory.reason, words, stamp, now, controller=unsaved_by(memory))
     nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
     nothing = replace(nothing, drained_at=0.0, own_hardware=False, clean_since=0.0, clean_seconds=0.0, spared=())
-    return replace(nothing, resumed_at=0.0, uncounted=False, lifted=lifted, stamp=0.0, earlier=earlier)
+    nothing = replace(nothing, resumed_at=0.0, uncounted=False, stamp=0.0, unsaved=None)
+    return replace(nothing, lifted=lifted, earlier=earlier)
+
+
+def unsaved_by(memory: SlurmMemory) -> str:
+    """Return the controller that confirmed healthd's last change, "" once that change is surely saved."""
+    return memory.unsaved.controller if memory.unsaved else ""
 
 
 def taken_back(memory: SlurmMemory, old: Lifted, now: float) -> SlurmMemory:
@@ -351,7 +348,9 @@ def taken_back(memory: SlurmMemory, old: Lifted, now: float) -> SlurmMemory:
 
 
 def _standing(memory: SlurmMemory, now: float) -> Lifted | None:
-    return Lifted(memory.reason, memory.reason, memory.stamp, now) if memory.reason else None
+    if not memory.reason:
+        return None
+    return Lifted(memory.reason, memory.reason, memory.stamp, now, controller=unsaved_by(memory))
 
 
 def _with_earlier(memory: SlurmMemory, *over: Lifted | None) -> tuple[Lifted, ...]:
@@ -367,7 +366,12 @@ def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
 
 
 def look_at(memory: SlurmMemory) -> float:
-    """When to look once more at a drain that is over (epoch seconds); 0 = not again."""
+    """Return when to read the node once more because slurmctld may lose a change (epoch seconds); 0 = not again.
+
+    A drain is read again once it is surely saved, a resume after SAVED_SECONDS.
+    """
+    if memory.unsaved:
+        return memory.unsaved.time + WRITTEN_SECONDS
     return memory.lifted.time + SAVED_SECONDS if memory.lifted and not memory.lifted.saved else 0.0
 
 
@@ -377,6 +381,8 @@ def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> 
     memory = refusal_noted(memory, node)
     if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
         memory = replace(memory, writing="", written_at=0.0)
+    if memory.unsaved and now >= memory.unsaved.time + WRITTEN_SECONDS:
+        memory = replace(memory, unsaved=None)
     seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
     if whose is Owner.OURS:
         ours = replace(seen, reason=text, overruled="", adopted="", lifted=None, stamp=node.reason_time)

@@ -7,8 +7,10 @@ of the NVSwitches, of the fabric; of the driver, or of a   all jobs with a GPU
 GPU that the inventory does not know
 of the host (memory, disks, mounts, network, PCIe ports)   all jobs
 
-A job is on the GPUs that Slurm gave it, and on those that its processes have open. What is not known counts as a hit,
-and so does everything on a node without gres/gpu in Slurm: there GPUs are nobody's, or everybody's.
+A job is on the GPUs that Slurm gave it, and on those that its processes have open. What is not known of a job counts as
+a hit. On a node without gres/gpu in Slurm every job is hit, because there Slurm gives no GPU to a job. If the number of
+the node's GPUs in Slurm could not be read, only a job that is proven to be on the GPU is hit: a job that the fault did
+not touch is never requeued because of a table that healthd failed to read.
 """
 
 from __future__ import annotations
@@ -59,8 +61,10 @@ def reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice])
     return ANY_GPU if kind == "gpu" or cause.check.startswith("gpu_") else EVERYBODY
 
 
-def is_hit(fault: Reach, job: OnGpus) -> bool:
-    """Whether the fault hits the job, on a node with gres/gpu in Slurm."""
+def is_hit(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
+    """Return True if the fault hits the job. `node_gpus`: the node's gres/gpu in Slurm (not 0), None = not known."""
+    if node_gpus is None:
+        return is_proven_hit(fault, job)
     if fault.everybody or job.has_given is None:
         return True
     if not job.has_given:
@@ -71,9 +75,18 @@ def is_hit(fault: Reach, job: OnGpus) -> bool:
     return fault.pci in job.given
 
 
-def is_hit_for_sure(fault: Reach, job: OnGpus, slurms: int | None) -> bool:
-    """The same, where no question to Slurm can change it. `slurms`: how many GPUs the node has there."""
-    return fault.everybody or not slurms or fault.pci in job.has_open
+def is_proven_hit(fault: Reach, job: OnGpus) -> bool:
+    """Return True if what is known of the job proves that the fault hits it."""
+    if fault.everybody:
+        return True
+    if not fault.pci:
+        return bool(job.has_given or job.has_open)
+    return fault.pci in job.has_open or fault.pci in (job.given or ())
+
+
+def is_hit_for_sure(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
+    """Return True if the fault hits the job, whatever Slurm gave it. `node_gpus`: as for `is_hit`, 0 = none."""
+    return fault.everybody or node_gpus == 0 or fault.pci in job.has_open
 
 
 def on_which(job: OnGpus) -> str:

@@ -68,7 +68,7 @@ def _run(command: Command, told: list[int]) -> CommandResult:
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:
-        return CommandResult(127, "", f"{command.argv[0]}: {error.strerror}")
+        return CommandResult(127, b"", f"{command.argv[0]}: {error.strerror}")
     asked = False
     while not child.step():
         if told and not asked:

@@ -16,7 +16,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthd.errors import HealthdError
-from healthd.slurm.commands import Argv, Command, CommandResult
+from healthd.slurm.commands import Argv, Command, CommandResult, column_format
+from healthd.slurm.output import SlurmTrouble, records
 from healthd.text import printable, regex
 from healthd.validation.pairs import Transfer, transfer_of
 
@@ -29,6 +30,7 @@ MOST_DELETES = 60  # one a second: an epilog may hold the job for a while
 FIRST_PORT = 18515  # perftest's own; each pair of a pass has a range of its own
 PORTS_A_PAIR = 64
 
+STATE_COLUMNS = (("NodeList", 65), ("NodeAddr", 65), ("StateComplete", 200))
 _LINE = regex(r"\s*([0-9]{1,6}): ?(.*)")
 _GRANTED = regex(r"Granted job allocation ([0-9]{1,12})")
 Pair = tuple[str, str]  # sender, receiver
@@ -97,7 +99,7 @@ def _measure(
     transfers: list[Transfer] = []
     if wanted.seconds:
         ran = yield Command(_step(wanted, job, _own(wanted)), wanted.seconds + SPARE_SECONDS)
-        documents = [one for one in printed(ran.stdout) if "results" in one]
+        documents = [one for one in printed(ran.text) if "results" in one]
         if len(documents) < len(wanted.nodes):
             told = {one.get("node") for one in documents}
             silent = [name for name in wanted.nodes if name not in told]
@@ -105,7 +107,7 @@ def _measure(
     for number, pairs in enumerate(wanted.passes, 1):
         arguments = ("--pair", pairs_as_text(pairs, addresses))
         ran = yield Command(_step(wanted, job, arguments), PASS_SECONDS + COMMAND_SECONDS)
-        told_now = [found for one in printed(ran.stdout) for found in _transfers(one)]
+        told_now = [found for one in printed(ran.text) for found in _transfers(one)]
         transfers += told_now
         silent_pairs = [f"{a}>{b}" for a, b in pairs if (a, b) not in {(one.sender, one.receiver) for one in told_now}]
         if silent_pairs:
@@ -133,7 +135,7 @@ def _remove(wanted: Wanted, trouble: list[str]) -> Generator[Command, CommandRes
 
 
 def _states(nodes: Sequence[str]) -> Argv:
-    return ("sinfo", "-h", "-a", "-N", "-n", ",".join(nodes), "-O", "NodeList:65,NodeAddr:65,StateComplete:200")
+    return ("sinfo", "-h", "-a", "-N", "-n", ",".join(nodes), "-O", column_format(STATE_COLUMNS))
 
 
 def _create(wanted: Wanted) -> Argv:
@@ -181,10 +183,12 @@ def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
     if shown.status != 0:
         raise NoReservation(f"Slurm does not say what the nodes do: {_words(shown)}")
     states: dict[str, tuple[str, str]] = {}
-    for line in shown.stdout.splitlines():
-        words = line.split()
-        if len(words) == 3:
-            states[words[0]] = (words[1], words[2].upper())
+    try:
+        for record in records(shown.stdout, STATE_COLUMNS):
+            name, address, state = (value.decode("utf-8", "backslashreplace") for value in record)
+            states[name] = (address, state.upper())
+    except SlurmTrouble as error:
+        raise NoReservation(str(error)) from None
     if missing := [name for name in wanted.nodes if name not in states]:
         raise NoReservation(f"Slurm knows no node {missing[0]}")
     taken = [f"{name} is {states[name][1]}" for name in wanted.nodes if not set(states[name][1].split("+")) <= FREE]
@@ -195,7 +199,7 @@ def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
 
 
 def _job(wanted: Wanted, ran: CommandResult) -> str:
-    granted = _GRANTED.search(ran.stderr + ran.stdout)
+    granted = _GRANTED.search(ran.stderr + ran.text)
     if ran.status != 0 or granted is None:
         raise NoReservation(f"Slurm starts no job in the reservation {wanted.name}: {_words(ran)}")
     return granted[1]
@@ -229,5 +233,5 @@ def _transfers(document: Mapping[str, Any]) -> list[Transfer]:
 def _words(ran: CommandResult) -> str:
     if ran.status is None:
         return "no answer in time"
-    lines = [line for line in (ran.stderr + "\n" + ran.stdout).splitlines() if line.strip()]
+    lines = [line for line in (ran.stderr + "\n" + ran.text).splitlines() if line.strip()]
     return printable(" ".join(lines[-1].split()))[:200] if lines else f"status {ran.status}"

@@ -160,7 +160,7 @@ class BeforeResume:
 
     def _take(self, name: RunName, program: Program, child: Child) -> None:
         out, err = child.output()
-        said = " ".join((err.strip() or out.strip()).splitlines()[-1:])[:200]
+        said = " ".join((err.strip() or out.decode("utf-8", "replace").strip()).splitlines()[-1:])[:200]
         if child.status is None or self._asked_to_end:
             self.trouble = f"{_called(program)} did not end within {program.seconds:.0f} s"
         elif child.status not in (0, 1, 2):  # all well, slow, failed: its check says which

@@ -39,7 +39,7 @@ WAIT_SECONDS = 120.0  # what comes at once on an idle machine; who waits for it 
 SLURM_CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
+{backup}SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -81,6 +81,9 @@ NODE = (
 )
 PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
 GIVE_UP = "MessageTimeout=3\n"
+BACKUP_HOST = "standby"
+# Each slurmctld listens at its own address, and so both can have one port.
+BACKUP = f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)\nCommunicationParameters=NoCtldInAddrAny\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,8 @@ class SlurmCluster:
     `directory` is made in the run's folder and removed at the end if not given (a socket's path holds 107 characters).
     `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
     slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
-    `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr.
+    `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr. `backup`: with a second slurmctld; each
+    has a UTS namespace of its own, because a slurmctld finds its own SlurmctldHost line by the hostname.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class SlurmCluster:
         extra_conf: Sequence[str] = (),
         version: str | None = None,
         accounting: bool = False,
+        backup: bool = False,
     ) -> None:
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.gpus = gpus
@@ -122,6 +127,7 @@ class SlurmCluster:
         self.version = os.environ.get("HEALTHD_TEST_SLURM", "") if version is None else version
         self.base_port = base_port
         self.accounting = accounting
+        self.backup = backup
         self._wanted_directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = contextlib.ExitStack()
@@ -141,6 +147,8 @@ class SlurmCluster:
             if self.accounting:
                 self._start_accounting()
             self.start_slurmctld(wait=False)
+            if self.backup:
+                self.start_backup()
             for name in self.names:
                 self.start_slurmd(name)
             self._until(self._is_ready, "slurmctld and slurmds are up", WAIT_SECONDS)
@@ -171,7 +179,9 @@ class SlurmCluster:
         return done.stdout
 
     def attempt(self, *argv: str, timeout: float = WAIT_SECONDS) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            argv, env=self.env, capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=timeout
+        )
 
     def sbatch(self, script: str, *options: str) -> str:
         """Submit the shell commands `script` as a batch job; the job's id."""
@@ -239,9 +249,32 @@ class SlurmCluster:
     # daemons
 
     def start_slurmctld(self, wait: bool = True) -> None:
-        self._launch("slurmctld", "slurmctld", "-D")
+        self._launch("slurmctld", *self._as_host(socket.gethostname().partition(".")[0]), "slurmctld", "-D")
         if wait:
             self._until(self._controller_answers, "slurmctld is up", WAIT_SECONDS)
+
+    def start_backup(self) -> None:
+        """Start the second slurmctld, which takes over SlurmctldTimeout (10 s) after the first died."""
+        conf = self.directory / "backup.conf"
+        own = ("slurmctld.pid", "backup.pid"), ("slurmctld.log", "backup.log")
+        text = (self.directory / "slurm.conf").read_text()
+        for before, after in own:
+            text = text.replace(before, after)
+        conf.write_text(text)
+        self._launch("backup", *self._as_host(BACKUP_HOST), "slurmctld", "-D", "-f", str(conf))
+
+    def _as_host(self, name: str) -> tuple[str, ...]:
+        """Return the command that runs a slurmctld as this host, which with NoCtldInAddrAny listens at its address."""
+        if not self.backup:
+            return ()
+        hosts = self.directory / "hosts"
+        own = socket.gethostname().partition(".")[0]
+        hosts.write_text(f"127.0.0.1 localhost {own}\n127.0.0.2 {BACKUP_HOST}\n")
+        script = f'mount --bind {hosts} /etc/hosts && hostname "$0" && exec "$@"'
+        return ("unshare", "--uts", "--mount", "sh", "-c", script, name)
+
+    def kill_backup(self, signal_number: int = signal.SIGKILL) -> None:
+        self._stop("backup", signal_number)
 
     def upgrade_slurmctld(self, version: str) -> None:
         """This version's slurmctld goes on with the state; commands and slurmds stay as old as they are."""
@@ -322,6 +355,7 @@ class SlurmCluster:
         conf = SLURM_CONF.format(
             host=host,
             port=first,
+            backup=BACKUP if self.backup else "",
             directory=at,
             slurmd_timeout=self.slurmd_timeout,
             message_timeout=self.message_timeout,

@@ -97,18 +97,19 @@ class Healthd:
         started, environment = time.time(), self.cluster.env | ENVIRONMENT | self.environment
         try:
             done = subprocess.run(
-                self.prefix + command.argv,
+                [word.encode("utf-8", "surrogateescape") for word in self.prefix + command.argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
                 timeout=command.deadline_seconds,
             )
         except subprocess.TimeoutExpired:
             return CommandResult(None, started=started, seconds=time.time() - started)
         except OSError as error:
             return CommandResult(127, stderr=str(error), started=started)
-        return CommandResult(done.returncode, done.stdout, done.stderr, started, time.time() - started)
+        return CommandResult(
+            done.returncode, done.stdout, done.stderr.decode(errors="replace"), started, time.time() - started
+        )
 
     def running(self, script: str, *options: str) -> str:
         """A job that runs on this node, its first process seen by its slurmstepd."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 from healthd_daemon import Healthd, condition, xid
 from requirements import require_root
 from slurm_cluster import SlurmCluster
-from slurm_look import HEALTHY, faulty
+from slurm_look import HEALTHY, faulty, program
 from slurm_look import Healthd as Look
 from slurm_look import condition as cause
 
@@ -184,3 +185,26 @@ def test_twenty_nodes_meet_the_aims_of_make_simulate() -> None:
     assert max(before_the_wave) == 2, "the limit is used, and by no more (the wave's node may be one of the two)"
     assert outcome.wave_drained == 1
     assert counted == outcome.asked, "sdiag saw each request, and no other"
+
+
+def test_nothing_is_drained_or_requeued_while_the_fleet_cannot_be_counted(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """sinfo of all nodes fails, as where slurmctld is too slow for it; sinfo of one node works."""
+    program(tmp_path / "sinfo", f'case "$*" in *" -n "*) exec {shutil.which("sinfo")} "$@";; esac; exit 1')
+    blind = {"PATH": f"{tmp_path}:{cluster.env['PATH']}"}
+    limits = FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_at_least=2)
+    policy = Policy(Mode.ACT, command_seconds=20, fleet=limits)
+    looks = [Look(cluster, name, policy, environment=blind) for name in cluster.names]
+    jobs = [look.running("sleep 600") for look in looks]
+    verdict = faulty(cause(Severity.CRITICAL))
+    for look in looks:
+        report = look.look(verdict)
+        assert isinstance(report.decision, Leave)
+        assert "cannot be counted" in report.trouble
+    assert [name for name in cluster.names if "DRAIN" in cluster.node(name).flags] == []
+    for look in looks:
+        look.environment = {}
+        look.look(verdict)
+    assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2
+    assert sum(int(cluster.job(job)["Restarts"]) for job in jobs) == 2

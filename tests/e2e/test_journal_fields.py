@@ -23,9 +23,9 @@ words, drain = sys.argv[1:], "/opt/drained"
 reason = open(drain).read() if os.path.exists(drain) else ""
 if os.path.basename(sys.argv[0]) == "sinfo" and "-n" in words:
     state, since = ("idle+drain", os.stat(drain).st_mtime) if reason else ("idle", 0)
-    sys.stdout.write(sinfo(state, reason or "none", since).stdout)
+    sys.stdout.buffer.write(sinfo(state, reason or "none", since).stdout)
 elif os.path.basename(sys.argv[0]) == "sinfo":
-    sys.stdout.write(columns(("gpu", "idle+drain" if reason else "idle", "0", reason, "1"), FLEET_COLUMNS))
+    sys.stdout.buffer.write(columns(("gpu", "idle+drain" if reason else "idle", "0", reason, "1"), FLEET_COLUMNS))
 elif "State=DRAIN" in words:
     open(drain, "w").write(words[-1].removeprefix("Reason="))
 elif "State=UNDRAIN" in words:

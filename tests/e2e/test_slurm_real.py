@@ -121,11 +121,13 @@ def is_asked(name: str) -> bool:
     return name.startswith("REQUEST") and not name.startswith(others)
 
 
-# The node, the fleet, the node once more, the change, the node, the fleet.
+# The node, the fleet, which slurmctld it is, the node once more, the change, the node, the fleet.
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
 COUNT = {"REQUEST_NODE_INFO": 1, "REQUEST_PARTITION_INFO": 1}
+CONTROLLER = {"REQUEST_BUILD_INFO": 1, "REQUEST_PING": 1}
 DRAINED = (
-    Counter(LOOK)
+    Counter(CONTROLLER)
+    + Counter(LOOK)
     + Counter(LOOK)
     + Counter(COUNT)
     + Counter({"REQUEST_UPDATE_NODE": 1})
@@ -168,7 +170,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     cluster.run("scancel", spared)
     cluster.wait_state(healthd.node, "IDLE", without=("COMPLETING",))
     assert cost(fault) == LOOK
-    assert cost(HEALTHY) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
+    assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
     healthd.look(degraded)
     # as if our own resume and slurmctld's start were long ago
     healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
@@ -194,7 +196,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
         dataclasses.replace(healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())),
     )
     assert cost(shared) == DRAINED
-    assert cost(HEALTHY) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
+    assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
 
 
 @every_slurm

@@ -258,7 +258,7 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
         for parser in PARSERS.values():
-            assert "\n" not in sentence(SlurmTrouble, parser, _text(data))
+            assert "\n" not in sentence(SlurmTrouble, parser, data)
         if parsed := parse_reason(_text(data)):
             assert all(isinstance(part, str) for part in parsed)
 
@@ -268,7 +268,7 @@ def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         squeue(),
         listpids("12"),
     ]
-    return [b"BOOT_TIME = 2026-11-20T20:48:09\n", *(each.stdout.encode() for each in seeds)], take
+    return [b"BOOT_TIME = 2026-11-20T20:48:09\n", *(each.stdout for each in seeds)], take
 
 
 # --- files

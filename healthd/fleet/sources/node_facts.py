@@ -114,7 +114,7 @@ _ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
 
 
 def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """`scontrol show node`, also without -o: there a node's lines end at an empty one."""
+    """`scontrol show node`, also without -o: a record is all lines up to the next one that begins with NodeName=."""
     for number, record in _records(lines):
         name = _NAME.match(record)
         if not name:
@@ -165,9 +165,11 @@ def gpus_of(gres: str) -> tuple[str | None, int | None]:
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Join the lines of each node. Only NodeName= begins a record: 24.05 prints a line of blanks inside one, before
+    Reason=, and a Reason may hold an empty line."""
     first, parts = 0, list[str]()
     for number, line in lines:
-        if (not line.strip() or line.startswith("NodeName=")) and parts:
+        if line.startswith("NodeName=") and parts:
             yield first, " ".join(parts)
             parts = []
         if line.strip():

@@ -16,7 +16,7 @@ from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.pieces import configured, since_last_time, whole_files
 from healthd.fleet.sources.reading import Reading
-from healthd.text import regex
+from healthd.slurm.slurm_reasons import is_slurms_own
 
 COLUMNS = Columns(
     ("nodename", "timestart", "timeend", "state"),
@@ -26,13 +26,6 @@ COLUMNS = Columns(
 
 HEALTHD, SLURM, PERSON = "healthd", "slurm", "person"
 ROOT = "root"
-# What slurmctld, slurmd and slurmstepd say of a node by themselves, some of it as root: src/slurmctld/ping_nodes.c,
-# node_mgr.c, power_save.c, proc_req.c; src/slurmd/slurmstepd/mgr.c (stepd_drain_node()).
-_SLURMS_WORDS = regex(
-    r"(?:Not responding|Node unexpectedly rebooted|ResumeTimeout reached|Kill task failed|Prolog error|Epilog error|"
-    r"batch job complete failure|Duplicate jobid|Low (?:RealMemory|TmpDisk|CPUs|Cores|socket)|gres/\S+ count )[^\n]*"
-)
-
 Row: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None, str | None]"
 
 
@@ -58,7 +51,7 @@ def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None
         return None
     if not user or (user == slurm_user and user != ROOT):
         return SLURM
-    return SLURM if user == ROOT and _SLURMS_WORDS.fullmatch(reason) else PERSON
+    return SLURM if user == ROOT and is_slurms_own(reason) else PERSON
 
 
 def slurm_user(cluster: str) -> str:

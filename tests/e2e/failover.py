@@ -1,0 +1,74 @@
+"""Failovers between two real slurmctlds right after a change by healthd.
+
+A slurmctld saves a change within 5 s, and the first of several at once. So another node is changed right before, and
+the primary is killed right after healthd's own change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from slurm_cluster import SlurmCluster
+from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty
+
+from healthd.model import Severity
+from healthd.slurm.policy import Owner
+
+POLICY = dataclasses.replace(ACT, command_seconds=60)
+DEGRADED = faulty(condition(Severity.DEGRADED))
+SECONDS = 120.0
+
+
+def cluster_with_backup(version: str | None) -> SlurmCluster:
+    return SlurmCluster(nodes=2, gpus=0, backup=True, version=version)
+
+
+def save_another_node(cluster: SlurmCluster) -> None:
+    """Make slurmctld save now, so that its next save is 5 s away."""
+    cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=x")
+    cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+
+
+def wait_saved(cluster: SlurmCluster, text: str) -> None:
+    end = time.monotonic() + SECONDS
+    file = cluster.directory / "state/node_state"
+    while not (file.exists() and text.encode() in file.read_bytes()):
+        assert time.monotonic() < end, "slurmctld has not saved the node"
+        time.sleep(0.2)
+
+
+def lose_a_drain(cluster: SlurmCluster) -> None:
+    """The drain is put back; an operator's resume after that is an operator's."""
+    healthd = Healthd(cluster, "n1", POLICY)
+    save_another_node(cluster)
+    assert healthd.look(DEGRADED).owner is Owner.OURS
+    cluster.kill_slurmctld()
+    reports = [healthd.look_until_settled(DEGRADED, SECONDS)]
+    assert not any(report.acknowledged for report in reports)
+    assert (reports[-1].owner, healthd.memory.reason) == (Owner.OURS, XID)
+    assert "DRAIN" in cluster.node("n1").flags
+
+    unsaved = healthd.memory.unsaved
+    if unsaved is not None:  # as if WRITTEN_SECONDS had passed
+        healthd.memory = dataclasses.replace(healthd.memory, unsaved=dataclasses.replace(unsaved, time=0.0))
+    assert healthd.look(DEGRADED).owner is Owner.OURS
+    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
+    cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    assert healthd.look(DEGRADED).acknowledged
+
+
+def lose_a_resume(cluster: SlurmCluster) -> None:
+    """The drain that the backup brings back is healthd's own and is lifted again."""
+    healthd = Healthd(cluster, "n1", POLICY)
+    assert healthd.look(DEGRADED).owner is Owner.OURS
+    wait_saved(cluster, XID)
+    save_another_node(cluster)
+    assert healthd.look(HEALTHY).lifted
+    cluster.kill_slurmctld()
+    end = time.monotonic() + SECONDS
+    while (report := healthd.look(HEALTHY)).trouble or not report.settled or "DRAIN" in cluster.node("n1").flags:
+        assert not report.acknowledged
+        assert time.monotonic() < end, report
+        time.sleep(0.5)
+    assert (report.owner, healthd.memory.reason, healthd.memory.adopted) == (Owner.NOBODY, "", "")

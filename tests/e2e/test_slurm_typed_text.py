@@ -1,0 +1,76 @@
+"""Text that a person types into a real Slurm does not change what healthd counts, shows or requeues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from slurm_cluster import SlurmCluster
+from slurm_look import ACT, HEALTHY, Healthd, condition, faulty
+
+from healthd.config import FleetLimits
+from healthd.model import Leave, Severity
+from healthd.slurm.policy import Owner
+
+CRITICAL = faulty(condition(Severity.CRITICAL))
+LIMIT_OF_TWO = replace(ACT, fleet=FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_at_least=2))
+REASONS = [
+    "L\u00fcfter tot",
+    "\u0417\u0430\u043c\u0435\u043d\u0430 GPU",
+    "bad\nfan",
+    "a\x85b",
+    "\U0001f525",
+    "caf\udce9",
+    "\u0416" * 225,
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=5, extra_conf=["PartitionName=gro\u00dfer Nodes=n5"]) as running:
+        running.run("scontrol", "update", "PartitionName=gpu", "Nodes=n[1-4]")
+        yield running
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmCluster, reason: str) -> None:
+    cluster.run("scontrol", "update", "NodeName=n4", "State=DRAIN", f"Reason={reason}")
+    first, second, third = (Healthd(cluster, name, LIMIT_OF_TWO) for name in ("n1", "n2", "n3"))
+    try:
+        assert first.look(CRITICAL).owner is Owner.OURS
+        assert second.look(CRITICAL).owner is Owner.OURS
+        held = third.look(CRITICAL)
+        assert held.trouble == ""
+        assert isinstance(held.decision, Leave)
+        assert held.memory.hold is not None
+        hold = held.memory.hold
+        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("gpu", 4, 2, 2)
+        assert "DRAIN" not in cluster.node("n3").flags
+    finally:
+        for look in (first, second):
+            look.look_until_settled(HEALTHY)
+        cluster.run("scontrol", "update", "NodeName=n4", "State=RESUME")
+
+
+def test_a_node_that_is_only_in_a_partition_with_an_umlaut_is_drained(cluster: SlurmCluster) -> None:
+    look = Healthd(cluster, "n5", LIMIT_OF_TWO)
+    report = look.look(CRITICAL)
+    assert (report.owner, report.trouble) == (Owner.OURS, "")
+    assert report.node is not None
+    assert report.node.partitions == {"gro\u00dfer"}
+    assert report.node.gpus == 8
+    look.look_until_settled(HEALTHY)
+
+
+@pytest.mark.parametrize("reason", ["\u0416" * 225, "x" * 399 + "\u00fc", "L\u00fcfter tot"])
+def test_an_operators_reason_is_shown_as_it_is_and_does_not_hide_the_gpus(cluster: SlurmCluster, reason: str) -> None:
+    cluster.run("scontrol", "update", "NodeName=n3", "State=DRAIN", f"Reason={reason}")
+    try:
+        report = Healthd(cluster, "n3", LIMIT_OF_TWO).look(HEALTHY)
+        assert report.node is not None
+        assert report.node.gpus == report.node.gpus_of_one_type == 8
+        assert reason.startswith(report.node.reason.partition("\\x")[0])
+        assert "gpu" not in report.node.reason
+    finally:
+        cluster.run("scontrol", "update", "NodeName=n3", "State=RESUME")

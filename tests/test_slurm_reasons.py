@@ -1,0 +1,108 @@
+"""Which reasons are Slurm's own, as SchedMD's source writes them, and which only begin like one."""
+
+from __future__ import annotations
+
+import pytest
+
+from healthd.slurm.others_reasons import known
+from healthd.slurm.slurm_reasons import (
+    APPENDED,
+    Group,
+    group_of,
+    group_of_shown,
+    is_slurms_own,
+    replaces_drain_reason,
+    without_appended,
+)
+
+SLURMS = {
+    "Not responding": Group.NOT_RESPONDING,
+    "Node unexpectedly rebooted": Group.REBOOTED,
+    "Kill task failed": Group.UNKILLABLE,
+    "Kill task failed (JobId=4711 StepId=0)": Group.UNKILLABLE,
+    "Prolog error": Group.PROLOG_EPILOG,
+    "Epilog error": Group.PROLOG_EPILOG,
+    "Prolog/Epilog failure": Group.PROLOG_EPILOG,
+    "Job env setup error": Group.PROLOG_EPILOG,
+    "Duplicate jobid": Group.DUPLICATE,
+    "batch job complete failure": Group.BATCH,
+    "Job step not running (JobId=4711 StepId=Batch)": Group.BATCH,
+    "SlurmdSpoolDir is full": Group.SPOOL,
+    "NO NETWORK ADDRESS FOUND": Group.ADDRESS,
+    "Bad core count": Group.INTERNAL,
+    "switch_g_job_postfini failed": Group.INTERNAL,
+    "ResumeTimeout reached": Group.TIMED_OUT,
+    "reboot timed out": Group.TIMED_OUT,
+    "Could not unpack gres data": Group.REGISTRATION,
+    "Low socket*core*thread count": Group.REGISTRATION,
+    "Low CPUs": Group.REGISTRATION,
+    "Low TmpDisk": Group.REGISTRATION,
+    "CoreSpec differ": Group.REGISTRATION,
+    "Low RealMemory (reported:1 < 100.00% of configured:2)": Group.REGISTRATION,
+    "Low socket*core*thread count, Low CPUs": Group.REGISTRATION,
+    "gres/gpu count reported lower than configured (7 < 8)": Group.REGISTRATION,
+    "gres/gpu count reported lower than configured (0 < 1), Low RealMemory (reported:1 < 95.00% of configured:20)": (
+        Group.REGISTRATION
+    ),
+    "gres/gpu count too low (7 < 8)": Group.REGISTRATION,
+    "gres/gpu:h100 count too low (7 < 8)": Group.REGISTRATION,
+    "gres/gpu count changed and jobs are using them (8 != 7)": Group.REGISTRATION,
+    "gres/gpu type changed and jobs are using them": Group.REGISTRATION,
+    "gres/gpu type (a100) reported but not configured": Group.REGISTRATION,
+    "RestrictedCoresPerGPU=4 but no gpus on node n1": Group.REGISTRATION,
+    "Reported active features (a,b) are not a superset of currently active changeable features (c)": Group.REGISTRATION,
+}
+REQUESTED = {
+    "Reboot ASAP": Group.REBOOT,
+    "reboot requested": Group.REBOOT,
+    "reboot issued": Group.REBOOT,
+    "reboot complete": Group.REBOOT,
+    "POWER_DOWN_ASAP": Group.POWER,
+}
+SITES = [
+    *("Prolog error: 571 xid 13 errors", "Epilog error on /scratch", "Not responding to ping", "Low CPUs, ticket 12"),
+    *("gres/gpu 3 replaced", "Kill task failed again", "Duplicate jobid 12", "batch job complete failure?", "Low"),
+    *("gres/gpu count reported lower than configured (7 < 8) since Monday", "reboot ASAP please", "my Prolog error"),
+    *("Node unexpectedly rebooted twice", "ResumeTimeout too short", "prolog error", "", "Prolog error\nfan"),
+    *("Low RealMemory (DIMM A3)", "SlurmdSpoolDir is full of cores"),
+]
+
+
+@pytest.mark.parametrize(("reason", "group"), [*SLURMS.items(), *REQUESTED.items()])
+def test_group_of_matches_each_reason_of_slurms_source(reason: str, group: Group) -> None:
+    assert group_of(reason) is group
+    assert known(reason) is not None
+    for words in APPENDED:
+        assert group_of(reason + words) is group
+
+
+@pytest.mark.parametrize("reason", [reason for reason in (*SLURMS, *REQUESTED) if len(reason) > 20])
+def test_group_of_shown_recognises_what_sinfo_r_cuts(reason: str) -> None:
+    assert group_of_shown(reason[:20]) is {**SLURMS, **REQUESTED}[reason]
+
+
+@pytest.mark.parametrize("reason", SITES)
+def test_group_of_leaves_a_sites_own_reason_alone(reason: str) -> None:
+    assert group_of(reason) is None
+    assert not is_slurms_own(reason)
+    assert not replaces_drain_reason(reason)
+
+
+def test_is_slurms_own_is_false_for_what_a_person_requested() -> None:
+    assert [reason for reason in SLURMS if not is_slurms_own(reason)] == []
+    assert [reason for reason in REQUESTED if is_slurms_own(reason)] == []
+
+
+def test_every_group_has_an_explanation() -> None:
+    explained = {known(reason) for reason in (*SLURMS, *REQUESTED)}
+    assert len(explained) == len(Group)
+
+
+def test_only_unkillable_tasks_and_registrations_replace_a_drains_reason() -> None:
+    groups = {group for reason, group in SLURMS.items() if replaces_drain_reason(reason)}
+    assert groups == {Group.UNKILLABLE, Group.REGISTRATION}
+    assert not replaces_drain_reason("Prolog error")
+
+
+def test_without_appended_removes_all_that_slurm_appended() -> None:
+    assert without_appended("fan : reboot issued : Not responding") == "fan"

@@ -232,5 +232,6 @@ EXPLAIN = {
         also=(Severity.DEGRADED,),
         shared=True,
         needs="act",
+        window="loss_window_seconds",
     ),
 }

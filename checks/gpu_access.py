@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Repair, Severity, Worsens, WorsensBy
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Remedy, Repair, Severity, Worsens, WorsensBy
 from healthd.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 from healthd.past import Past
 from healthd.values import dataclass
@@ -157,6 +157,7 @@ EXPLAIN = {
         "it warm. If it comes back on the same slot: reseat or replace the GPU, look at power and cooling.",
         confirm="confirm_seconds",
         at_once=True,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_access/reset_required": Explain(
         Severity.CRITICAL,
@@ -164,9 +165,9 @@ EXPLAIN = {
         "The GPU answers every question with: reset required.",
         "Nothing can start on it until it is reset, and what ran on it has failed.",
         "Let the node drain, stop what holds the GPU (DCGM, persistence daemon), nvidia-smi --gpu-reset -i PCI; on "
-        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. That it answers "
-        "again is no evidence of a reset; that the driver (570 and later) asks for nothing any more is. A reset that "
-        "healthd did not notice: healthd repaired gpu_access/reset_required PCI.",
+        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. After the reset the "
+        "condition clears by itself with driver 570 and later. If it does not: healthd repaired "
+        "gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(
         Severity.DEGRADED,

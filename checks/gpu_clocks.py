@@ -144,6 +144,7 @@ EXPLAIN = {
         "after six clean hours once it was repaired, and twice within a day it waits for an engineer: healthd repaired "
         "gpu_clocks/slowed PCI.",
         shared=None,
+        window="clean_seconds",
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
@@ -152,5 +153,6 @@ EXPLAIN = {
         "Little while it is brief. It often comes before a GPU that is slow all the time.",
         _TODO,
         shared=None,
+        window="clean_seconds",
     ),
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Remedy, Severity
 from healthd.nvml import NvmlErrorKind
 from healthd.past import Past
 from healthd.plausible import Gpus
@@ -140,6 +140,7 @@ EXPLAIN = {
         "slot, reseat or replace the GPU.",
         confirm="confirm_seconds",
         at_once=True,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_count/missing": Explain(
         Severity.CRITICAL,

@@ -217,6 +217,7 @@ EXPLAIN = {
         "A link had to send packets again (replay errors grew). Good links do not.",
         "The link works but is weak: jobs get slower, and it is likely to fail.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/recovery": Explain(
         Severity.DEGRADED,
@@ -224,6 +225,7 @@ EXPLAIN = {
         "A link had to be trained anew while in use (recovery errors grew).",
         "Traffic stood still meanwhile; the next time it may fail for good and take the job with it.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
@@ -231,6 +233,7 @@ EXPLAIN = {
         "The links of this GPU count a hundred CRC errors a second or more.",
         "Bandwidth is lost to repetitions, and the link is likely to fail.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
@@ -238,6 +241,7 @@ EXPLAIN = {
         "A link counted CRC errors, fewer than would cost bandwidth.",
         "None: damaged packets are repeated. Many of them announce a bad link.",
         "Watch whether it grows; see nvidia-smi nvlink -e.",
+        window="clean_seconds",
     ),
     "gpu_nvlink/packet": Explain(
         Severity.WARNING,
@@ -245,6 +249,7 @@ EXPLAIN = {
         "A link of a Blackwell GPU counted packets that were damaged, refused or thrown away.",
         "None yet where they were sent again. Many of them announce a bad link.",
         "nvidia-smi nvlink -e shows which counter of which link. Watch whether it grows.",
+        window="clean_seconds",
     ),
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,

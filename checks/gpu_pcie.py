@@ -31,6 +31,7 @@ from healthd.model import (
     Meaning,
     Observation,
     ObservationKind,
+    Remedy,
     Severity,
 )
 from healthd.nvml import NvmlGpu, PcieLink
@@ -220,6 +221,7 @@ EXPLAIN = {
         "systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_pcie/generation": Explain(
         Severity.WARNING,
@@ -228,6 +230,7 @@ EXPLAIN = {
         "Data to and from the GPU takes twice as long or more. The link may have been trained badly at boot.",
         _CARD_TODO,
         confirm="confirm_seconds",
+        window="clean_seconds",
     ),
     "gpu_pcie/replays": Explain(
         Severity.WARNING,
@@ -235,5 +238,6 @@ EXPLAIN = {
         "Packets on the GPU's PCI Express link are damaged and sent again more often than on good links.",
         "Little: the data is right in the end. It often comes before a link that gets slower or fails.",
         f"At the next maintenance: {_CARD_TODO}",
+        window="clean_seconds",
     ),
 }

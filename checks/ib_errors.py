@@ -201,6 +201,7 @@ EXPLAIN = {
         "The port received more broken symbols than the InfiniBand specification allows in an hour.",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/link_integrity": Explain(
         Severity.DEGRADED,
@@ -208,6 +209,7 @@ EXPLAIN = {
         "Errors on the physical link passed the threshold of the port (LocalLinkIntegrityErrors).",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/buffer_overrun": Explain(
         Severity.DEGRADED,
@@ -215,6 +217,7 @@ EXPLAIN = {
         "The port's receive buffers overran in consecutive updates of flow control (ExcessiveBufferOverrunErrors).",
         "Flow control does not work on this link: packets are lost.",
         f"{_TODO} Look at the firmware of adapter and switch too.",
+        window="clean_seconds",
     ),
     "ib_errors/symbol_rate": Explain(
         Severity.WARNING,
@@ -222,6 +225,7 @@ EXPLAIN = {
         "A burst of broken symbols, fewer than count as a fault in an hour.",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/recovery_rate": Explain(
         Severity.WARNING,
@@ -229,6 +233,7 @@ EXPLAIN = {
         "The link trains anew again and again, without going down (LinkErrorRecoveryCounter).",
         "Nothing is sent meanwhile: collectives wait. It often comes before a link that goes down.",
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/receive_rate": Explain(
         Severity.WARNING,
@@ -236,6 +241,7 @@ EXPLAIN = {
         "The port receives many packets with errors (PortRcvErrors).",
         _MATTERS,
         f"{_TODO} A sender far away may be the cause too: ibqueryerrors shows which ports of the fabric count errors.",
+        window="clean_seconds",
     ),
     "ib_errors/ack_timeout_rate": Explain(
         Severity.WARNING,
@@ -244,6 +250,7 @@ EXPLAIN = {
         "Jobs wait for each of them; when the retries are used up the connection, and with it the job, dies.",
         "One job's nodes only, and one of them died then: it is the cause. Else packets are lost on the way: "
         "ibqueryerrors, or the switch's drops and priority flow control (RoCE); then this node's cable.",
+        window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
@@ -252,6 +259,7 @@ EXPLAIN = {
         "Jobs over several nodes get slow.",
         "Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless queues). One node: "
         "its cable and port, and whether its NIC is set up as those of the others (mlnx_qos -i INTERFACE).",
+        window="clean_seconds",
     ),
     "ib_errors/counter_full": Explain(
         Severity.INFO,

@@ -139,6 +139,7 @@ EXPLAIN = {
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         _TODO,
         shared=True,
+        window="clean_seconds",
     ),
     "ib_flap/carrier_lost": Explain(
         Severity.DEGRADED,
@@ -147,6 +148,7 @@ EXPLAIN = {
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         f"{_TODO} An interface that somebody sets down and up (ip link set) counts too.",
         shared=True,
+        window="clean_seconds",
     ),
     "ib_flap/counter_full": Explain(
         Severity.INFO,

@@ -24,6 +24,7 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
 from healthd.model import (
     Clears,
+    Ends,
     Explain,
     Finding,
     Inventory,
@@ -31,6 +32,7 @@ from healthd.model import (
     Meaning,
     Observation,
     ObservationKind,
+    Remedy,
     Severity,
 )
 from healthd.past import Past
@@ -284,6 +286,8 @@ EXPLAIN = {
         "The link was reset or is dead: what used the device has failed, and data on its way was lost.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "clean_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
@@ -292,6 +296,7 @@ EXPLAIN = {
         "not count: some platforms log such errors at each boot.",
         "Single transactions fail: jobs that use the device may die, or the device falls off the bus next.",
         _CARD_TODO,
+        window="clean_seconds",
     ),
     "pcie_aer/nonfatal": Explain(
         Severity.WARNING,
@@ -299,6 +304,7 @@ EXPLAIN = {
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
         "A single transaction failed. Once it may be harmless (a probe of the device); repeated it is not.",
         _CARD_TODO,
+        window="clean_seconds",
     ),
     "pcie_aer/not_recovered": Explain(
         Severity.CRITICAL,
@@ -308,6 +314,8 @@ EXPLAIN = {
         "The device is cut off or in an unknown state: what uses it fails.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "clean_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_aer/correctable": Explain(
         Severity.WARNING,
@@ -315,5 +323,6 @@ EXPLAIN = {
         "The link corrects errors by sending again, more often than good links do.",
         "None yet but some bandwidth. It often comes before a link that gets slower or fails.",
         f"At the next maintenance: {_CARD_TODO}",
+        window="clean_seconds",
     ),
 }

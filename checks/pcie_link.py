@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Remedy, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -151,6 +151,7 @@ EXPLAIN = {
         f'{_TODO} Built so (a slot with fewer lanes than its port): severity = {{ "pcie_link/narrow" = "info" }}; '
         "a site without such slots writes enforce = true instead.",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
@@ -159,6 +160,7 @@ EXPLAIN = {
         "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: look at its set-up.",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
@@ -168,5 +170,6 @@ EXPLAIN = {
         "Whatever uses the device fails. Other checks say what that means for jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' says since when. {_TODO}",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
 }

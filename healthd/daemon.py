@@ -53,6 +53,7 @@ from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher
 from healthd.say.status import Snapshot, decision_words, status_json
 from healthd.say.troubles import Trouble, troubles
+from healthd.settings import registry
 from healthd.settings.configured import Configured
 from healthd.settings.registry import Check
 from healthd.slurm import job_gpus
@@ -476,6 +477,7 @@ class Daemon:
         """What is needed late is loaded now: healthd's files may be removed or replaced while it runs."""
         codes.load()
         compile_patterns()
+        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # its texts are a module of their own
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
             from healthd.say.metrics import render
@@ -521,6 +523,7 @@ class Daemon:
             dropped=dict(guard.dropped),
             cleared=known.cleared[-20:],
             meanings=self.configured.meanings,
+            remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             troubles=self.troubles(),
             processes={"daemon": (os.getpid(),), "worker": runner.pids, "live": self.watching.pids},
         )

@@ -91,7 +91,7 @@ def _section(code: str, text: Explain, check: Check) -> str:
 
 def _does(run: dict[str, Any], check: Check) -> Iterator[str]:
     """What it does, and by which times; not what the fleet limit does, which is the same everywhere."""
-    yield from (words for words in explanation.sentences(run) if "of a partition drained" not in words)
+    yield from (words for words in explanation.sentences(run) if "of a partition (" not in words)
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):
             yield f"{row['setting']} = {duration(row['value'])}."

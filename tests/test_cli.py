@@ -230,7 +230,7 @@ def test_a_lost_gpu_is_exit_status_2_and_told_with_what_ends_it(tree, scenario):
     assert done.status == 2
     assert re.search(r"(?m)^gpu_access +completed +\S+ s +critical  gpu_access/lost 0000:61:00.0$", done.out)
     assert "  critical  gpu_access/lost 0000:61:00.0\n    GPU 0000:61:00.0 is lost" in done.out
-    assert "    ends with: a reboot\n" in done.out
+    assert "    clears after: a reboot\n" in done.out
 
 
 def test_named_checks_alone_are_run(tree, scenario):
@@ -483,7 +483,7 @@ def test_explain_of_a_check_shows_what_it_looks_at_and_its_codes():
     summary, _, head, first, *_ = done.out.splitlines()[1:]
     assert "mounted" in summary
     assert head.split()[:2] == ["code", "severity"]
-    assert first.split()[:3] == ["mount/failing", "degraded", "pass"]
+    assert first.split()[:4] == ["mount/failing", "degraded", "clean", "runs"]
 
 
 def test_the_settings_are_for_programs_too(tmp_path):
@@ -594,7 +594,7 @@ def test_a_fault_is_told_until_it_is_repaired(daemon):
     text = run("status", "--runtime-dir", runtime).out
     assert text.startswith("n1: unhealthy\n")
     assert "  critical  gpu_xid/79 0000:61:00.0\n" in text
-    assert "ends with: a reboot" in text
+    assert "clears after: a reboot" in text
     assert 'would drain with "healthd: gpu_xid/79 0000:61:00.0' in text.replace("\n  ", " ")
     done = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
     assert (done.status, done.err) == (0, "")

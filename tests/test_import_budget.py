@@ -42,7 +42,7 @@ CHECKS = {
     *("machine.gpu_reset", "machine.infiniband", "machine.network_card", "nvidia", "nvidia.codes"),
     *("nvidia.recovery", "nvidia.xid_table"),
 }
-SHOWN = {"say", "say.duration", "say.next_steps", "say.render"}
+SHOWN = {"say", "say.duration", "say.ends", "say.next_steps", "say.render"}
 ROUND = {
     *("cli.check", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.endings", "judge.intake"),
     *("judge.ledger", "judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),

@@ -27,6 +27,8 @@ def condition(**changes: Any) -> dict[str, Any]:
         "subject": "0000:61:00.0",
         "message": "Xid 79: GPU has fallen off the bus",
         "clears": "reboot",
+        "window_seconds": 0.0,
+        "remedy": "power_cycle",
         "state": "open",
         "since": NOW - 200,
         "first_seen": NOW - 200,
@@ -179,7 +181,7 @@ def test_a_finding_is_told_with_its_message_and_what_ends_it():
         "Found",
         "  critical  gpu_xid/79 0000:61:00.0",
         "    Xid 79: GPU has fallen off the bus",
-        "    ends with: a reboot",
+        "    clears after: a reboot",
     ]
     assert "\n".join(told) in text
 
@@ -191,7 +193,7 @@ def test_history_is_called_so():
 
 def test_what_only_a_person_ends_is_told_as_the_command():
     text = check(conditions=[condition(clears="operator")])
-    assert "ends with: healthd repaired gpu_xid/79 0000:61:00.0" in text
+    assert "clears after: healthd repaired gpu_xid/79 0000:61:00.0" in text
 
 
 def test_who_knows_of_it_why_and_until_when_is_told():
@@ -220,7 +222,7 @@ def test_every_word_of_the_model_can_be_shown(word):
     if word.upper() in Severity.__members__:
         assert word in check(conditions=[condition(severity=word)], results=[result(finding(severity=word))])
     elif word.upper() in Clears.__members__:
-        assert "ends with: " in check(conditions=[condition(clears=word)])
+        assert "clears after: " in check(conditions=[condition(clears=word)])
     else:
         assert word.replace("_", " ") in check(results=[result(outcome=word)])
 
@@ -256,7 +258,7 @@ def test_a_quiet_node():
 
 def test_a_condition_is_told_with_since_count_job_and_what_ends_it():
     text = status(conditions=[condition(job="123")])
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; ends with: a reboot\n" in text
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; clears after: a reboot\n" in text
 
 
 def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
@@ -316,7 +318,8 @@ def test_under_a_condition_stands_the_next_command_whole_also_where_the_window_i
     stale = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
     shown = status(Page(40), conditions=[condition(), stale]).splitlines()
     assert "    next: healthd explain gpu_xid/79" in shown
-    assert "    once no job runs here: systemctl reboot" in shown
+    assert "    first, save the evidence: healthd record" in shown
+    assert "    once no job runs here, then power on at the BMC: systemctl poweroff" in shown
     assert f"    once it is repaired: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in shown
 
 
@@ -344,7 +347,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only listen to the kernel log" in standing
     assert "\n\n\n" not in check(listening=heard, results=[result(check="gpu_xid")]), "one empty line above it"
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago; ends with: a reboot\n    next: " in standing
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
 
 def test_before_the_first_round():

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from healthd.say.duration import duration as duration  # also for those who show what this shows
+from healthd.say.ends import ends
 from healthd.say.next_steps import next_steps, repaired
 from healthd.text import printable
 
@@ -37,14 +38,6 @@ _COLOURS = {
     "info": _DIM,
     "healthy": _GREEN,
     "completed": _GREEN,
-}
-
-ENDS = {
-    "pass": "clean runs of the check",
-    "window": "time without news, under load or after a repair",
-    "gpu_reset": "a GPU reset or a reboot",
-    "reboot": "a reboot",
-    "operator": "healthd repaired CODE PART",
 }
 
 
@@ -160,7 +153,7 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
         lines += ["", page.heading("Found")]
         for c in document["conditions"]:
             lines += _finding(c, page)
-            lines += page.wrap(f"ends with: {_ends(c)}", "    ")
+            lines += page.wrap(f"clears after: {_ends(c)}", "    ")
             seconds = confirms.get((c["code"], c["subject"]), 0.0)
             if seconds:
                 lines += page.wrap(f"the daemon counts it once it has lasted {duration(seconds)}", "    ")
@@ -250,9 +243,7 @@ def _finding(c: Document, page: Page) -> list[str]:
 
 
 def _ends(c: Document) -> str:
-    if c["clears"] == "operator":
-        return repaired(c)
-    return ENDS.get(c["clears"], str(c["clears"]))
+    return ends(c["clears"], c["window_seconds"], repaired=repaired(c))
 
 
 def _times(c: Document) -> str:
@@ -381,7 +372,7 @@ def _round(d: Document, now: float) -> str:
 
 
 def _story(c: Document, now: float) -> str:
-    """open since 3 min ago, seen 2 times, last 1 min ago, job 123; ends with: a reboot"""
+    """Return the history of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
     parts = [f"{c['state']} since {ago(c['since'], now)}"]
     if c["count"] > 1:
         parts.append(f"seen {c['count']} times, last {ago(c['last_seen'], now)}")
@@ -393,7 +384,7 @@ def _story(c: Document, now: float) -> str:
         parts.append("only observed: users can forge lines of this log")
     if c.get("ack"):
         parts.append(f"known to {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
-    return f"{', '.join(parts)}; ends with: {'healthd repaired' if c['clears'] == 'operator' else _ends(c)}"
+    return f"{', '.join(parts)}; clears after: {_ends(c)}"
 
 
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
@@ -460,7 +451,7 @@ def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
 
 def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
     """healthd list --codes: (code, severity, what ends it, meaning)."""
-    return _text(page.table(("code", "severity", "ends with", "meaning"), list(rows)))
+    return _text(page.table(("code", "severity", "clears after", "meaning"), list(rows)))
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from healthd.model import (
     Inventory,
     KernelLogStatus,
     Leave,
+    Remedy,
     Resume,
     RoundStatus,
     SlurmStatus,
@@ -26,6 +27,7 @@ from healthd.model import (
     StreamStatus,
     Verdict,
 )
+from healthd.say.ends import remedy_of
 from healthd.say.troubles import Trouble
 from healthd.values import dataclass
 
@@ -68,6 +70,7 @@ class Snapshot:
     dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
     cleared: tuple[Condition, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one
     troubles: tuple[Trouble, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
@@ -92,15 +95,20 @@ def _spared(jobs: Sequence[tuple[str, str]]) -> str:
     return f"; not requeued: {named}{more}"
 
 
-def condition_json(c: Condition) -> dict[str, Any]:
+def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, Any]:
+    """Return one condition. `remedies`: by code, where the code declares one."""
+    severity, clears = c.severity.name.lower(), c.clears.name.lower()
+    declared = remedies[c.code].value if c.code in remedies else ""
     return {
         "check": c.check,
         "instance": c.instance,
         "code": c.code,
-        "severity": c.severity.name.lower(),
+        "severity": severity,
         "subject": c.subject,
         "message": c.message,
-        "clears": c.clears.name.lower(),
+        "clears": clears,
+        "window_seconds": c.window_seconds,
+        "remedy": remedy_of(clears, severity, declared),
         "state": c.state.name.lower(),
         "since": c.opened_at or c.first_seen,
         "first_seen": c.first_seen,
@@ -151,8 +159,10 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "time": s.now,
         "started": s.started,
         "interval_seconds": s.interval_seconds,
-        "conditions": [condition_json(c) for c in s.verdict.conditions],
-        "cleared": [{**condition_json(c), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared],
+        "conditions": [condition_json(c, s.remedies) for c in s.verdict.conditions],
+        "cleared": [
+            {**condition_json(c, s.remedies), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared
+        ],
         "unknown": list(s.verdict.unknown),
         "results": [result_json(r) for r in s.results],
         "decision": {

@@ -39,6 +39,7 @@ from healthd.model import (
     LeftOut,
     Meaning,
     Observation,
+    Remedy,
     Repair,
     Severity,
 )
@@ -476,6 +477,12 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
     if check is not None:
         return check.explain(code) or (OF_OTHERS if rest == "others" else None)
     return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
+
+
+def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Remedy]:
+    """Return the remedies that these codes declare, by code."""
+    found = ((code, explain(checks, code)) for code in codes)
+    return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:

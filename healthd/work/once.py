@@ -23,11 +23,13 @@ from healthd.model import (
     ConditionState,
     Finding,
     Outcome,
+    Remedy,
     RunName,
     Verdict,
 )
 from healthd.record.recording import Recording, Run
 from healthd.say.status import condition_json, result_json
+from healthd.settings import registry
 from healthd.settings.registry import Check
 from healthd.work import requests, schedule
 from healthd.work.results import result_of
@@ -42,7 +44,7 @@ KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises
 class Look(NamedTuple):
     """What one round found. `results`: in the order of the runs; a recording keeps `runs` and what follows.
 
-    `kernel_log`: the lines read, or why it could not be read; None if there was none to read.
+    `kernel_log`: the lines read, or why it could not be read; None if there was none to read. `remedies`: by code.
     """
 
     node_name: str
@@ -52,6 +54,7 @@ class Look(NamedTuple):
     runs: tuple[Run, ...]
     boot_id: str
     kernel_log: list[RawLine] | OSError | None
+    remedies: Mapping[str, Remedy] = {}
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
@@ -104,7 +107,8 @@ def look(
         [result.run for result in results],
         trusted_since=0.0,
     )
-    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
+    remedies = registry.remedies(checks, (condition.code for condition in judged.conditions))
+    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log, remedies)
 
 
 def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
@@ -285,7 +289,7 @@ def look_json(found: Look) -> dict[str, Any]:
         "node": found.node_name,
         "time": found.time,
         "health": found.verdict.health.value,
-        "conditions": [condition_json(condition) for condition in found.verdict.conditions],
+        "conditions": [condition_json(condition, found.remedies) for condition in found.verdict.conditions],
         "unknown": list(found.verdict.unknown),
         "results": [result_json(result) for result in found.results],
     }

@@ -34,6 +34,7 @@ from healthd.model import (
     KernelEvent,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     Remedy,
     Severity,
@@ -67,7 +68,7 @@ def validate(config: Config) -> str | None:
     return "expected: a serial number or wwid must not be empty" if "" in config.expected else None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
     for look in (_controllers, _missing, _file_systems, _arrays):
         try:
@@ -76,6 +77,15 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             unreadable.append(str(error))
     if unreadable:
         raise ValueError("; ".join(unreadable))
+    arrays = any(name.startswith("md") for name in host.list(BLOCK))
+    if not (config.expected or arrays or host.list(NVME) or _on_disks(host)):
+        yield NothingToCheck("no local disk")
+
+
+def _on_disks(host: Host) -> bool:
+    """Return True if a file system of the host lies on a local disk."""
+    mounts, _ = parse_all(host.read_shared(MOUNTINFO))
+    return any(of_host(mount) for mount in mounts)
 
 
 def _controllers(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -55,12 +55,14 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: OSError | ValueError | None = None
     try:
         yield from _source(host, config)
     except (OSError, ValueError) as error:  # it must not hide how wrong the clock is
         unreadable = error
+    if host.clock() is None and not host.exists(CLOCK_SOURCE):
+        yield NothingToCheck("no clock in this tree")
     yield from _kept(host, config)
     if unreadable:
         raise unreadable

@@ -15,6 +15,7 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.network_card import is_card
 from healthd.model import (
+    NOT_IN_BASELINE,
     Baseline,
     Clears,
     Entry,
@@ -22,6 +23,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -72,7 +74,9 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    if not config.expected_mbps and not config.expected_mtu:
+        yield NOT_IN_BASELINE
     unreadable = []
     bonds: dict[str, str] = {}  # member -> its bond
     for name in config.expected_mbps:

@@ -18,7 +18,20 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Remedy, Repair, Severity, Worsens, WorsensBy
+from healthd.model import (
+    NO_GPU,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Remedy,
+    Repair,
+    Severity,
+    Worsens,
+    WorsensBy,
+)
 from healthd.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 from healthd.past import Past
 from healthd.values import dataclass
@@ -49,7 +62,7 @@ class Config(CheckConfig):
     hang_degraded_seconds: Seconds = 240.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     try:
         nvml = host.nvml
     except NvmlError as error:
@@ -59,6 +72,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             what, message = CLOSED[error.kind]
             shared = error.kind is NvmlErrorKind.MISMATCH
             yield Finding(Severity.DEGRADED, f"gpu_access/{what}", "", message, shared_cause=shared)
+        else:
+            yield NO_GPU
         return
     yield Observation("gpus", len(nvml.gpus()))
     yield Observation("gpus_unreachable", len(nvml.unreachable))

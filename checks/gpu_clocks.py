@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import Share
@@ -55,8 +55,9 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports why its clocks are low")
+    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past), unsupported)
 
 
 def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Finding | Observation]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
+from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import MigDevices
@@ -42,8 +42,10 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
-    if config.mode or config.instances >= 0:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+    if not config.mode and config.instances < 0:
+        yield NOT_IN_BASELINE
+    else:
         yield from host.each_gpu(lambda gpu: _judge(gpu, config))
 
 

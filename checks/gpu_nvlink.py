@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import (
+    NO_GPU,
     Baseline,
     Clears,
     Entry,
@@ -23,6 +24,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -67,15 +69,20 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     links: dict[NvmlGpu, tuple[Nvlink, ...]] = {}
     failed: list[NvmlError] = []
-    for gpu in host.gpus():
+    gpus = host.gpus()
+    if not gpus:
+        yield NO_GPU
+    for gpu in gpus:
         try:
             if not gpu.mig_enabled():
                 links[gpu] = gpu.nvlinks() or ()
         except NvmlError as error:  # the others are judged all the same
             failed.append(error)
+    if gpus and not failed and not config.links and not any(links.values()):
+        yield NothingToCheck("no NVLink")
     for gpu, own in links.items():
         peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
         if not own and not config.links and not any(map(any, peers)):

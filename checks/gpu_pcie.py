@@ -29,6 +29,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Remedy,
@@ -74,8 +75,9 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports its PCIe link")
+    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past), unsupported)
 
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation]:

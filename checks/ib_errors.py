@@ -20,7 +20,17 @@ from dataclasses import replace
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import (
+    NO_IB_PORT,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
 from healthd.plausible import Count, Rate
 from healthd.values import dataclass
@@ -70,8 +80,10 @@ def validate(config: Config) -> str | None:
     return infiniband.misnamed("ports", config.ports)
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     there = infiniband.ports(host)
+    if not there and not config.ports:
+        yield NO_IB_PORT
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
     for name in [name for name in there if not config.ports or name in config.ports]:
         full = []

@@ -33,6 +33,7 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -84,9 +85,12 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable = []
-    for controller in filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)):
+    controllers = list(filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)))
+    if not controllers:
+        yield NothingToCheck("no EDAC memory controller")
+    for controller in controllers:
         names = host.list(f"{CONTROLLERS}/{controller}")
         dimms = [f"{controller}/{name}" for name in names if DIMM.fullmatch(name)]
         rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # Linux before 3.6 has nothing else

@@ -12,7 +12,19 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
+from healthd.model import (
+    NOT_IN_BASELINE,
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Severity,
+)
 from healthd.past import Past
 from healthd.plausible import Bytes, Share
 from healthd.text import regex
@@ -43,8 +55,9 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected_bytes:
+        yield NOT_IN_BASELINE
         return
     total = parse(host.read(MEMINFO) or "")
     yield Observation("memory_size_bytes", total)

@@ -30,6 +30,7 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Remedy,
@@ -73,7 +74,7 @@ class Config(CheckConfig):
     clean_seconds: Seconds = 24 * 3600.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     watched = 0
     unreadable = []
     for pci, what in _watched(host.pci_functions()).items():
@@ -95,6 +96,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             names = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != total)
             yield from _judge(kind, pci, what, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
+    if not watched and not unreadable:
+        yield NothingToCheck("no GPU, network card or NVMe disk with PCIe error counters")
     if unreadable:
         raise ValueError("; ".join(unreadable))
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Remedy, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Remedy, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -46,9 +46,11 @@ class Link(NamedTuple):
     speed: float  # GT/s
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     links = _links(host.pci_functions())
     yield Observation("pcie_link_watched_links", len(links))
+    if not links:
+        yield NothingToCheck("no PCIe link of a GPU, network card or NVMe disk")
     unreadable = []
     for port, (function, what) in links.items():
         try:

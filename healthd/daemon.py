@@ -524,6 +524,7 @@ class Daemon:
             cleared=known.cleared[-20:],
             meanings=self.configured.meanings,
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
+            without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             troubles=self.troubles(),
             processes={"daemon": (os.getpid(),), "worker": runner.pids, "live": self.watching.pids},
         )

@@ -226,6 +226,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class NothingToCheck:
+    """A check has nothing to check on this node. Given instead of findings: such a run completes, and is not listed
+    among those that passed.
+
+    reason  why, as a noun phrase: "no NVIDIA GPU"
+    mend    what lets it check something: "healthd baseline --write"; "" = nothing needs to be done
+    """
+
+    reason: str
+    mend: str = ""
+
+
+NO_GPU = NothingToCheck("no NVIDIA GPU")
+NO_IB_PORT = NothingToCheck("no InfiniBand or RoCE port")
+NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd baseline --write")
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """Evidence that a part was reset: it ends conditions that wait for `clears` and were not seen after `before`.
 
@@ -279,7 +297,8 @@ class KernelEvent:
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec). `left_out`:
-    how many more observations it gave than are kept."""
+    how many more observations it gave than are kept. `nothing`: why it had nothing to check, None if it had.
+    """
 
     check: str
     instance: str
@@ -291,6 +310,7 @@ class CheckResult:
     repairs: tuple[Repair, ...] = ()
     error: str = ""
     left_out: int = 0
+    nothing: NothingToCheck | None = None
 
     @property
     def run(self) -> RunName:

@@ -54,6 +54,7 @@ def result(*findings: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "started": NOW - 12,
         "duration_seconds": 0.02,
         "error": "",
+        "nothing_to_check": None,
         "findings": list(findings),
         "observations": [],
         **changes,
@@ -68,8 +69,10 @@ def looked(**changes: Any) -> dict[str, Any]:
         "time": NOW,
         "health": "healthy",
         "conditions": [],
+        "limits": [],
         "unknown": [],
         "results": [result()],
+        "without_result": {},
         **changes,
     }
 
@@ -162,12 +165,40 @@ def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_
     more = [*quiet, result(check="mount", instance="/data"), result(finding()), result(check="cpu", outcome="failed")]
     text = check(results=more)
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["check", "gpu_ecc", "cpu"]
-    assert " ".join(text.split()).endswith(
-        "9 checks found nothing: mount /data, " + ", ".join(f"quiet{n}" for n in range(8))
-    )
+    assert " ".join(text.split()).endswith("9 checks passed: mount /data, " + ", ".join(f"quiet{n}" for n in range(8)))
     shown = status(results=more)
-    assert "9 checks found nothing (the oldest run 11 s ago): mount /data, " in shown
+    assert "9 checks passed (the oldest run 11 s ago): mount /data, " in shown
     assert re.search(r"(?m)^cpu +failed +11 s ago", shown)
+
+
+def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
+    gpu, baseline = (
+        {"reason": "no NVIDIA GPU", "mend": ""},
+        {"reason": "no baseline", "mend": "healthd baseline --write"},
+    )
+    results = [
+        *(result(check=f"gpu_{n}", nothing_to_check=gpu) for n in range(render.FEW)),
+        result(check="cpu", nothing_to_check=baseline),
+        result(check="clock"),
+    ]
+    lines = check(results=results, without_result={"listens": ["sxid"], "not_set_up": ["exec", "mount"]}).splitlines()
+    assert lines[2:5] == [
+        "1 check passed: clock",
+        "9 checks had nothing to check:",
+        "  no NVIDIA GPU: gpu_0, gpu_1, gpu_2, gpu_3, gpu_4, gpu_5, gpu_6, gpu_7",
+    ]
+    assert lines[5:] == [
+        "  no baseline (healthd baseline --write): cpu",
+        "1 check listens to the kernel log: sxid",
+        "2 checks are not set up: exec, mount",
+    ]
+    assert re.search(r"(?m)^cpu +completed +0.02 s +nothing to check: no baseline$", check(results=results[-2:]))
+
+
+def test_what_limits_healthd_is_printed_below_the_health():
+    shown = status(health="warning", limits=["the kernel log is not read: no such file"]).splitlines()
+    assert shown[:2] == ["n1: warning", "  the kernel log is not read: no such file"]
+    assert "Trouble\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
 
 
 def test_a_run_of_an_instance_is_named_with_it():

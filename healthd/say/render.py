@@ -142,12 +142,16 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
     shown, quiet = _told_apart(looked)
     lines += [""] if looked else []
-    rows = [
-        (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
-        for r in shown
-    ]
+    rows = [(_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r)) for r in shown]
     lines += page.table(("check", "outcome", "took", "finding", ""), rows) if rows else []
-    lines += _found_nothing(quiet, "", page, bool(rows))
+    lines += [""] if rows and quiet else []
+    listens = document["without_result"].get("listens", ())
+    of_log = [r for r in quiet if r["check"] in listens]
+    lines += _quiet([r for r in quiet if r not in of_log], "", page)
+    if of_log:
+        names = ", ".join(sorted(map(_name, of_log)))
+        lines += page.wrap(f"{_counted(len(of_log), 'check')} found no fault in this boot's kernel log: {names}")
+    lines += _without_result(document, page)
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
         lines += ["", page.heading("Found")]
@@ -163,6 +167,9 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
                     "no judgement of now",
                     "    ",
                 )
+    if document["limits"]:
+        lines += ["", page.heading("Trouble")]
+        lines += [line for sentence in document["limits"] for line in page.wrap(sentence, "  ")]
     lines += _heard(document, page)
     lines += _not_known(document, page)
     return _text(lines)
@@ -213,21 +220,48 @@ def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Docum
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
 
 
-def _found_nothing(quiet: Sequence[Document], when: str, page: Page, below: bool) -> list[str]:
-    if not quiet:
-        return []
-    names = ", ".join(sorted(map(_name, quiet)))
-    return [*([""] if below else []), *page.wrap(f"{len(quiet)} checks found nothing{when}: {names}")]
+def _quiet(quiet: Sequence[Document], when: str, page: Page) -> Iterator[str]:
+    """Yield which checks passed, and which had nothing to check, by the reason."""
+    passed = sorted(_name(r) for r in quiet if not r["nothing_to_check"])
+    if passed:
+        yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}")
+    reasons: dict[str, list[str]] = {}
+    for r in quiet:
+        if nothing := r["nothing_to_check"]:
+            mend = f" ({nothing['mend']})" if nothing["mend"] else ""
+            reasons.setdefault(f"{nothing['reason']}{mend}", []).append(_name(r))
+    if reasons:
+        yield f"{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
+        for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
+            yield from page.wrap(f"{reason}: {', '.join(sorted(names))}", "  ")
+
+
+def _without_result(document: Document, page: Page) -> Iterator[str]:
+    """Yield the checks that a round does not run, by the reason."""
+    words = {
+        "listens": ("listens to the kernel log", "listen to the kernel log"),
+        "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
+        "off": ("is off (enabled = false)", "are off (enabled = false)"),
+        "not_set_up": ("is not set up", "are not set up"),
+    }
+    ran = {r["check"] for r in document["results"]}
+    for why, (of_one, of_more) in words.items():
+        names = [name for name in document["without_result"].get(why, ()) if name not in ran]
+        if names:
+            words_of = of_one if len(names) == 1 else of_more
+            yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}")
 
 
 def _name(result: Document) -> str:
     return f"{result['check']} {result['instance']}".strip()
 
 
-def _worst(findings: Sequence[Document]) -> tuple[str, str]:
-    """Severity and name of the worst finding, and how many more there are."""
+def _worst(result: Document) -> tuple[str, str]:
+    """Return severity and name of the worst finding, and how many more there are; or why nothing was checked."""
+    findings = result["findings"]
     if not findings:
-        return "", ""
+        nothing = result["nothing_to_check"]
+        return "", f"nothing to check: {nothing['reason']}" if nothing else ""
     worst = max(findings, key=lambda f: SEVERITIES.index(f["severity"]))
     more = f" (+{len(findings) - 1} more)" if len(findings) > 1 else ""
     return worst["severity"], f"{_part(worst)}{more}"
@@ -269,6 +303,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     d = document
     lines = [
         f"{plain(d['node'])}: {page.paint(d['health'])}",
+        *(line for sentence in d["limits"] for line in page.wrap(sentence, "  ")),
         *page.wrap(
             f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}", "  "
         ),
@@ -311,7 +346,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
             r["outcome"].replace("_", " "),
             ago(_end(r), now),
             duration(r["duration_seconds"]),
-            *_worst(r["findings"]),
+            *_worst(r),
         )
         for r in with_a_row
     ]
@@ -319,9 +354,10 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         lines += ["", *page.table(("check", "outcome", "last run", "took", "finding", ""), rows)]
     if quiet:
         oldest = f" (the oldest run {ago(min(map(_end, quiet)), now)})"
-        lines += ["", *_found_nothing(quiet, oldest, page, below=False)]
+        lines += ["", *_quiet(quiet, oldest, page)]
     if not d["results"]:
         lines += ["", "no check has run yet"]
+    lines += _without_result(d, page) if quiet else []
     return _text(lines)
 
 

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from healthd.judge.ledger import Pause
+from healthd.judge.limits import limits, shown_health
 from healthd.machine.detection_pause import DetectionPause
 from healthd.model import (
     CheckResult,
@@ -19,6 +20,7 @@ from healthd.model import (
     Inventory,
     KernelLogStatus,
     Leave,
+    Mode,
     Remedy,
     Resume,
     RoundStatus,
@@ -71,6 +73,7 @@ class Snapshot:
     cleared: tuple[Condition, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
     remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one
+    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> checks (registry.without_result)
     troubles: tuple[Trouble, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
@@ -129,6 +132,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
         "started": r.started,
         "duration_seconds": round(r.duration_seconds, 6),
         "error": r.error,
+        "nothing_to_check": {"reason": r.nothing.reason, "mend": r.nothing.mend} if r.nothing else None,
         "findings": [
             {
                 "code": f.code,
@@ -149,13 +153,16 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
+    log = s.kernel_log
+    limited = limits(Mode(s.mode), log.source, log.alive, log.trouble, s.slurm.trouble)
     would = s.decision.would if isinstance(s.decision, Leave) else ""
     spared = s.decision.spared if isinstance(s.decision, Drain) else ()
     return {
         "version": s.version,
         "node": s.node_name,
         "mode": s.mode,
-        "health": s.verdict.health.value,
+        "health": shown_health(s.verdict.health, limited).value,
+        "limits": list(limited),
         "time": s.now,
         "started": s.started,
         "interval_seconds": s.interval_seconds,
@@ -165,6 +172,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         ],
         "unknown": list(s.verdict.unknown),
         "results": [result_json(r) for r in s.results],
+        "without_result": {why: list(names) for why, names in s.without_result.items()},
         "decision": {
             "action": type(s.decision).__name__.lower(),
             "text": decision_words(s.decision, s.slurm.owner),

@@ -21,7 +21,7 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
 
-from healthd.config import CheckConfig, ConfigError, only_warns, severity_with
+from healthd.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
 from healthd.contract import NAMES, Contract, declared
 from healthd.convert import ConvertError, dump, load, nearest
 from healthd.guard import KERNEL_LOG, drop, log, words
@@ -38,6 +38,7 @@ from healthd.model import (
     KernelEvent,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     Remedy,
     Repair,
@@ -128,7 +129,9 @@ class Check:
         """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
-    def run(self, host: Host, config: CheckConfig, past: Past) -> Iterable[Finding | Observation | Repair]:
+    def run(
+        self, host: Host, config: CheckConfig, past: Past
+    ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
         """One run. Raises what the check raises."""
         if self.declares.run is None:
             raise TypeError(f"the check {self.name} only listens")
@@ -483,6 +486,27 @@ def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Rem
     """Return the remedies that these codes declare, by code."""
     found = ((code, explain(checks, code)) for code in codes)
     return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
+
+
+def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
+    """Return the checks that a round of `loaded` does not run, by the reason.
+
+    listens     it only reads the kernel log
+    idle        it runs only while the node is drained and idle
+    off         enabled = false
+    not_set_up  the settings have no table of it
+    """
+    found: dict[str, list[str]] = {"listens": [], "idle": [], "off": [], "not_set_up": []}
+    on = {name.check for name in loaded.checks}
+    off = {name.check for name in loaded.disabled}
+    for name, check in checks.items():
+        if name not in on:
+            found["off" if name in off else "not_set_up"].append(name)
+        elif not check.runs:
+            found["listens"].append(name)
+        elif check.when:
+            found["idle"].append(name)
+    return found
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:

@@ -14,6 +14,7 @@ from healthd.guard import KERNEL_LOG, drop
 from healthd.host import Host
 from healthd.judge import bounds, intake, verdict
 from healthd.judge.ledger import Ledger
+from healthd.judge.limits import shown_health
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of
@@ -55,6 +56,8 @@ class Look(NamedTuple):
     boot_id: str
     kernel_log: list[RawLine] | OSError | None
     remedies: Mapping[str, Remedy] = {}
+    without_result: Mapping[str, Sequence[str]] = {}
+    limits: tuple[str, ...] = ()
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
@@ -108,7 +111,8 @@ def look(
         trusted_since=0.0,
     )
     remedies = registry.remedies(checks, (condition.code for condition in judged.conditions))
-    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log, remedies)
+    left = registry.without_result({name.check: checks[name.check] for name in loaded.checks}, loaded)
+    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log, remedies, left)
 
 
 def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
@@ -288,8 +292,10 @@ def look_json(found: Look) -> dict[str, Any]:
         "version": healthd.__version__,
         "node": found.node_name,
         "time": found.time,
-        "health": found.verdict.health.value,
+        "health": shown_health(found.verdict.health, found.limits).value,
+        "limits": list(found.limits),
         "conditions": [condition_json(condition, found.remedies) for condition in found.verdict.conditions],
         "unknown": list(found.verdict.unknown),
         "results": [result_json(result) for result in found.results],
+        "without_result": {why: list(names) for why, names in found.without_result.items()},
     }

@@ -27,7 +27,7 @@ from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.machine.oom import raise_score
-from healthd.model import Entry, Finding, Observation, Repair, RunName
+from healthd.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
 from healthd.values import dataclass
@@ -221,7 +221,7 @@ class Worker:
         same = kept if kept is not None and known is not None and "past" not in request else None
         store = past.decode(request["past"]) if same is None else same.store
         again = (same.made, same.now) if same else None
-        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
+        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": [], "nothing": []}
         error, gone_before = "", self.host.gpus_gone
         try:
             for item in check.run(self.host, config, Past(store, now, boot_id, again)):
@@ -233,7 +233,7 @@ class Worker:
         del read[MOST_OBSERVATIONS:]
         as_before = kept is not None and kept.observations == read
         texts = kept.texts if kept and as_before else _texts(read, kept)
-        said = {"findings": dump(found["findings"]), "left_out": left_out, "repairs": dump(found["repairs"])}
+        said = {name: dump(found[name]) for name in ("findings", "repairs", "nothing")} | {"left_out": left_out}
         answer = {"error": error, "gone": self.host.gpus_gone > gone_before, "keeps": True}
         brief = known is not None and request.get("brief") is True
         if not (brief and as_before):
@@ -373,7 +373,11 @@ def _kind(item: object, check: str) -> str:
         return "observations"
     if isinstance(item, Repair):
         return "repairs"
-    raise TypeError(f'the check "{check}" gave {item!r:.100}: neither Finding nor Observation nor Repair')
+    if isinstance(item, NothingToCheck):
+        return "nothing"
+    raise TypeError(
+        f'the check "{check}" gave {item!r:.100}: it must be a Finding, an Observation, a Repair or NothingToCheck'
+    )
 
 
 def one_sentence(error: BaseException) -> str:

@@ -40,7 +40,7 @@ def validate(config: Config) -> str | None:
         if not path.startswith("/dev/"):
             return f'expected: "{path}" is not below /dev'
         if not MODE.fullmatch(mode):
-            return f'expected: the mode of {path} must be octal as in "0666", is "{mode}"'
+            return f'expected: the mode of {path} must be octal as in "0666", got "{mode}"'
     return None
 
 

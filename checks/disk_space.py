@@ -47,7 +47,7 @@ def validate(config: Config) -> str | None:
     if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
         return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
     if not config.degraded_gib > 0:
-        return f"degraded_gib must be above 0, is {config.degraded_gib:g}"
+        return f"degraded_gib must be above 0, got {config.degraded_gib:g}"
     return None
 
 

@@ -65,12 +65,12 @@ def validate(config: Config) -> str | None:
         if not NAME.fullmatch(name):
             return f'expected_mbps: "{name}" is no name of an interface, as "eth0" is'
         if mbps < 0:
-            return f"expected_mbps: the speed of {name} must not be negative, is {mbps}"
+            return f"expected_mbps: the speed of {name} must not be negative, got {mbps}"
     for name, mtu in config.expected_mtu.items():
         if not NAME.fullmatch(name):
             return f'expected_mtu: "{name}" is no name of an interface, as "eth0" is'
         if mtu <= 0:
-            return f"expected_mtu: the MTU of {name} must be above 0, is {mtu}"
+            return f"expected_mtu: the MTU of {name} must be above 0, got {mtu}"
     return None
 
 

@@ -49,9 +49,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if not 0 < config.slowed_share <= 1:
-        return f"slowed_share: must be above 0 and at most 1, is {config.slowed_share:g}"
+        return f"slowed_share: must be above 0 and at most 1, got {config.slowed_share:g}"
     if config.within_seconds <= 0:
-        return f"within_seconds: must be above 0, is {config.within_seconds:g}"
+        return f"within_seconds: must be above 0, got {config.within_seconds:g}"
     return None
 
 

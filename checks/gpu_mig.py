@@ -34,9 +34,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.mode not in ("", "on", "off"):
-        return f'mode must be "on", "off" or "", is "{config.mode}"'
+        return f'mode must be "on", "off" or "", got "{config.mode}"'
     if not -1 <= config.instances <= 64:
-        return f"instances must be -1 or a number up to 64, is {config.instances}"
+        return f"instances must be -1 or a number up to 64, got {config.instances}"
     if config.mode == "off" and config.instances > 0:
         return f'with mode = "off" there cannot be {config.instances} instances'
     return None

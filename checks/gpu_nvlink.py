@@ -63,9 +63,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.links < 0:
-        return f"links must be 0 or more, is {config.links}"
+        return f"links must be 0 or more, got {config.links}"
     if not 0 < config.bit_error_rate < 1:
-        return f"bit_error_rate must be between 0 and 1, is {config.bit_error_rate:g}"
+        return f"bit_error_rate must be between 0 and 1, got {config.bit_error_rate:g}"
     return None
 
 

@@ -67,9 +67,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if not 0 <= config.lanes <= MOST_LANES:
-        return f"lanes: must be between 0 and {MOST_LANES}, is {config.lanes}"
+        return f"lanes: must be between 0 and {MOST_LANES}, got {config.lanes}"
     if not 0 < config.busy_share <= 1:
-        return f"busy_share: must be above 0 and at most 1, is {config.busy_share:g}"
+        return f"busy_share: must be above 0 and at most 1, got {config.busy_share:g}"
     if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
         return "lane_replays_per_minute: must have a number of 0 or more for each generation"
     return None

@@ -28,7 +28,7 @@ class Config(CheckConfig):
 
 
 def validate(config: Config) -> str | None:
-    return None if config.degraded_pages > 0 else f"degraded_pages must be positive, is {config.degraded_pages}"
+    return None if config.degraded_pages > 0 else f"degraded_pages must be positive, got {config.degraded_pages}"
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:

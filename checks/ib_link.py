@@ -64,7 +64,7 @@ class Config(CheckConfig):
 def validate(config: Config) -> str | None:
     for port, rate in config.expected_gbps.items():
         if rate < 0:
-            return f"expected_gbps: the rate of {port} must not be negative, is {rate:g}"
+            return f"expected_gbps: the rate of {port} must not be negative, got {rate:g}"
     return infiniband.misnamed("expected_gbps", config.expected_gbps)
 
 

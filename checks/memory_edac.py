@@ -81,7 +81,7 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.corrected_per_day < 0:
-        return f"corrected_per_day: must not be negative, is {config.corrected_per_day}"
+        return f"corrected_per_day: must not be negative, got {config.corrected_per_day}"
     return None
 
 

@@ -49,9 +49,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.expected_bytes < 0:
-        return f"expected_bytes: must not be negative, is {config.expected_bytes}"
+        return f"expected_bytes: must not be negative, got {config.expected_bytes}"
     if not 0 <= config.max_missing_share < 1:
-        return f"max_missing_share: must be at least 0 and below 1, is {config.max_missing_share:g}"
+        return f"max_missing_share: must be at least 0 and below 1, got {config.max_missing_share:g}"
     return None
 
 

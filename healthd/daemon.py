@@ -190,13 +190,8 @@ class Daemon:
         self.publisher.shown = self.snapshot()
         self.keep_in_memory()
         self.publisher.serve_metrics()
-        log.info(
-            "healthd %s on %s: mode %s, %d checks",
-            healthd.__version__,
-            settings.node_name,
-            settings.mode.value,
-            len(self.configured.runs),
-        )
+        checks = registry.counted(self.configured.checks, self.configured.loaded)
+        log.info("healthd %s on %s: mode %s, %s", healthd.__version__, settings.node_name, settings.mode.value, checks)
 
     @property
     def settings(self) -> Settings:

@@ -115,7 +115,7 @@ def _accepted(check: Check) -> list[str]:
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)
     ranges = {
-        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", is ")[0]
+        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", got ")[0]
         for name, hint in hints.items()
         if name not in common
         for rule in _rules(hint)

@@ -428,7 +428,7 @@ def test_the_epilog_ends_with_0_whatever_it_is_told_to_wait(
     argv = [sys.executable, "-m", "healthd", "hook", "epilog", "--wait", wait, "--runtime-dir", str(tmp_path)]
     assert subprocess.run(argv, timeout=240).returncode == 0
     said = capfd.readouterr()
-    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, is "{wait}": taken as 10\n'
+    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, got "{wait}": taken as 10\n'
     assert "there is no" in said.out
 
 

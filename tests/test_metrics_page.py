@@ -97,7 +97,7 @@ def say(page: str, request: str) -> tuple[str, dict[str, str], str]:
     [
         ("GET /", "200 OK", "healthd on n1"),
         ("GET /?x=1", "200 OK", "version 0.1.0, mode observe"),
-        ("GET /-/healthy", "200 OK", "healthd is healthy."),
+        ("GET /-/healthy", "200 OK", "healthd is running."),
         ("GET /etc/passwd", "404 Not Found", "There is / and /metrics and /-/healthy."),
         ("GET /metrics/", "404 Not Found", "There is"),
         ("POST /metrics", "405 Method Not Allowed", "Only GET and HEAD."),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from healthd.say.duration import duration as duration  # also for those who show what this shows
 from healthd.say.ends import ends
-from healthd.say.next_steps import next_steps, repaired
+from healthd.say.next_steps import IDLE, next_steps, repaired
 from healthd.text import printable
 
 Document = Mapping[str, Any]
@@ -247,7 +247,7 @@ def _without_result(document: Document, page: Page) -> Iterator[str]:
     ran = {r["check"] for r in document["results"]}
     for why, (of_one, of_more) in words.items():
         names = [name for name in document["without_result"].get(why, ()) if name not in ran]
-        if names:
+        if names and not (why == "listens" and document.get("listening")):
             words_of = of_one if len(names) == 1 else of_more
             yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}")
 
@@ -302,7 +302,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     """`flags`: the words with which this daemon is reached ("--runtime-dir run"), quoted for a shell."""
     d = document
     lines = [
-        f"{plain(d['node'])}: {page.paint(d['health'])}",
+        f"{plain(d['node'])}: {page.paint(d['health'])}{_drained(d['slurm'])}",
         *(line for sentence in d["limits"] for line in page.wrap(sentence, "  ")),
         *page.wrap(
             f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}", "  "
@@ -359,6 +359,15 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         lines += ["", "no check has run yet"]
     lines += _without_result(d, page) if quiet else []
     return _text(lines)
+
+
+def _drained(slurm: Document) -> str:
+    """Return for the first line whether the node is drained, and by what: ", drained (by healthd)"."""
+    state = slurm["state"] or ()
+    if "DRAIN" not in state:
+        return ""
+    whose = {"ours": "by healthd", "foreign_healthd": "by an earlier healthd"}.get(slurm["owner"], "not by healthd")
+    return f", {'drained' if set(state) >= IDLE else 'draining'} ({whose})"
 
 
 def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:

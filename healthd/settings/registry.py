@@ -9,6 +9,7 @@ explain) may raise: that costs one sentence, never the daemon.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from healthd.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
 from healthd.contract import NAMES, Contract, declared
-from healthd.convert import ConvertError, dump, load, nearest
+from healthd.convert import ConvertError, dump, load
 from healthd.guard import KERNEL_LOG, drop, log, words
 from healthd.host import Host
 from healthd.machine import ownership
@@ -252,11 +253,18 @@ class Check:
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                hint = renamed(code) or nearest(written, self.codes())
+                hint = renamed(code) or self._its_codes(written)
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):
                 raise ConvertError(f"{where}: {problem}")
+
+    def _its_codes(self, written: str) -> str:
+        """Return the hint for a code that does not exist: the one that was meant, else all codes if they are few."""
+        codes = [code.partition("/")[2] for code in self.codes()]
+        if close := difflib.get_close_matches(written.partition("/")[2], codes, n=1, cutoff=0.6):
+            return f'; did you mean "{self.name}/{close[0]}"?'
+        return f"; {self.name} has: {', '.join(codes)}" if len(codes) <= FEW_CODES else ""
 
     @contextmanager
     def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
@@ -294,6 +302,9 @@ def require_common(config: CheckConfig, where: str) -> None:
     """The common settings have CheckConfig's types, also where a site's Config declares them anew: the daemon reads
     them. Raises ConvertError."""
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
+
+
+FEW_CODES = 16  # all of them fit into a sentence
 
 
 def renamed(code: str) -> str:
@@ -507,6 +518,20 @@ def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, lis
         elif check.when:
             found["idle"].append(name)
     return found
+
+
+def counted(checks: Mapping[str, Check], loaded: Loaded) -> str:
+    """Return the number of checks as one phrase: "45 checks: 36 run, 7 listen to the kernel log, 2 not set up"."""
+    left = without_result(checks, loaded)
+    words = {
+        "listens": "listen to the kernel log",
+        "idle": "run only while idle",
+        "off": "off",
+        "not_set_up": "not set up",
+    }
+    others = [f"{len(left[why])} {text}" for why, text in words.items() if left[why]]
+    run = len(checks) - sum(map(len, left.values()))
+    return f"{len(checks)} checks: {', '.join([f'{run} run', *others])}"
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:

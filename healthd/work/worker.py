@@ -30,6 +30,7 @@ from healthd.machine.oom import raise_score
 from healthd.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
+from healthd.text import without_class
 from healthd.values import dataclass
 from healthd.work import requests
 
@@ -384,4 +385,4 @@ def one_sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())[:500]
     if type(error).__module__.startswith("healthd") and text:
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return without_class(f"{type(error).__name__}: {text}") if text else type(error).__name__

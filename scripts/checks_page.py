@@ -38,6 +38,10 @@ the checks; `healthd explain CODE` says more of each code: why it matters, and w
 those of [severity.md](severity.md): warning never touches Slurm, degraded drains, critical also requeues. The severity
 is the usual one: some findings are milder at first, and the settings can say another.
 
+There are {checks} checks: {run} run by themselves ({idle} of them only while the node is drained and idle), {listen} only
+read the kernel log. `mount` and `exec` run once for each of their tables, and not at all without one. `healthd status`
+counts them in the same way: those that passed, those that had nothing to check on this node, and the rest by the reason.
+
 "Clears after" is what `healthd status` prints. Clean runs: the check finds nothing `clear_after` times in a row. Time
 without a repeat does not count while the node is drained, unless the part was reset or the node rebooted.
 `healthd repaired CODE PART` ends every condition. A milder finding of a code may end in another way: `healthd explain`.
@@ -61,7 +65,9 @@ def groups() -> dict[str, list[str]]:
 
 
 def page(checks: dict[str, Check]) -> str:
-    parts = [HEAD]
+    runs = [check for check in checks.values() if check.runs]
+    idle = sum(check.when == "idle" for check in runs)
+    parts = [HEAD.format(checks=len(checks), run=len(runs), idle=idle, listen=len(checks) - len(runs))]
     for heading, names in groups().items():
         parts.append(f"## {heading}\n")
         parts += [_section(checks[name]) for name in names]

@@ -114,7 +114,7 @@ def _offers(action: argparse.Action) -> tuple[str, ...]:
     """What its help calls the value says what it may be: "kmsg|journal|PATH|off"."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
-    named = {"fake_nvml": _machines, "profile": _profiles, "time": lambda: DURATIONS}.get(action.dest, tuple)()
+    named = {"fake_nvml": _machines, "profile": _profiles, "time": _durations}.get(action.dest, tuple)()
     words = _metavar(action).split("|")
     return (*named, *(_METAVARS.get(word, word) for word in words if word in _METAVARS or _WORD.fullmatch(word)))
 
@@ -123,6 +123,10 @@ def _metavar(action: argparse.Action) -> str:
     if isinstance(action.metavar, tuple):
         return " ".join(action.metavar)
     return action.metavar or action.dest.upper()
+
+
+def _durations() -> tuple[str, ...]:
+    return DURATIONS
 
 
 def _machines() -> tuple[str, ...]:

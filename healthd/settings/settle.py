@@ -8,6 +8,7 @@ below the file: layers.py. What a setting may be: config.py, and the checks for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,14 +71,14 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     """
     names = {f.name for f in dataclasses.fields(Settings)}
     top = {key: value for key, value in table.items() if key != "checks"}
-    found = [wrong for key in top for wrong in _wrong(lambda key=key: _known_top_level({key: None}, known))]
+    found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
     plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
-    found += _wrong(lambda: load(Settings, plain, ""))
+    found += _wrong(functools.partial(load, Settings, plain, ""))
     tables = table.get("checks", {})
     if not isinstance(tables, Mapping):
         return [*found, "checks: must be a table"]
     for name, own in tables.items():
-        found += _wrong(lambda name=name, own=own: _judge_alone(name, own, known))
+        found += _wrong(functools.partial(_judge_alone, name, own, known))
     return [f"{source}: {printable(mistake)}" for mistake in found]
 
 

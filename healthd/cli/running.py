@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from healthd.say.duration import duration
 
@@ -38,13 +38,15 @@ def of_pids(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def daemons() -> str:
-    """Return the running daemons, at most three: "process 812 (root, for 3 min, sleeping): healthd run ...".
+    """Return the running daemons in words, "" if none can be seen. This looks at every process: call it only after
+    waiting in vain."""
+    return described([process.info for process in found()])
 
-    "" if none can be seen. This looks at every process: call it only after waiting in vain.
-    """
+
+def described(processes: Sequence[Mapping[str, Any]]) -> str:
+    """Return at most three: "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h"."""
     words = []
-    processes = found()
-    for about in (process.info for process in processes[:MOST_NAMED]):
+    for about in processes[:MOST_NAMED]:
         since = duration(max(0, int(time.time() - (about["create_time"] or time.time()))))
         command = textwrap.shorten(command_of(about["cmdline"]), WIDEST, placeholder=" ...")
         words.append(f"process {about['pid']} ({about['username']}, for {since}, {about['status']}): {command}")

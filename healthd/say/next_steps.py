@@ -7,18 +7,17 @@ becomes a command.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from healthd.say.ends import remedy_of
-from healthd.text import printable
+from healthd.text import printable, regex
 
 Document = Mapping[str, Any]
 
 IDLE = {"IDLE", "DRAIN"}
-PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|PCI")
+PCI = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|PCI")
 Step: TypeAlias = "tuple[str, str]"  # when, command
 
 

@@ -9,7 +9,6 @@ explain) may raise: that costs one sentence, never the daemon.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import json
 import os
@@ -261,6 +260,8 @@ class Check:
 
     def _its_codes(self, written: str) -> str:
         """Return the hint for a code that does not exist: the one that was meant, else all codes if they are few."""
+        import difflib
+
         codes = [code.partition("/")[2] for code in self.codes()]
         if close := difflib.get_close_matches(written.partition("/")[2], codes, n=1, cutoff=0.6):
             return f'; did you mean "{self.name}/{close[0]}"?'

@@ -86,6 +86,9 @@ def _section(code: str, text: Explain, check: Check) -> str:
         ("What ends it", document["ends"]),
         ("What to do", document["todo"]),
     ]
+    steps = [f"{step['when']}: `{step['command']}`." for step in document["steps"]]
+    if commands := " ".join(f"{step[:1].upper()}{step[1:]}" for step in steps):
+        told.append(("Commands", commands))
     return "\n\n".join([f"## {code}", _text(f"{severity}."), *(f"**{title}.** {_text(w)}" for title, w in told), ""])
 
 

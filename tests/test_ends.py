@@ -111,12 +111,15 @@ def test_every_text_prints_the_same_ending(code, listed, pages):
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("code", sorted(TEXTS))
-def test_status_and_explain_offer_the_same_commands(code):
+def test_status_explain_and_runbook_offer_the_same_commands(code, pages):
+    in_runbook = pages["runbooks"][code]
     document = status_document(code)
     steps = list(next_steps(document, [document], ()))[1:]
     told = [(step["when"], step["command"]) for step in explained(code)["steps"]]
     assert steps == told
     commands = [command for _, command in steps]
+    for command in commands:
+        assert f"`{command.replace(PCI, 'PCI')}`" in in_runbook or f"`{command.replace(PCI, 'PART')}`" in in_runbook
     destroying = [place for place, command in enumerate(commands) if DESTROYS.match(command)]
     assert not destroying or commands.index("healthd record") < destroying[0]
     assert all("PCI" not in command and "PART" not in command for command in commands)

@@ -98,7 +98,7 @@ def of_code(
     worst = {
         "check": check.name if check else "",
         "code": code,
-        "subject": part or "PCI",
+        "subject": part or ("PCI" if findings[0].clears is Clears.GPU_RESET else "PART"),
         "severity": findings[0].severity.name.lower(),
         "clears": findings[0].clears.name.lower(),
         "remedy": explain.remedy.value if explain.remedy else "",

@@ -118,7 +118,7 @@ def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None
     [
         (("--gpus", "0"), 64, '--gpus: must be a whole number from 1 to 1,000,000, got "0"'),
         (("--gpus", "1000001"), 64, "--gpus: must be"),
-        (("--gpus", "x\x1b"), 64, 'is "x?"'),
+        (("--gpus", "x\x1b"), 64, 'got "x?"'),
         ((), 64, "--gpus"),
         (("--gpus", "8", "--overhead", "s5=3"), 64, "--overhead: must be seconds from 0 to 604,800 like s2=5"),
         (("--gpus", "8", "--overhead", "s2=-1"), 64, 'has "s2=-1"'),

@@ -26,6 +26,7 @@ from healthd.machine.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse
 from healthd.model import (
     Baseline,
     Clears,
+    Ends,
     Entry,
     Explain,
     Finding,
@@ -33,7 +34,9 @@ from healthd.model import (
     KernelEvent,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
+    Remedy,
     Severity,
 )
 from healthd.past import Past
@@ -65,7 +68,7 @@ def validate(config: Config) -> str | None:
     return "expected: a serial number or wwid must not be empty" if "" in config.expected else None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
     for look in (_controllers, _missing, _file_systems, _arrays):
         try:
@@ -74,6 +77,15 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             unreadable.append(str(error))
     if unreadable:
         raise ValueError("; ".join(unreadable))
+    arrays = any(name.startswith("md") for name in host.list(BLOCK))
+    if not (config.expected or arrays or host.list(NVME) or _on_disks(host)):
+        yield NothingToCheck("no local disk")
+
+
+def _on_disks(host: Host) -> bool:
+    """Return True if a file system of the host lies on a local disk."""
+    mounts, _ = parse_all(host.read_shared(MOUNTINFO))
+    return any(of_host(mount) for mount in mounts)
 
 
 def _controllers(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
@@ -404,6 +416,7 @@ EXPLAIN = {
         f"Power the node off and on: a warm reboot may leave the controller as it is. {_DISK_TODO}",
         confirm="confirm_seconds",
         at_once=True,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "block_device/nvme_path": Explain(
         Severity.WARNING,
@@ -440,6 +453,7 @@ EXPLAIN = {
         _DISK_TODO,
         also=(Severity.WARNING,),
         shared=None,
+        milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
@@ -449,6 +463,7 @@ EXPLAIN = {
         "What was in these sectors is lost. More of them follow as a rule.",
         _DISK_TODO,
         also=(Severity.WARNING,),
+        milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/trouble": Explain(
         Severity.WARNING,
@@ -457,6 +472,7 @@ EXPLAIN = {
         "does not say that data was lost.",
         "Reads and writes took seconds. A drive that does this again and again is about to fail.",
         _DISK_TODO,
+        window="warning_window_seconds",
     ),
     "block_device/path": Explain(
         Severity.WARNING,
@@ -464,6 +480,7 @@ EXPLAIN = {
         "One path to a disk failed (multipath, iSCSI, Fibre Channel). It ends when the log says that the path is back.",
         "With multipath the others serve; else what is mounted from it stands still.",
         "multipath -ll shows the paths; look at the network and at the storage target.",
+        window="warning_window_seconds",
     ),
     "block_device/adapter": Explain(
         Severity.WARNING,
@@ -471,6 +488,7 @@ EXPLAIN = {
         "The firmware of a RAID or host bus adapter stopped, or reports a critical event.",
         "All disks behind it stand still while it is reset, or are lost.",
         "Look at it with the maker's program (storcli, sas3ircu, ssacli) and update its firmware. Replace it.",
+        window="warning_window_seconds",
     ),
     "block_device/raid_disk": Explain(
         Severity.WARNING,
@@ -478,6 +496,7 @@ EXPLAIN = {
         "The kernel log says that a software RAID lost a disk, or could not write to one.",
         "None, but the next failing disk may take the data with it. block_device/raid_degraded stands until then.",
         "cat /proc/mdstat; mdadm --detail /dev/NAME shows which disk is out. Replace it, then mdadm --add.",
+        window="warning_window_seconds",
     ),
     "block_device/raid_failed": Explain(
         Severity.DEGRADED,
@@ -487,6 +506,7 @@ EXPLAIN = {
         "Everything on it is lost to jobs, and perhaps for good.",
         "cat /proc/mdstat; mdadm --examine of its disks. If all went at once, look at their adapter.",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/raid_degraded": Explain(
         Severity.WARNING,

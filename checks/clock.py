@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.machine.system import KernelClock
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -55,29 +56,31 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: OSError | ValueError | None = None
+    source = None
     try:
-        yield from _source(host, config)
+        source = host.read(CLOCK_SOURCE)
+        yield from _source(source, config)
     except (OSError, ValueError) as error:  # it must not hide how wrong the clock is
         unreadable = error
-    yield from _kept(host, config)
+    clock = host.clock()
+    if clock is not None:
+        yield from _kept(host, clock, config)
+    elif source is None and not unreadable:
+        yield NothingToCheck("no clock in this tree")
     if unreadable:
         raise unreadable
 
 
-def _source(host: Host, config: Config) -> Iterator[Finding]:
-    source = host.read(CLOCK_SOURCE)
+def _source(source: str | None, config: Config) -> Iterator[Finding]:
     if source is not None and not NAME.fullmatch(source):
         raise ValueError(f"{CLOCK_SOURCE}: not a name: {source[:40]!r}")
     if source in SLOW:
         yield _finding("slow_source", f"the kernel reads the time from {source}, not from the CPU", config)
 
 
-def _kept(host: Host, config: Config) -> Iterator[Finding | Observation]:
-    clock = host.clock()
-    if clock is None:
-        return
+def _kept(host: Host, clock: KernelClock, config: Config) -> Iterator[Finding | Observation]:
     yield Observation("clock_synchronised", int(clock.synchronised))
     if clock.offset_seconds is None or clock.max_error_seconds is None:
         if not clock.synchronised and not _is_left_to_the_hypervisor(host):

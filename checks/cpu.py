@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import (
+    NOT_IN_BASELINE,
     Baseline,
     Clears,
     Entry,
@@ -24,6 +25,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -54,18 +56,25 @@ class Config(CheckConfig):
     throttle_events: Count = 0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
+    judged = bool(config.expected)
     try:
         online = _online(host, config)
         if online:
             yield from _count(len(online), config)
-        yield from _throttled(host, config, past, online, unreadable)
+        for reading in _throttled(host, config, past, online, unreadable):
+            judged = True
+            yield reading
     except (OSError, ValueError) as error:  # it must not hide the governors
         unreadable.append(str(error))
-    yield from _governors(host, config, past, unreadable)
+    for reading in _governors(host, config, past, unreadable):
+        judged = True
+        yield reading
     if unreadable:
         raise ValueError("; ".join(unreadable))
+    if not judged:
+        yield NOT_IN_BASELINE
 
 
 def _online(host: Host, config: Config) -> set[int]:

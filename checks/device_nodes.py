@@ -14,7 +14,7 @@ from dataclasses import field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
+from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -40,13 +40,16 @@ def validate(config: Config) -> str | None:
         if not path.startswith("/dev/"):
             return f'expected: "{path}" is not below /dev'
         if not MODE.fullmatch(mode):
-            return f'expected: the mode of {path} must be octal as in "0666", is "{mode}"'
+            return f'expected: the mode of {path} must be octal as in "0666", got "{mode}"'
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists("/dev/null"):
-        return  # a tree without device files: those that a profile guesses are not looked for in it
+        yield NothingToCheck("no device files in this tree")  # a profile only guesses which there should be
+        return
+    if not config.expected:
+        yield NOT_IN_BASELINE
     unreadable = []
     for path, wanted in config.expected.items():
         try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.machine.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.past import Past
 from healthd.plausible import Gib, Percent
 from healthd.values import dataclass
@@ -47,11 +47,11 @@ def validate(config: Config) -> str | None:
     if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
         return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
     if not config.degraded_gib > 0:
-        return f"degraded_gib must be above 0, is {config.degraded_gib:g}"
+        return f"degraded_gib must be above 0, got {config.degraded_gib:g}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
     unreadable = [wrong] if wrong else []
     judged = set()
@@ -70,6 +70,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         # A total of 0 is not judged: btrfs counts no inodes, tmpfs may have no limit.
         yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, config)
         yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, config)
+    if not judged and not unreadable:
+        yield NothingToCheck("no local file system at checks.disk_space.paths")
     if unreadable:
         raise ValueError("; ".join(unreadable))
 

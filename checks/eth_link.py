@@ -15,6 +15,7 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.network_card import is_card
 from healthd.model import (
+    NOT_IN_BASELINE,
     Baseline,
     Clears,
     Entry,
@@ -22,6 +23,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -63,16 +65,18 @@ def validate(config: Config) -> str | None:
         if not NAME.fullmatch(name):
             return f'expected_mbps: "{name}" is no name of an interface, as "eth0" is'
         if mbps < 0:
-            return f"expected_mbps: the speed of {name} must not be negative, is {mbps}"
+            return f"expected_mbps: the speed of {name} must not be negative, got {mbps}"
     for name, mtu in config.expected_mtu.items():
         if not NAME.fullmatch(name):
             return f'expected_mtu: "{name}" is no name of an interface, as "eth0" is'
         if mtu <= 0:
-            return f"expected_mtu: the MTU of {name} must be above 0, is {mtu}"
+            return f"expected_mtu: the MTU of {name} must be above 0, got {mtu}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    if not config.expected_mbps and not config.expected_mtu:
+        yield NOT_IN_BASELINE
     unreadable = []
     bonds: dict[str, str] = {}  # member -> its bond
     for name in config.expected_mbps:

@@ -24,7 +24,17 @@ from typing import Annotated
 from healthd.config import CheckConfig, Period
 from healthd.host import Host
 from healthd.live import told
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity, Slowness
+from healthd.model import (
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Severity,
+    Slowness,
+)
 from healthd.past import Past
 from healthd.plausible import Seconds, between
 from healthd.values import dataclass
@@ -81,12 +91,14 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not (config.client or config.sample):
+        yield NothingToCheck("off: checks.failslow.client is false and sample is empty")
         return
     text = host.read(f"{host.runtime_dir}/{FILE}")
     if text is None:
-        return  # nothing was told yet: the daemon says where the process does not run
+        yield NothingToCheck("no job has reported its steps yet")
+        return
     document = told.read(text)
     jobs = document.jobs
     yield Observation("failslow_jobs", len({job.job for job in jobs}))
@@ -232,5 +244,6 @@ EXPLAIN = {
         also=(Severity.DEGRADED,),
         shared=True,
         needs="act",
+        window="loss_window_seconds",
     ),
 }

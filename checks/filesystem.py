@@ -90,6 +90,7 @@ EXPLAIN = {
         "in an image file, or one that was mounted after healthd last looked. The node's own are block_device/stopped.",
         "Who uses that volume cannot write any more. Other jobs are not concerned.",
         "journalctl -k shows the first error. lsblk shows what the device is; unmount it, fsck or xfs_repair.",
+        window="error_window_seconds",
     ),
     "filesystem/errors": Explain(
         Severity.WARNING,
@@ -97,6 +98,7 @@ EXPLAIN = {
         "The kernel found errors in a local file system, or could not read or write there, and goes on with it.",
         "Some files may be lost. If it gets worse the kernel stops the file system.",
         "journalctl -k for the device; look at the disk too (smartctl -a). Drain, unmount, fsck or xfs_repair.",
+        window="error_window_seconds",
     ),
     "filesystem/mount_failed": Explain(
         Severity.WARNING,
@@ -104,6 +106,7 @@ EXPLAIN = {
         "The kernel could not mount a file system: its log or its superblock could not be read, or are wrong.",
         "What should be mounted there is missing. The check mount sees that of mounts that the settings name.",
         "journalctl -k for the device; fsck or xfs_repair. If its log cannot be replayed read xfs_repair(8) on -L.",
+        window="error_window_seconds",
     ),
     "filesystem/not_responding": Explain(
         Severity.WARNING,
@@ -113,6 +116,7 @@ EXPLAIN = {
         "Jobs that use it wait, and go on when it is back. With soft mounts they get errors.",
         "Look at the server and at the network. The check mount says whether mounts stand still, and drains for them.",
         shared=True,
+        window="server_window_seconds",
     ),
     "filesystem/evicted": Explain(
         Severity.WARNING,
@@ -122,6 +126,7 @@ EXPLAIN = {
         "What jobs had open there failed with input/output errors, and data not yet written is lost.",
         "Look for network errors at that time (ib_link, ib_errors). Many clients at once: look at the server.",
         shared=True,
+        window="server_window_seconds",
     ),
     "filesystem/lustre_bug": Explain(
         Severity.WARNING,
@@ -129,5 +134,6 @@ EXPLAIN = {
         "Lustre's client found something impossible (LBUG or ASSERTION) and stopped the thread that did.",
         "Processes that wait for that thread never go on. Lustre's manual: only a reboot helps.",
         "Drain and reboot the node when its jobs have ended. Report the lines before LBUG to the file system's maker.",
+        window="error_window_seconds",
     ),
 }

@@ -18,7 +18,20 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Repair, Severity, Worsens, WorsensBy
+from healthd.model import (
+    NO_GPU,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Remedy,
+    Repair,
+    Severity,
+    Worsens,
+    WorsensBy,
+)
 from healthd.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 from healthd.past import Past
 from healthd.values import dataclass
@@ -49,7 +62,7 @@ class Config(CheckConfig):
     hang_degraded_seconds: Seconds = 240.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     try:
         nvml = host.nvml
     except NvmlError as error:
@@ -59,6 +72,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             what, message = CLOSED[error.kind]
             shared = error.kind is NvmlErrorKind.MISMATCH
             yield Finding(Severity.DEGRADED, f"gpu_access/{what}", "", message, shared_cause=shared)
+        else:
+            yield NO_GPU
         return
     yield Observation("gpus", len(nvml.gpus()))
     yield Observation("gpus_unreachable", len(nvml.unreachable))
@@ -157,6 +172,7 @@ EXPLAIN = {
         "it warm. If it comes back on the same slot: reseat or replace the GPU, look at power and cooling.",
         confirm="confirm_seconds",
         at_once=True,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_access/reset_required": Explain(
         Severity.CRITICAL,
@@ -164,9 +180,9 @@ EXPLAIN = {
         "The GPU answers every question with: reset required.",
         "Nothing can start on it until it is reset, and what ran on it has failed.",
         "Let the node drain, stop what holds the GPU (DCGM, persistence daemon), nvidia-smi --gpu-reset -i PCI; on "
-        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. That it answers "
-        "again is no evidence of a reset; that the driver (570 and later) asks for nothing any more is. A reset that "
-        "healthd did not notice: healthd repaired gpu_access/reset_required PCI.",
+        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. After the reset the "
+        "condition clears by itself with driver 570 and later. If it does not: healthd repaired "
+        "gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(
         Severity.DEGRADED,

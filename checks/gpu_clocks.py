@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import Share
@@ -49,14 +49,15 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if not 0 < config.slowed_share <= 1:
-        return f"slowed_share: must be above 0 and at most 1, is {config.slowed_share:g}"
+        return f"slowed_share: must be above 0 and at most 1, got {config.slowed_share:g}"
     if config.within_seconds <= 0:
-        return f"within_seconds: must be above 0, is {config.within_seconds:g}"
+        return f"within_seconds: must be above 0, got {config.within_seconds:g}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports why its clocks are low")
+    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past), unsupported)
 
 
 def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -144,6 +145,7 @@ EXPLAIN = {
         "after six clean hours once it was repaired, and twice within a day it waits for an engineer: healthd repaired "
         "gpu_clocks/slowed PCI.",
         shared=None,
+        window="clean_seconds",
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
@@ -152,5 +154,6 @@ EXPLAIN = {
         "Little while it is brief. It often comes before a GPU that is slow all the time.",
         _TODO,
         shared=None,
+        window="clean_seconds",
     ),
 }

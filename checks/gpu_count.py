@@ -13,7 +13,20 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
+from healthd.model import (
+    NO_GPU,
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Remedy,
+    Severity,
+)
 from healthd.nvml import NvmlErrorKind
 from healthd.past import Past
 from healthd.plausible import Gpus
@@ -41,9 +54,11 @@ class Config(CheckConfig):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     on_pci = list(host.pci_gpus())
     yield Observation("gpus_on_pci", len(on_pci))
+    if not on_pci and not config.expected and not host.gpus():
+        yield NO_GPU
     dead, unread = [], []
     for pci in on_pci:
         try:
@@ -140,6 +155,7 @@ EXPLAIN = {
         "slot, reseat or replace the GPU.",
         confirm="confirm_seconds",
         at_once=True,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_count/missing": Explain(
         Severity.CRITICAL,

@@ -24,7 +24,17 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Repair, Severity
+from healthd.model import (
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Repair,
+    Severity,
+)
 from healthd.nvidia.recovery import ACTIONS
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
@@ -54,8 +64,13 @@ class Config(CheckConfig):
     growth_seconds: Seconds = 900.0  # two rounds of the default interval, and what they may be late
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+    judged = False
+    for item in host.each_gpu(lambda gpu: _look(host, gpu, config, past)):
+        judged = judged or not (isinstance(item, Observation) and item.name == "gpu_ecc_counts_kept")
+        yield item
+    if not judged:
+        yield NothingToCheck("no GPU with ECC memory")
 
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:

@@ -25,7 +25,7 @@ from dataclasses import replace
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
 from healthd.machine.inventory import device_kind
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import NO_GPU, Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.nvml import Fabric, NvmlError, NvmlGpu
 from healthd.past import Past
 from healthd.text import regex
@@ -80,12 +80,13 @@ class Config(CheckConfig):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     failed: list[Exception] = []
     outside = 0
     joined: Counter[str] = Counter()  # by model
     without: list[NvmlGpu] = []
-    for gpu in host.gpus():
+    gpus = host.gpus()
+    for gpu in gpus:
         try:
             fabric = gpu.fabric()
             if fabric is None or fabric.state == NOT_SUPPORTED:
@@ -100,6 +101,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                     yield from [given] if given else []
         except (NvmlError, ValueError, OSError) as error:  # it must not hide the other GPUs
             failed.append(error)
+    if len(without) == len(gpus):
+        yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
     for gpu in without:
         try:
             if joined[gpu.name] and not _needs_none(gpu):

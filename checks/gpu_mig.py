@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
+from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import MigDevices
@@ -34,16 +34,18 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.mode not in ("", "on", "off"):
-        return f'mode must be "on", "off" or "", is "{config.mode}"'
+        return f'mode must be "on", "off" or "", got "{config.mode}"'
     if not -1 <= config.instances <= 64:
-        return f"instances must be -1 or a number up to 64, is {config.instances}"
+        return f"instances must be -1 or a number up to 64, got {config.instances}"
     if config.mode == "off" and config.instances > 0:
         return f'with mode = "off" there cannot be {config.instances} instances'
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
-    if config.mode or config.instances >= 0:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
+    if not config.mode and config.instances < 0:
+        yield NOT_IN_BASELINE
+    else:
         yield from host.each_gpu(lambda gpu: _judge(gpu, config))
 
 

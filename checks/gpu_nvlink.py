@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import (
+    NO_GPU,
     Baseline,
     Clears,
     Entry,
@@ -28,6 +29,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -71,22 +73,27 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.links < 0:
-        return f"links must be 0 or more, is {config.links}"
+        return f"links must be 0 or more, got {config.links}"
     for name in ("bit_error_rate", "symbol_bit_error_rate"):
         if not 0 < getattr(config, name) < 1:
             return f"{name} must be between 0 and 1, got {getattr(config, name):g}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     links: dict[NvmlGpu, tuple[Nvlink, ...]] = {}
     failed: list[NvmlError] = []
-    for gpu in host.gpus():
+    gpus = host.gpus()
+    if not gpus:
+        yield NO_GPU
+    for gpu in gpus:
         try:
             if not gpu.mig_enabled():
                 links[gpu] = gpu.nvlinks() or ()
         except NvmlError as error:  # the others are judged all the same
             failed.append(error)
+    if gpus and not failed and not config.links and not any(links.values()):
+        yield NothingToCheck("no NVLink")
     for gpu, own in links.items():
         peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
         if not own and not config.links and not any(map(any, peers)):
@@ -241,6 +248,7 @@ EXPLAIN = {
         "A link had to send packets again (replay errors grew). Good links do not.",
         "The link works but is weak: jobs get slower, and it is likely to fail.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/recovery": Explain(
         Severity.DEGRADED,
@@ -248,6 +256,7 @@ EXPLAIN = {
         "A link had to be trained anew while in use (recovery errors grew).",
         "Traffic stood still meanwhile; the next time it may fail for good and take the job with it.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/recovered": Explain(
         Severity.WARNING,
@@ -255,6 +264,7 @@ EXPLAIN = {
         "A link of a Blackwell GPU was trained again while in use, and works again.",
         "Traffic on the link paused. Repeated recoveries announce a bad link.",
         "Watch whether it repeats on the same link (nvidia-smi nvlink -e). If so, drain the node: dcgmi diag -r 3.",
+        window="clean_seconds",
     ),
     "gpu_nvlink/recovery_failed": Explain(
         Severity.DEGRADED,
@@ -262,6 +272,7 @@ EXPLAIN = {
         "A link of a Blackwell GPU could not be trained again after an error.",
         "The link is down or unreliable: collective operations hang or fall back to slower paths.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
@@ -269,6 +280,7 @@ EXPLAIN = {
         "The links of this GPU count a hundred CRC errors a second or more.",
         "Bandwidth is lost to repetitions, and the link is likely to fail.",
         _ERRORS_TODO,
+        window="clean_seconds",
     ),
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
@@ -276,6 +288,7 @@ EXPLAIN = {
         "A link counted CRC errors, fewer than would cost bandwidth.",
         "None: damaged packets are repeated. Many of them announce a bad link.",
         "Watch whether it grows; see nvidia-smi nvlink -e.",
+        window="clean_seconds",
     ),
     "gpu_nvlink/packet": Explain(
         Severity.WARNING,
@@ -283,6 +296,7 @@ EXPLAIN = {
         "A link of a Blackwell GPU counted packets that were damaged, refused or thrown away.",
         "None yet where they were sent again. Many of them announce a bad link.",
         "nvidia-smi nvlink -e shows which counter of which link. Watch whether it grows.",
+        window="clean_seconds",
     ),
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,

@@ -29,8 +29,10 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
+    Remedy,
     Severity,
 )
 from healthd.nvml import NvmlGpu, PcieLink
@@ -65,16 +67,17 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if not 0 <= config.lanes <= MOST_LANES:
-        return f"lanes: must be between 0 and {MOST_LANES}, is {config.lanes}"
+        return f"lanes: must be between 0 and {MOST_LANES}, got {config.lanes}"
     if not 0 < config.busy_share <= 1:
-        return f"busy_share: must be above 0 and at most 1, is {config.busy_share:g}"
+        return f"busy_share: must be above 0 and at most 1, got {config.busy_share:g}"
     if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
         return "lane_replays_per_minute: must have a number of 0 or more for each generation"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports its PCIe link")
+    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past), unsupported)
 
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -220,6 +223,7 @@ EXPLAIN = {
         "systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "gpu_pcie/generation": Explain(
         Severity.WARNING,
@@ -228,6 +232,7 @@ EXPLAIN = {
         "Data to and from the GPU takes twice as long or more. The link may have been trained badly at boot.",
         _CARD_TODO,
         confirm="confirm_seconds",
+        window="clean_seconds",
     ),
     "gpu_pcie/replays": Explain(
         Severity.WARNING,
@@ -235,5 +240,6 @@ EXPLAIN = {
         "Packets on the GPU's PCI Express link are damaged and sent again more often than on good links.",
         "Little: the data is right in the end. It often comes before a link that gets slower or fails.",
         f"At the next maintenance: {_CARD_TODO}",
+        window="clean_seconds",
     ),
 }

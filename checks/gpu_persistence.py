@@ -12,16 +12,18 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import NO_GPU, Clears, Explain, Finding, NothingToCheck, Severity
 from healthd.nvml import NvmlError
 from healthd.past import Past
 
 USES = "nvml"
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
     failed: list[NvmlError] = []
     gpus = host.gpus()
+    if not gpus:
+        yield NO_GPU
     off = []
     for gpu in gpus:
         try:

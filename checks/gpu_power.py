@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import Watts
@@ -26,8 +26,9 @@ class Config(CheckConfig):
     accepted_watts: Watts = 0.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(gpu, config))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports a power limit")
+    yield from host.each_gpu(lambda gpu: _look(gpu, config), unsupported)
 
 
 def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.cgroup import job_in
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import Clears, Explain, Finding, NothingToCheck, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.text import regex
@@ -43,7 +43,7 @@ class Config(CheckConfig):
     confirm_seconds: Seconds = 60.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
     yield from host.each_gpu(lambda gpu: _look(host, gpu, config))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Repair, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Repair, Severity
 from healthd.nvidia.recovery import ACTIONS, RESETS, UNKNOWN
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
@@ -19,8 +19,8 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "gsp", "job_end")
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    yield from host.each_gpu(lambda gpu: _judge(gpu, past))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
+    yield from host.each_gpu(lambda gpu: _judge(gpu, past), NothingToCheck("no GPU that reports recovery actions"))
 
 
 def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 from healthd.plausible import Count
@@ -28,11 +28,11 @@ class Config(CheckConfig):
 
 
 def validate(config: Config) -> str | None:
-    return None if config.degraded_pages > 0 else f"degraded_pages must be positive, is {config.degraded_pages}"
+    return None if config.degraded_pages > 0 else f"degraded_pages must be positive, got {config.degraded_pages}"
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _judge(gpu, config))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    yield from host.each_gpu(lambda gpu: _judge(gpu, config), NothingToCheck("no GPU that retires memory pages"))
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:

@@ -13,7 +13,18 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Repair, Severity
+from healthd.model import (
+    NO_GPU,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Repair,
+    Severity,
+)
 from healthd.nvml import NvmlError, NvmlGpu, RemappedRows
 from healthd.past import Past
 from healthd.plausible import Count
@@ -30,16 +41,24 @@ class Config(CheckConfig):
     max_uncorrectable: Count = 512
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     failed: list[NvmlError] = []
+    gpus = host.gpus()
+    if not gpus:
+        yield NO_GPU
+    judged = False
     for look in (_rows, _memory):
-        for gpu in host.gpus():
+        for gpu in gpus:
             try:
-                yield from look(gpu, config, past)
+                for item in look(gpu, config, past):
+                    judged = True
+                    yield item
             except NvmlError as error:  # the others are judged all the same
                 failed.append(error)
     if failed:
         raise failed[0]
+    if gpus and not judged:
+        yield NothingToCheck("no GPU with row remapping")
 
 
 def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:

@@ -91,5 +91,6 @@ EXPLAIN = {
         "alike.",
         "Ask whose jobs they are, and whether the same program fails on other GPUs too. If not: drain the node and run "
         "NVIDIA's diagnostics (dcgmi diag -r 3, the field diagnostics); name GPU, GPC, TPC and SM to NVIDIA.",
+        window="window_seconds",
     ),
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
+from healthd.model import NO_GPU, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
 from healthd.nvml import NvmlError, NvmlGpu
 from healthd.past import Past
 from healthd.values import dataclass
@@ -32,8 +32,10 @@ class Config(CheckConfig):
     vbios: str = ""
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
     gpus = host.gpus()
+    if not gpus:
+        yield NO_GPU
     failed: list[NvmlError] = []
     versions: dict[NvmlGpu, str] = {}
     for gpu in gpus:

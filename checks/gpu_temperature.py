@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.nvml import NvmlGpu, TemperatureLimits
 from healthd.past import Past
 from healthd.plausible import Celsius, WholeCelsius
@@ -47,8 +47,9 @@ class Config(CheckConfig):
     slowdown_celsius: WholeCelsius = 0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    yield from host.each_gpu(lambda gpu: _look(gpu, config))
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    unsupported = NothingToCheck("no GPU that reports a temperature")
+    yield from host.each_gpu(lambda gpu: _look(gpu, config), unsupported)
 
 
 def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:

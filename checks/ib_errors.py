@@ -20,7 +20,17 @@ from dataclasses import replace
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import (
+    NO_IB_PORT,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
 from healthd.plausible import Count, Rate
 from healthd.values import dataclass
@@ -70,8 +80,10 @@ def validate(config: Config) -> str | None:
     return infiniband.misnamed("ports", config.ports)
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     there = infiniband.ports(host)
+    if not there and not config.ports:
+        yield NO_IB_PORT
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
     for name in [name for name in there if not config.ports or name in config.ports]:
         full = []
@@ -201,6 +213,7 @@ EXPLAIN = {
         "The port received more broken symbols than the InfiniBand specification allows in an hour.",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/link_integrity": Explain(
         Severity.DEGRADED,
@@ -208,6 +221,7 @@ EXPLAIN = {
         "Errors on the physical link passed the threshold of the port (LocalLinkIntegrityErrors).",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/buffer_overrun": Explain(
         Severity.DEGRADED,
@@ -215,6 +229,7 @@ EXPLAIN = {
         "The port's receive buffers overran in consecutive updates of flow control (ExcessiveBufferOverrunErrors).",
         "Flow control does not work on this link: packets are lost.",
         f"{_TODO} Look at the firmware of adapter and switch too.",
+        window="clean_seconds",
     ),
     "ib_errors/symbol_rate": Explain(
         Severity.WARNING,
@@ -222,6 +237,7 @@ EXPLAIN = {
         "A burst of broken symbols, fewer than count as a fault in an hour.",
         _MATTERS,
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/recovery_rate": Explain(
         Severity.WARNING,
@@ -229,6 +245,7 @@ EXPLAIN = {
         "The link trains anew again and again, without going down (LinkErrorRecoveryCounter).",
         "Nothing is sent meanwhile: collectives wait. It often comes before a link that goes down.",
         _TODO,
+        window="clean_seconds",
     ),
     "ib_errors/receive_rate": Explain(
         Severity.WARNING,
@@ -236,6 +253,7 @@ EXPLAIN = {
         "The port receives many packets with errors (PortRcvErrors).",
         _MATTERS,
         f"{_TODO} A sender far away may be the cause too: ibqueryerrors shows which ports of the fabric count errors.",
+        window="clean_seconds",
     ),
     "ib_errors/ack_timeout_rate": Explain(
         Severity.WARNING,
@@ -244,6 +262,7 @@ EXPLAIN = {
         "Jobs wait for each of them; when the retries are used up the connection, and with it the job, dies.",
         "One job's nodes only, and one of them died then: it is the cause. Else packets are lost on the way: "
         "ibqueryerrors, or the switch's drops and priority flow control (RoCE); then this node's cable.",
+        window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
@@ -252,6 +271,7 @@ EXPLAIN = {
         "Jobs over several nodes get slow.",
         "Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless queues). One node: "
         "its cable and port, and whether its NIC is set up as those of the others (mlnx_qos -i INTERFACE).",
+        window="clean_seconds",
     ),
     "ib_errors/counter_full": Explain(
         Severity.INFO,

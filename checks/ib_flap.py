@@ -14,7 +14,17 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
+from healthd.model import (
+    NO_IB_PORT,
+    Clears,
+    Explain,
+    Finding,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
 from healthd.plausible import Count
 from healthd.values import dataclass
@@ -51,8 +61,10 @@ def validate(config: Config) -> str | None:
     return infiniband.misnamed("ports", config.ports)
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     there = infiniband.ports(host)
+    if not there and not config.ports:
+        yield NO_IB_PORT
     ports = [name for name in there if not config.ports or name in config.ports]
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
     settled = infiniband.settled_seconds(host, config.boot_seconds) if ports else 0.0
@@ -139,6 +151,7 @@ EXPLAIN = {
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         _TODO,
         shared=True,
+        window="clean_seconds",
     ),
     "ib_flap/carrier_lost": Explain(
         Severity.DEGRADED,
@@ -147,6 +160,7 @@ EXPLAIN = {
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         f"{_TODO} An interface that somebody sets down and up (ip link set) counts too.",
         shared=True,
+        window="clean_seconds",
     ),
     "ib_flap/counter_full": Explain(
         Severity.INFO,

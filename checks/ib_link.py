@@ -16,6 +16,8 @@ from healthd.host import Host
 from healthd.machine import infiniband
 from healthd.machine.network_card import is_card
 from healthd.model import (
+    NO_IB_PORT,
+    NOT_IN_BASELINE,
     Baseline,
     Clears,
     Entry,
@@ -23,6 +25,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     Severity,
     Worsens,
@@ -61,7 +64,7 @@ class Config(CheckConfig):
 def validate(config: Config) -> str | None:
     for port, rate in config.expected_gbps.items():
         if rate < 0:
-            return f"expected_gbps: the rate of {port} must not be negative, is {rate:g}"
+            return f"expected_gbps: the rate of {port} must not be negative, got {rate:g}"
     return infiniband.misnamed("expected_gbps", config.expected_gbps)
 
 
@@ -75,7 +78,9 @@ class Port(NamedTuple):
     told: bool
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
+    if not config.expected_gbps:
+        yield NOT_IN_BASELINE if infiniband.ports(host) else NO_IB_PORT
     ports: dict[str, Port | None] = {}
     unreadable = []
     for name in sorted({*infiniband.ports(host), *config.expected_gbps}):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Period
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.past import Past
 from healthd.text import is_decimal, regex
 from healthd.values import dataclass
@@ -66,12 +66,14 @@ class Entry(NamedTuple):
         return self.record * 3600 + self.second
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not any(host.stat(device) for device in DEVICES):
+        yield NothingToCheck("no BMC device", "modprobe ipmi_devintf ipmi_si")
         return
     ran = host.run(("ipmitool", "sel", "elist", "last", str(MOST_ENTRIES)), config.timeout_seconds * 0.9)
     if ran is None:
-        return  # not installed
+        yield NothingToCheck("ipmitool is not installed", "apt-get install ipmitool")
+        return
     if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
         raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")
     entries = [parse(line) for line in ran.stdout.splitlines() if line.strip()]

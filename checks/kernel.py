@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Severity
 from healthd.text import printable
 from healthd.values import dataclass
 
@@ -195,6 +195,7 @@ EXPLAIN = {
         "Locks that the dead task held are held for ever: later jobs hang in the same driver. Data may be damaged.",
         f"Reboot. {_STACK_TODO} Report it to the driver's maker; bad memory can be the cause (memory_edac).",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "oops_window_seconds"),
     ),
     "kernel/soft_lockup": Explain(
         Severity.DEGRADED,
@@ -204,6 +205,7 @@ EXPLAIN = {
         "What is bound to this CPU stands still meanwhile. On a virtual machine the host may have been too busy.",
         _STACK_TODO,
         also=(Severity.WARNING,),
+        milder=Ends(Clears.WINDOW, "window_seconds"),
     ),
     "kernel/file_max": Explain(
         Severity.WARNING,
@@ -212,6 +214,7 @@ EXPLAIN = {
         "No program but root's could open anything then: jobs fail in odd places.",
         "cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail shows who holds them. "
         "Raise fs.file-max if it is right so.",
+        window="window_seconds",
     ),
     "kernel/netdevice": Explain(
         Severity.WARNING,
@@ -219,6 +222,7 @@ EXPLAIN = {
         "A network interface, mostly a container's, cannot be removed since something still holds it.",
         "Its container does not end, and no other interface can be made or removed meanwhile: new containers hang.",
         "If it is said for minutes, only a reboot ends it. It is a bug of the kernel: look for a newer one.",
+        window="window_seconds",
     ),
     "kernel/rcu_stall": Explain(
         Severity.WARNING,
@@ -226,6 +230,7 @@ EXPLAIN = {
         "A CPU did not pass through the scheduler for 21 seconds and more, and the kernel waits for it.",
         "Memory that waits to be freed piles up; jobs on this CPU may stand still.",
         _STACK_TODO,
+        window="window_seconds",
     ),
     "kernel/workqueue": Explain(
         Severity.WARNING,
@@ -233,6 +238,7 @@ EXPLAIN = {
         "Work that the kernel gave itself was not done for 30 seconds: something holds that CPU.",
         "Drivers and file systems wait for it.",
         _STACK_TODO,
+        window="window_seconds",
     ),
     "kernel/hung_task": Explain(
         Severity.WARNING,
@@ -240,6 +246,7 @@ EXPLAIN = {
         "A task waits in the kernel for two minutes or more, for a disk or file server mostly, and cannot be killed.",
         "Its job stands still. If what it waits for comes back it goes on; else the node needs a reboot.",
         f"Is a file server or disk away (mount, block_device)? {_STACK_TODO} cat /proc/PID/stack: where it is now.",
+        window="window_seconds",
     ),
     "kernel/oom_kill": Explain(
         Severity.INFO,
@@ -248,6 +255,7 @@ EXPLAIN = {
         "None for the node if it was the job's own limit.",
         "Nothing for its cgroup's limit: tell the job's owner. The whole node's: a job runs without a limit, or the "
         "system took too much; memory_size says whether memory is missing.",
+        window="window_seconds",
     ),
     "kernel/cpu_throttled": Explain(
         Severity.WARNING,
@@ -255,6 +263,7 @@ EXPLAIN = {
         "CPUs were too hot and ran slower. It ends when the kernel says that all are cool again.",
         "Jobs are slow, and with them all the nodes that wait for this one.",
         "ipmitool sdr type Temperature; fans, filters, the inlet's temperature, thermal paste.",
+        window="window_seconds",
     ),
     "kernel/unread": Explain(
         Severity.WARNING,
@@ -262,6 +271,7 @@ EXPLAIN = {
         "A rule of healthd made a mistake with a kernel line. What the line says is not judged: it may be any fault.",
         "If it is one, nothing else may say so.",
         "Read the line. healthd's own log has the mistake with its traceback: please report it with the line.",
+        window="window_seconds",
     ),
     "kernel/too_hot": Explain(
         Severity.WARNING,
@@ -269,5 +279,6 @@ EXPLAIN = {
         "A sensor is above the temperature at which the kernel switches the machine off.",
         "The node is about to be off, or was.",
         "ipmitool sdr type Temperature; fans, filters, the inlet's temperature.",
+        window="window_seconds",
     ),
 }

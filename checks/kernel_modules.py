@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
+from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -42,9 +42,12 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists(MODULES):
-        return  # a tree without modules: those that a profile guesses are not looked for in it
+        yield NothingToCheck("no kernel modules in this tree")  # a profile only guesses which there should be
+        return
+    if not config.expected:
+        yield NOT_IN_BASELINE
     unreadable = []
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:

@@ -27,11 +27,13 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import (
     Clears,
+    Ends,
     Explain,
     Finding,
     Inventory,
     KernelEvent,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -79,13 +81,16 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.corrected_per_day < 0:
-        return f"corrected_per_day: must not be negative, is {config.corrected_per_day}"
+        return f"corrected_per_day: must not be negative, got {config.corrected_per_day}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable = []
-    for controller in filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)):
+    controllers = list(filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)))
+    if not controllers:
+        yield NothingToCheck("no EDAC memory controller")
+    for controller in controllers:
         names = host.list(f"{CONTROLLERS}/{controller}")
         dimms = [f"{controller}/{name}" for name in names if DIMM.fullmatch(name)]
         rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # Linux before 3.6 has nothing else
@@ -293,6 +298,7 @@ EXPLAIN = {
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
         "DIMM. Drain and reboot; comes back: replace it.",
         also=(Severity.DEGRADED, Severity.WARNING),
+        milder=Ends(Clears.REBOOT, "clean_seconds"),
     ),
     "memory_edac/page_recovered": Explain(
         Severity.WARNING,
@@ -300,6 +306,7 @@ EXPLAIN = {
         "The kernel took a page of memory with bad data out of use.",
         "What the page held was clean or belonged to a process that was told. More may follow from the same DIMM.",
         f"{_FIND_TODO}Test the memory at the next maintenance; comes back: replace the DIMM.",
+        window="clean_seconds",
     ),
     "memory_edac/deferred": Explain(
         Severity.WARNING,
@@ -307,6 +314,7 @@ EXPLAIN = {
         "The hardware found data that cannot be corrected, and marked it: nobody has used it yet.",
         "Who reads it gets a machine check and is killed.",
         f"{_FIND_TODO}Drain the node at the next occasion and test the memory.",
+        window="clean_seconds",
     ),
     "memory_edac/left_over": Explain(
         Severity.WARNING,
@@ -315,6 +323,7 @@ EXPLAIN = {
         "may have ended, or of memory that nobody used.",
         "The same may happen again.",
         "The BMC's log says when it was; mcelog --ascii or rasdaemon decode it. Comes back: replace the part.",
+        window="clean_seconds",
     ),
     "memory_edac/pci_parity": Explain(
         Severity.WARNING,
@@ -322,6 +331,7 @@ EXPLAIN = {
         "A device on the PCI bus saw a parity or a system error, as EDAC polled or an interrupt (NMI) told.",
         "A transfer had wrong data. Many devices set these bits for no reason, so it only warns.",
         "lspci -vvv -s PCI; look for errors of its driver at the same time. Reseat the card if it comes back.",
+        window="clean_seconds",
     ),
     "memory_edac/corrected": Explain(
         Severity.WARNING,
@@ -330,5 +340,6 @@ EXPLAIN = {
         "None yet: all were corrected. It is often the beginning of a DIMM that fails; a storm also costs CPU time.",
         f"{_FIND_TODO}Reseat or replace that DIMM at the next maintenance. A day under load without more of "
         "them ends the warning, too.",
+        window="clean_seconds",
     ),
 }

@@ -12,7 +12,19 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
+from healthd.model import (
+    NOT_IN_BASELINE,
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Severity,
+)
 from healthd.past import Past
 from healthd.plausible import Bytes, Share
 from healthd.text import regex
@@ -37,14 +49,15 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     if config.expected_bytes < 0:
-        return f"expected_bytes: must not be negative, is {config.expected_bytes}"
+        return f"expected_bytes: must not be negative, got {config.expected_bytes}"
     if not 0 <= config.max_missing_share < 1:
-        return f"max_missing_share: must be at least 0 and below 1, is {config.max_missing_share:g}"
+        return f"max_missing_share: must be at least 0 and below 1, got {config.max_missing_share:g}"
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected_bytes:
+        yield NOT_IN_BASELINE
         return
     total = parse(host.read(MEMINFO) or "")
     yield Observation("memory_size_bytes", total)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Remedy, Severity
 from healthd.values import dataclass
 
 USES = ""
@@ -180,6 +180,7 @@ EXPLAIN = {
         "The network card's driver says that its firmware is dead or in error, or could not recover it.",
         _LOST,
         _CARD_TODO,
+        remedy=Remedy.POWER_CYCLE,
     ),
     "mlx5/health_warning": Explain(
         Severity.WARNING,
@@ -187,6 +188,7 @@ EXPLAIN = {
         "The card's firmware reports a problem that it calls no error.",
         "The card works on; worse may follow.",
         "The line names the problem. Update the firmware at the next maintenance.",
+        window="warning_window_seconds",
     ),
     "mlx5/health_recovery": Explain(
         Severity.WARNING,
@@ -194,6 +196,7 @@ EXPLAIN = {
         "The driver stopped the card, to recover it or because it was switched off or reset (mlxfwreset, SR-IOV).",
         "While it lasts nothing goes over the card. If nobody reset it, its firmware failed.",
         "journalctl -k | grep mlx5 shows what led to it, and whether the card came back.",
+        window="warning_window_seconds",
     ),
     "mlx5/temperature": Explain(
         Severity.WARNING,
@@ -201,6 +204,7 @@ EXPLAIN = {
         "A sensor of the card is above its limit.",
         "The card switches itself off at the next limit.",
         "mget_temp -d DEVICE. Look at fans, filters and blanking panels; the card's own fan if it has one.",
+        window="warning_window_seconds",
     ),
     "mlx5/module_temperature": Explain(
         Severity.WARNING,
@@ -208,6 +212,7 @@ EXPLAIN = {
         "A transceiver or active cable is above its temperature limit.",
         "It is switched off if it gets hotter: the link goes down.",
         _CABLE_TODO,
+        window="warning_window_seconds",
     ),
     "mlx5/module_power": Explain(
         Severity.WARNING,
@@ -215,6 +220,7 @@ EXPLAIN = {
         "A transceiver or cable asks for more power than the port or the slot may give.",
         "The port does not come up with it.",
         f"Use one of a lower power class, or a card and slot that give more. {_CABLE_TODO}",
+        window="warning_window_seconds",
     ),
     "mlx5/module_error": Explain(
         Severity.WARNING,
@@ -222,6 +228,7 @@ EXPLAIN = {
         "The card cannot work with a transceiver or cable: shorted, unreadable, unknown or not admitted.",
         "The port does not come up, or goes down.",
         _CABLE_TODO,
+        window="warning_window_seconds",
     ),
     "mlx5/slot_power": Explain(
         Severity.WARNING,
@@ -231,6 +238,7 @@ EXPLAIN = {
         "The card, or an active cable in it, may be slowed down; a port that was switched off has no link.",
         "Compare the card's speed with its neighbours' (ib_link, eth_link). Look at the slot's power in the BIOS, and "
         "at the card's own power cable.",
+        window="warning_window_seconds",
     ),
     "mlx5/command_timeout": Explain(
         Severity.DEGRADED,
@@ -240,6 +248,8 @@ EXPLAIN = {
         "Queues cannot be made or destroyed: jobs that start or end on it hang for a minute at each. Each one leaks.",
         _CARD_TODO,
         also=(Severity.WARNING,),
+        milder=Ends(Clears.WINDOW, "warning_window_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "mlx5/tx_timeout": Explain(
         Severity.WARNING,
@@ -247,6 +257,7 @@ EXPLAIN = {
         "Packets waited in a queue of the card for seconds; the driver restarted the queue.",
         "Connections stall or break. Once it may be the switch (pause frames), repeated it is card or driver.",
         "ethtool -S INTERFACE | grep -E 'pause|timeout|err'; journalctl -k | grep mlx5 for what stands around it.",
+        window="warning_window_seconds",
     ),
     "mlx5/pci_error": Explain(
         Severity.WARNING,
@@ -254,6 +265,7 @@ EXPLAIN = {
         "The kernel told the card's driver of a PCI Express error and reset the card.",
         "What used the card has failed. pcie_aer judges the error itself.",
         "journalctl -k | grep -E 'AER|mlx5'. Reseat the card, look at riser and cables.",
+        window="warning_window_seconds",
     ),
     "mlx5/load_failed": Explain(
         Severity.WARNING,
@@ -261,6 +273,7 @@ EXPLAIN = {
         "The driver could not start a network card (or a virtual function of it).",
         "The card is not there for anybody. Where ports are expected ib_link and eth_link drain the node.",
         "The lines before it in journalctl -k say why: firmware older than the driver, firmware dead, no resources.",
+        window="warning_window_seconds",
     ),
     "mlx5/port_failed": Explain(
         Severity.WARNING,
@@ -268,6 +281,7 @@ EXPLAIN = {
         "The kernel could not open a port of an RDMA device for management packets.",
         "The port stays in INIT: no subnet manager can reach it. SELinux can be the cause, or a dying device.",
         "journalctl -k and ausearch -m avc around that time; ibstat.",
+        window="warning_window_seconds",
     ),
     "mlx5/bond_down": Explain(
         Severity.WARNING,
@@ -275,6 +289,7 @@ EXPLAIN = {
         "No member of a bond was up.",
         "Everything that goes over the bond stood still. eth_link judges whether it still does.",
         "cat /proc/net/bonding/BOND; the switch that its cables go to.",
+        window="warning_window_seconds",
     ),
     "mlx5/link_down": Explain(
         Severity.INFO,
@@ -282,6 +297,7 @@ EXPLAIN = {
         "The link of a network card's port went down.",
         "None if somebody did it, or if it is back. ib_link, ib_flap and eth_link judge it.",
         "mlxlink -d DEVICE tells why the port is down (Troubleshooting Info).",
+        window="link_window_seconds",
     ),
     "mlx5/request_failed": Explain(
         Severity.INFO,
@@ -289,6 +305,7 @@ EXPLAIN = {
         "The card refused or failed a request: a completion queue ran over, a command was not possible.",
         "Mostly an application's fault, or the other node's.",
         "Nothing, unless jobs of several users see it on this node.",
+        window="link_window_seconds",
     ),
     "mlx5/pcie_limited": Explain(
         Severity.INFO,
@@ -296,5 +313,6 @@ EXPLAIN = {
         "At its start the driver found that the PCI Express link gives the card less than it could use.",
         "The card may be slower than its port. So it is in many slots by design; pcie_link judges it.",
         "lspci -vv -s PCI: LnkCap and LnkSta, also of the port above.",
+        window="link_window_seconds",
     ),
 }

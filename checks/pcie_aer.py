@@ -25,13 +25,16 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
 from healthd.model import (
     Clears,
+    Ends,
     Explain,
     Finding,
     Inventory,
     KernelEvent,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
+    Remedy,
     Severity,
 )
 from healthd.past import Past
@@ -77,7 +80,7 @@ class Config(CheckConfig):
     clean_seconds: Seconds = 24 * 3600.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     watched = 0
     unreadable = []
     for pci, what in _watched(host.pci_functions()).items():
@@ -99,6 +102,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             names = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != total)
             yield from _judge(kind, pci, what, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
+    if not watched and not unreadable:
+        yield NothingToCheck("no GPU, network card or NVMe disk with PCIe error counters")
     if unreadable:
         raise ValueError("; ".join(unreadable))
 
@@ -290,6 +295,8 @@ EXPLAIN = {
         "The link was reset or is dead: what used the device has failed, and data on its way was lost.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "clean_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
@@ -298,6 +305,7 @@ EXPLAIN = {
         "not count: some platforms log such errors at each boot.",
         "Single transactions fail: jobs that use the device may die, or the device falls off the bus next.",
         _CARD_TODO,
+        window="clean_seconds",
     ),
     "pcie_aer/nonfatal": Explain(
         Severity.WARNING,
@@ -305,6 +313,7 @@ EXPLAIN = {
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
         "A single transaction failed. Once it may be harmless (a probe of the device); repeated it is not.",
         _CARD_TODO,
+        window="clean_seconds",
     ),
     "pcie_aer/not_recovered": Explain(
         Severity.CRITICAL,
@@ -314,6 +323,8 @@ EXPLAIN = {
         "The device is cut off or in an unknown state: what uses it fails.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "clean_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_aer/correctable": Explain(
         Severity.WARNING,
@@ -321,5 +332,6 @@ EXPLAIN = {
         "The link corrects errors by sending again, more often than good links do.",
         "None yet but some bandwidth. It often comes before a link that gets slower or fails.",
         f"At the next maintenance: {_CARD_TODO}",
+        window="clean_seconds",
     ),
 }

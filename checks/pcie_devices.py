@@ -13,7 +13,19 @@ from dataclasses import field
 from healthd.config import CheckConfig, Seconds
 from healthd.host import PCI_DEVICES, Host
 from healthd.machine.inventory import device_kind
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
+from healthd.model import (
+    NOT_IN_BASELINE,
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Severity,
+)
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -45,8 +57,9 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not config.expected:
+        yield NOT_IN_BASELINE
         return
     there = {function.pci: function for function in host.pci_functions() if function.vendor}
     yield Observation("pcie_devices_missing", len(config.expected.keys() - there.keys()))

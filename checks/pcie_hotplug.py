@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, PciDevice, Severity
+from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, PciDevice, Remedy, Severity
 from healthd.values import dataclass
 
 USES = ""
@@ -87,6 +87,8 @@ EXPLAIN = {
         "The device is gone for whatever uses it. A GPU falls off the bus with it.",
         _TODO,
         also=(Severity.WARNING,),
+        milder=Ends(Clears.REBOOT, "warning_window_seconds"),
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_hotplug/power_fault": Explain(
         Severity.CRITICAL,
@@ -94,6 +96,7 @@ EXPLAIN = {
         "The slot's power controller reports a fault. It is critical where a GPU or a network card is in the slot.",
         "The device has no power, or had none for a moment: what it held is lost.",
         f"Look at the power supplies and the card's power cables. {_TODO}",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_hotplug/no_link": Explain(
         Severity.WARNING,
@@ -101,6 +104,7 @@ EXPLAIN = {
         "A card was found in a slot, and its link could not be trained.",
         "The device cannot be used. Other checks say whether it is missed.",
         _TODO,
+        window="warning_window_seconds",
     ),
     "pcie_hotplug/inaccessible": Explain(
         Severity.WARNING,
@@ -108,5 +112,6 @@ EXPLAIN = {
         "A device that slept, or was reset, does not answer: its registers read as all ones.",
         "It cannot be used until it is reset or the power is cycled. Other checks say whether it is missed.",
         _TODO,
+        window="warning_window_seconds",
     ),
 }

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Remedy, Severity
 from healthd.past import Past
 from healthd.text import regex
 from healthd.values import dataclass
@@ -46,9 +46,11 @@ class Link(NamedTuple):
     speed: float  # GT/s
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     links = _links(host.pci_functions())
     yield Observation("pcie_link_watched_links", len(links))
+    if not links:
+        yield NothingToCheck("no PCIe link of a GPU, network card or NVMe disk")
     unreadable = []
     for port, (function, what) in links.items():
         try:
@@ -151,6 +153,7 @@ EXPLAIN = {
         f'{_TODO} Built so (a slot with fewer lanes than its port): severity = {{ "pcie_link/narrow" = "info" }}; '
         "a site without such slots writes enforce = true instead.",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
@@ -159,6 +162,7 @@ EXPLAIN = {
         "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: look at its set-up.",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
@@ -168,5 +172,6 @@ EXPLAIN = {
         "Whatever uses the device fails. Other checks say what that means for jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' says since when. {_TODO}",
         confirm="confirm_seconds",
+        remedy=Remedy.POWER_CYCLE,
     ),
 }

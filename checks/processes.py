@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
 from healthd.past import Past
 from healthd.plausible import Count, Processes
 from healthd.text import is_decimal, printable, regex
@@ -103,10 +103,11 @@ class Seen(NamedTuple):
     unreadable: list[str]
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     pids = _user_processes(host)
     if not pids:
-        return  # a captured tree
+        yield NothingToCheck("no process of a user")  # a captured tree
+        return
     last = past.last(Observation("processes_looked_up_to_pid", 0))
     at = bisect.bisect_right(pids, last.value) if last else 0
     order = pids[at:] + pids[:at]

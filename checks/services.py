@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import (
+    NOT_IN_BASELINE,
     Baseline,
     Clears,
     Entry,
@@ -22,6 +23,7 @@ from healthd.model import (
     Finding,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     ObservationKind,
     Severity,
@@ -64,14 +66,16 @@ def validate(config: Config) -> str | None:
     return None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     units = list(dict.fromkeys([*config.required, *config.wanted]))
     if not units:
+        yield NOT_IN_BASELINE
         return
     seconds = config.timeout_seconds * 0.8
     ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
     if ran is None and all(_only_guessed(unit, config) for unit in units):
-        return  # a machine without systemd, or a tree: only a profile expects units there
+        yield NothingToCheck("no systemd")  # or a tree: only a profile expects units there
+        return
     if ran is None:
         raise RuntimeError("there is no systemctl to ask about the units in required and wanted")
     if ran.status != 0:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Severity
 from healthd.nvidia import codes
 from healthd.text import is_decimal, printable, regex
 from healthd.values import dataclass
@@ -112,17 +112,24 @@ def _said(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "See which switch and link the line names (journalctl -k | grep SXid), and the fabric manager's log. Stop all GPU "
-    "work on the node and reset all GPUs and switches together, or reboot. A switch or link that fails again is a case "
-    "for NVIDIA."
+    "See which switch and link the line names (journalctl -k | grep SXid), and the fabric manager's log. Let the node "
+    "drain, then reboot it. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI "
+    "afterwards. A switch or link that fails again is a case for NVIDIA."
 )
+_NO_ACTION = (
+    "No action tonight: NVLink traffic continues. If it comes back on the same link, or a job on this node hangs in "
+    "NCCL, drain the node and reset all GPUs and switches together, or reboot. Repeated errors on one link: open a "
+    "case with NVIDIA."
+)
+_WINDOW = "warning_window_seconds"
 _CLASSES = {
     "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
     "potentially fatal": (
-        "If the line says Fatal, jobs that use the link or switch fail, and healthd drains. If it says Non-fatal it "
-        "is a warning. If it says neither, but that the switch shuts down, healthd drains and requeues nobody."
+        "If the line says Fatal, jobs that use the link or switch fail, and healthd drains the node. If it says "
+        "Non-fatal, traffic continues and healthd only warns. If it says neither, but that the switch shuts down, "
+        "healthd drains the node and requeues no job."
     ),
-    "non-fatal": "Traffic goes on. It is a warning.",
+    "non-fatal": "The switch recovered from the error: NVLink traffic continues. healthd only warns.",
 }
 
 
@@ -140,11 +147,21 @@ def explain(code: str) -> Explain | None:
         return Explain(Severity.DEGRADED, Clears.REBOOT, meaning, _CLASSES["always fatal"], _TODO)
     if not category:
         meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, as its driver says."
-        return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, _CLASSES["potentially fatal"], _TODO, MILDER)
-    worst = Severity.WARNING if category == "non-fatal" else Severity.CRITICAL
+        return _may_be_fatal(meaning)
     meaning = f"{_title(int(name))}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide."
-    also = MILDER if category == "potentially fatal" else ()
-    return Explain(worst, Clears.REBOOT, meaning, _CLASSES[category], _TODO, also)
+    if category == "potentially fatal":
+        return _may_be_fatal(meaning)
+    if category == "non-fatal":
+        return Explain(Severity.WARNING, Clears.REBOOT, meaning, _CLASSES[category], _NO_ACTION, window=_WINDOW)
+    return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, _CLASSES[category], _TODO)
+
+
+def _may_be_fatal(meaning: str) -> Explain:
+    """Return the text of a code whose line decides whether it is fatal."""
+    todo = f"{_TODO} If it is only a warning: {_NO_ACTION[:1].lower()}{_NO_ACTION[1:]}"
+    ends = Ends(Clears.REBOOT, _WINDOW)
+    matters = _CLASSES["potentially fatal"]
+    return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, matters, todo, MILDER, milder=ends)
 
 
 def known_codes() -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Program, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Program, Severity
 from healthd.past import Past
 from healthd.plausible import AbsolutePath, Times, between
 from healthd.values import dataclass
@@ -81,13 +81,14 @@ def after_job(config: Config) -> Program | None:
     return Program(("validate", "--quick", "--why", "epilog"), config.epilog_seconds) if config.epilog else None
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     from healthd.validation import document
 
     path = f"{host.state_dir}/{document.FILE}"
     text = host.read(path)
     if text is None:
-        return  # nobody has validated this node
+        yield NothingToCheck("no validation yet", "healthd validate")
+        return
     try:
         found = document.parse(text)
     except document.NotAValidation as error:

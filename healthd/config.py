@@ -233,7 +233,7 @@ def directory(table: Mapping[str, Any], source: str, name: str) -> str:
     """`runtime_dir` or `state_dir` of a daemon with these settings; other errors in them do not matter here."""
     found = table.get(name, getattr(Settings(), name))
     if not isinstance(found, str):
-        raise ConfigError(f"{source}: {name}: must be text, is {show(found)}")
+        raise ConfigError(f"{source}: {name}: must be text, got {show(found)}")
     return found
 
 

@@ -23,6 +23,7 @@ from healthd.model import (
     KernelEvent,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
     Program,
     Repair,
@@ -46,7 +47,8 @@ class Contract(Generic[C]):
                    "job_end" (an epilog says so), "nvml_trouble" (a GPU check met a lost GPU, or NVML did not answer)
     HOLDS_RESUME   False: a drained node is resumed while the check cannot look, though it can drain. No node waits for
                    a check that can only warn, by its codes and the site's settings
-    run            looks, and yields what it finds, counts, and sees repaired. An exception means that it could not look
+    run            yields what it finds, counts, and sees repaired, or NothingToCheck with the reason. An exception: it
+                   could not check
     before_resume  a program that is run once in each drain of ours, on the drained and idle node, when nothing else
                    keeps it from its resume, which waits until it has ended and the check has looked; None: none
     after_job      a program that Slurm's epilog runs after the last job of a node that nothing drains; None: none
@@ -70,7 +72,7 @@ class Contract(Generic[C]):
     WHEN: str = ""
     AFTER_EVENTS: Sequence[str] = ()
     HOLDS_RESUME: bool = True
-    run: Callable[[Host, C, Past], Iterable[Finding | Observation | Repair]] | None = None
+    run: Callable[[Host, C, Past], Iterable[Finding | Observation | Repair | NothingToCheck]] | None = None
     before_resume: Callable[[C], Program | None] = lambda config: None
     after_job: Callable[[C], Program | None] = lambda config: None
     validate: Callable[[C], str | None] = lambda config: None

@@ -12,7 +12,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError
@@ -22,13 +22,20 @@ T = TypeVar("T")
 
 
 class ConvertError(HealthdError, ValueError):
-    """One sentence that names the place and what is wrong there."""
+    """One sentence that names the place and what is wrong there.
+
+    every: all mistakes that were found, this one first; more than one only of a table with several.
+    """
+
+    def __init__(self, sentence: str, every: Sequence[str] = ()) -> None:
+        super().__init__(sentence)
+        self.every = tuple(every) or (sentence,)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)]. problem: what is
-    wrong with a value of the type ("must be 0 to 64, is -1"); "" = nothing. least, most: of a number, if it has
+    wrong with a value of the type ("must be 0 to 64, got -1"); "" = nothing. least, most: of a number, if it has
     such."""
 
     problem: Callable[[Any], str]
@@ -127,19 +134,35 @@ def _dataclass_loader(cls: type) -> Loader:
         if not loaders:  # built at the first use: a class may contain itself
             loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
         table = _table(data, where)
-        if not table.keys() <= loaders.keys():
-            key = next(key for key in table if key not in loaders)
-            raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
         if where is None:
+            if not table.keys() <= loaders.keys():
+                raise ConvertError("an unknown setting")
             values = {key: loaders[key](value, None) for key, value in table.items()}
         else:
-            values = {key: loaders[key](value, _below(where, key)) for key, value in table.items()}
+            values = _each_value(table, where, loaders)
         if not values.keys() >= required:
             missing = [f.name for f in dataclasses.fields(cls) if f.name in required - values.keys()]
             raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
         return cls(**values)
 
     return load_dataclass
+
+
+def _each_value(table: Mapping[str, Any], where: str, loaders: Mapping[str, Loader]) -> dict[str, Any]:
+    """Return the values of a table. Raises one ConvertError for all that is wrong in it."""
+    values, mistakes = {}, []
+    for key, value in table.items():
+        if key not in loaders:
+            mistakes.append(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
+            continue
+        try:
+            values[key] = loaders[key](value, _below(where, key))
+        except ConvertError as error:
+            mistakes += error.every
+    if mistakes:
+        mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
+        raise ConvertError(mistakes[0], mistakes)
+    return values
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:
@@ -205,26 +228,31 @@ def _plain_loader(kind: Any) -> Loader:
             if found is str and not data.isascii():
                 _must_be_text(data, where)
             if found is float and not math.isfinite(data):
-                raise ConvertError(f"{where}: must be a finite number, is {data}")
+                raise ConvertError(f"{where}: must be a finite number, got {data}")
             if found is int and data.bit_length() > 64:  # computing with it would raise elsewhere
-                raise ConvertError(f"{where}: must be a number of at most 64 bits, is {show(data)}")
+                raise ConvertError(f"{where}: must be a number of at most 64 bits, got {show(data)}")
             return data
         if kind is float and found is int:
             try:
                 return float(data)
             except OverflowError:
-                raise ConvertError(f"{where}: must be a finite number, is {show(data)}") from None
+                raise ConvertError(f"{where}: must be a finite number, got {show(data)}") from None
         hint = ""
         if kind in (int, float) and found is str:
-            unit = (
-                "a plain number of seconds, like 300"
-                if where and where.endswith("_seconds")
-                else "a number without quotes"
-            )
-            hint = f"; write {unit}"
-        raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, is {show(data)}{hint}")
+            hint = f"; write {_unit(where)}"
+        raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, got {show(data)}{hint}")
 
     return load_plain
+
+
+def _unit(where: str | None) -> str:
+    """Return how to write the number of a setting: its name ends in the unit."""
+    name = (where or "").rpartition(".")[2]
+    if name.endswith("_seconds"):
+        return "a plain number of seconds, like 300"
+    if name.endswith("_bytes"):
+        return "a plain number of bytes, like 2199023255552 (2 TiB)"
+    return "a number without quotes"
 
 
 def _must_be_text(data: str, where: str | None) -> None:
@@ -263,13 +291,14 @@ def _below(where: str, key: str) -> str:
 
 def _table(data: Any, where: str | None) -> Mapping[str, Any]:
     if type(data) is not dict and not isinstance(data, Mapping):
-        raise ConvertError(f"{where or 'top level'}: must be a table, is {show(data)}")
+        raise ConvertError(f"{where or 'top level'}: must be a table, got {show(data)}")
     return data
 
 
 def _list(data: Any, where: str | None) -> list[Any]:
     if not isinstance(data, list | tuple):
-        raise ConvertError(f"{where}: must be a list, is {show(data)}")
+        hint = f": [{show(data)}]" if isinstance(data, str | int | float) else f", got {show(data)}"
+        raise ConvertError(f"{where}: must be a list{hint}")
     return data if type(data) is list else list(data)
 
 

@@ -53,6 +53,7 @@ from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher
 from healthd.say.status import Snapshot, decision_words, status_json
 from healthd.say.troubles import Trouble, troubles
+from healthd.settings import registry
 from healthd.settings.configured import Configured
 from healthd.settings.registry import Check
 from healthd.slurm import job_gpus
@@ -189,13 +190,8 @@ class Daemon:
         self.publisher.shown = self.snapshot()
         self.keep_in_memory()
         self.serve_metrics()
-        log.info(
-            "healthd %s on %s: mode %s, %d checks",
-            healthd.__version__,
-            settings.node_name,
-            settings.mode.value,
-            len(self.configured.runs),
-        )
+        checks = registry.counted(self.configured.checks, self.configured.loaded)
+        log.info("healthd %s on %s: mode %s, %s", healthd.__version__, settings.node_name, settings.mode.value, checks)
 
     @property
     def settings(self) -> Settings:
@@ -480,6 +476,7 @@ class Daemon:
         """What is needed late is loaded now: healthd's files may be removed or replaced while it runs."""
         codes.load()
         compile_patterns()
+        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # its texts are a module of their own
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
             from healthd.say.metrics import render
@@ -527,6 +524,8 @@ class Daemon:
             shortages=dict(shortage.counts),
             cleared=known.cleared[-20:],
             meanings=self.configured.meanings,
+            remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
+            without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             troubles=self.troubles(),
             processes={"daemon": (os.getpid(),), "worker": runner.pids, "live": self.watching.pids},
         )

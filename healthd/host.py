@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.machine.program import Ran
 from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
+from healthd.model import NO_GPU, NothingToCheck
 from healthd.text import is_decimal, regex
 
 if TYPE_CHECKING:
@@ -252,18 +253,32 @@ class Host:
                 return ()
             raise
 
-    def each_gpu(self, look: Callable[[NvmlGpu], Iterable[T]]) -> Iterator[T]:
-        """What `look` gives for each GPU that answers. One that fails hides none: its error is raised at the end."""
+    def each_gpu(
+        self, look: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
+    ) -> Iterator[T | NothingToCheck]:
+        """Yield what `look` gives for each GPU that answers, or NO_GPU. The error of one that fails is raised last.
+
+        `unsupported`: yielded if `look` gives nothing for any GPU, for a look that always yields where a GPU has what
+        it reads.
+        """
         from healthd.nvml import NvmlError
 
         failed: list[NvmlError | ValueError] = []
-        for gpu in self.gpus():
+        gpus = self.gpus()
+        if not gpus:
+            yield NO_GPU
+        nothing = bool(gpus)
+        for gpu in gpus:
             try:
-                yield from look(gpu)
+                for item in look(gpu):
+                    nothing = False
+                    yield item
             except (NvmlError, ValueError) as error:
                 failed.append(error)
         if failed:
             raise failed[0]
+        if nothing and unsupported is not None:
+            yield unsupported
 
     def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
         """As `gpu.inforom_valid`; a GPU whose InfoROM was whole is asked again after an hour, or by another Host.

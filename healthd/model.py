@@ -70,6 +70,26 @@ class Clears(enum.Enum):
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
 
 
+class Remedy(enum.Enum):
+    """What an engineer does about a condition: the commands that status and explain print (say/next_steps.py)."""
+
+    NOTHING = "nothing"  # no action tonight: it ends by itself
+    CHECK = "check"  # mend the cause; the check then passes
+    GPU_RESET = "gpu_reset"
+    REBOOT = "reboot"
+    POWER_CYCLE = "power_cycle"  # a warm reboot may leave the part as it is
+    REPAIRED = "repaired"  # replace or repair the part, then `healthd repaired CODE PART`
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a finding. `window`: the setting of the check with the time without a repeat that ends it as well, or
+    the only way if `clears` is WINDOW; "" = no such time."""
+
+    clears: Clears
+    window: str = ""
+
+
 class ObservationKind(enum.Enum):
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -206,6 +226,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class NothingToCheck:
+    """A check has nothing to check on this node. Given instead of findings: such a run completes, and is not listed
+    among those that passed.
+
+    reason  why, as a noun phrase: "no NVIDIA GPU"
+    mend    what lets it check something: "healthd baseline --write"; "" = nothing needs to be done
+    """
+
+    reason: str
+    mend: str = ""
+
+
+NO_GPU = NothingToCheck("no NVIDIA GPU")
+NO_IB_PORT = NothingToCheck("no InfiniBand or RoCE port")
+NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd baseline --write")
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """Evidence that a part was reset: it ends conditions that wait for `clears` and were not seen after `before`.
 
@@ -259,7 +297,8 @@ class KernelEvent:
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec). `left_out`:
-    how many more observations it gave than are kept."""
+    how many more observations it gave than are kept. `nothing`: why it had nothing to check, None if it had.
+    """
 
     check: str
     instance: str
@@ -271,6 +310,7 @@ class CheckResult:
     repairs: tuple[Repair, ...] = ()
     error: str = ""
     left_out: int = 0
+    nothing: NothingToCheck | None = None
 
     @property
     def run(self) -> RunName:
@@ -302,6 +342,9 @@ class Explain:
     shared     whether other nodes may have the same cause (Finding.shared_cause); None: some of its findings
     expects    the setting that it compares with (Finding.expects), "" = none
     needs      the setting without which nobody looks for it, "" = none
+    window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
+    milder     what ends those of its findings in `also` that only warn; None: the same
+    remedy     what an engineer does about it; None: what follows from `clears` (say/ends.py)
     """
 
     severity: Severity
@@ -317,6 +360,9 @@ class Explain:
     shared: bool | None = False
     expects: str = ""
     needs: str = ""
+    window: str = ""
+    milder: Ends | None = None
+    remedy: Remedy | None = None
 
 
 class ConditionState(enum.Enum):

@@ -20,7 +20,7 @@ _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 def between(least: float, most: float, unit: str = "") -> Rule:
     """A number from `least` to `most`; `unit`: what the sentence says behind them (" seconds")."""
     wanted = f"must be {_figures(least)} to {_figures(most)}{unit}"
-    return Rule(lambda value: "" if least <= value <= most else f"{wanted}, is {number(value)}", least, most)
+    return Rule(lambda value: "" if least <= value <= most else f"{wanted}, got {number(value)}", least, most)
 
 
 def _figures(limit: float) -> str:
@@ -28,12 +28,12 @@ def _figures(limit: float) -> str:
 
 
 def _file_or_name(value: str) -> str:
-    return "" if "\0" not in value else f"must not hold a NUL, is {show(value)}"
+    return "" if "\0" not in value else f"must not hold a NUL, got {show(value)}"
 
 
 def no_absolute_path(value: str) -> str:
     """Why `value` is no absolute path; "" = it is one."""
-    return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, is {show(value)}"
+    return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, got {show(value)}"
 
 
 def _absolute_path_or_none(value: str) -> str:
@@ -43,18 +43,18 @@ def _absolute_path_or_none(value: str) -> str:
 def _kernel_log(value: str) -> str:
     """Another name would be followed as a file that never comes: a node that hears nothing, for a slip of the pen."""
     fits = value in KERNEL_LOGS or not no_absolute_path(value)
-    return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, is {show(value)}'
+    return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
 def _node_name(value: str) -> str:
     """The value becomes scontrol's NodeName, where "ALL" and "n[1-9]" also mean other nodes."""
     fits = not value or (_NODE_NAME.fullmatch(value) and value.upper() != "ALL")
-    return "" if fits else f"must be the name of one node, is {show(value)}"
+    return "" if fits else f"must be the name of one node, got {show(value)}"
 
 
 def _cluster_name(value: str) -> str:
     fits = not value or _CLUSTER_NAME.fullmatch(value)
-    return "" if fits else f"must be the name of one cluster, is {show(value)}"
+    return "" if fits else f"must be the name of one cluster, got {show(value)}"
 
 
 def no_addresses(value: tuple[str, ...]) -> str:
@@ -68,8 +68,11 @@ def no_addresses(value: tuple[str, ...]) -> str:
 def no_address(value: str) -> str:
     """Why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
     address, _, port = value.rpartition(":")
+    if address == "*":
+        every = f'for every address write "0.0.0.0:{port}" or "[::]:{port}"'
+        return f'must be ADDRESS:PORT or "off", got "{value}"; {every}'
     fits = value == "off" or (address and regex("[0-9]{1,5}").fullmatch(port) and int(port) <= 65535)
-    return "" if fits else f'must be ADDRESS:PORT or "off", is "{value}"'
+    return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
 
 
 # Wide enough for each machine that there is or is announced, narrow enough for a slip of the finger: a unit, a digit.

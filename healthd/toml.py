@@ -6,8 +6,21 @@ import sys
 from typing import Any
 
 from healthd.convert import ConvertError
+from healthd.text import regex
 
 DEEPEST = 50  # tables in tables; dotted keys can nest thousands of them, and walking through them recurses
+
+
+_TWICE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # re.DOTALL
+
+
+def _said(problem: str) -> str:
+    """Return tomllib's sentence, with the name of a table written as in the file."""
+    found = _TWICE.match(problem)
+    if found is None:
+        return problem
+    name = ".".join(word.strip(" '\"") for word in found[1].split(","))
+    return f"[{name}] is defined twice{found[2]}"
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
@@ -19,7 +32,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits is no TOMLDecodeError
-        raise ConvertError(str(error)) from None
+        raise ConvertError(_said(str(error))) from None
     left: list[tuple[Any, int]] = [(table, 0)]
     while left:
         value, depth = left.pop()

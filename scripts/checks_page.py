@@ -19,7 +19,10 @@ sys.path.insert(0, str(ROOT))
 
 from healthd.config import CheckConfig  # noqa: E402
 from healthd.convert import Rule  # noqa: E402
+from healthd.model import Explain  # noqa: E402
 from healthd.plausible import Seconds  # noqa: E402
+from healthd.say.course import findings_of  # noqa: E402
+from healthd.say.explanation import ends_of  # noqa: E402
 from healthd.say.render import duration  # noqa: E402
 from healthd.settings import registry  # noqa: E402
 from healthd.settings.registry import Check  # noqa: E402
@@ -35,8 +38,13 @@ the checks; `healthd explain CODE` says more of each code: why it matters, and w
 those of [severity.md](severity.md): warning never touches Slurm, degraded drains, critical also requeues. The severity
 is the usual one: some findings are milder at first, and the settings can say another.
 
-"Ends with": *pass*, clean runs of the check; *window*, time without news under load or after a repair; *GPU reset*;
-*reboot*; *operator*, `healthd repaired CODE PART`, which ends the others too.
+There are {checks} checks: {run} run by themselves ({idle} of them only while the node is drained and idle), {listen}
+only read the kernel log. `mount` and `exec` run once for each of their tables, and not at all without one. `healthd
+status` counts them in the same way: those that passed, those with nothing to check here, and the rest by the reason.
+
+"Clears after" is what `healthd status` prints. Clean runs: the check finds nothing `clear_after` times in a row. Time
+without a repeat does not count while the node is drained, unless the part was reset or the node rebooted.
+`healthd repaired CODE PART` ends every condition. A milder finding of a code may end in another way: `healthd explain`.
 
 All checks have the settings `enabled`, `interval_seconds` (the daemon's, 300), `timeout_seconds` (10), `clear_after`
 (2), `enforce` and `severity`. What stands below is each check's own, at its default, as in
@@ -57,7 +65,9 @@ def groups() -> dict[str, list[str]]:
 
 
 def page(checks: dict[str, Check]) -> str:
-    parts = [HEAD]
+    runs = [check for check in checks.values() if check.runs]
+    idle = sum(check.when == "idle" for check in runs)
+    parts = [HEAD.format(checks=len(checks), run=len(runs), idle=idle, listen=len(checks) - len(runs))]
     for heading, names in groups().items():
         parts.append(f"## {heading}\n")
         parts += [_section(checks[name]) for name in names]
@@ -68,7 +78,7 @@ def _section(check: Check) -> str:
     summary, _, rules = (check.module.__doc__ or "").strip().partition("\n")
     rows = [(code, found) for code in check.codes() if (found := check.explain(code)) is not None]
     codes = [
-        f"| `{code}` | {text.severity.name.lower()} | {_ends(text.clears.name)} | {_cell(text.meaning)} |"
+        f"| `{code}` | {text.severity.name.lower()} | {_ends(code, text, check)} | {_cell(text.meaning)} |"
         for code, text in rows
     ]
     return "\n".join(
@@ -76,7 +86,7 @@ def _section(check: Check) -> str:
             f"### {check.name}\n",
             f"{_text(summary)} {_when(check)}".rstrip() + "\n",
             f"{_text(rules.strip())}\n",
-            "| code | severity | ends with | means |",
+            "| code | severity | clears after | means |",
             "| --- | --- | --- | --- |",
             *codes,
             "",
@@ -111,7 +121,7 @@ def _accepted(check: Check) -> list[str]:
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)
     ranges = {
-        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", is ")[0]
+        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", got ")[0]
         for name, hint in hints.items()
         if name not in common
         for rule in _rules(hint)
@@ -130,8 +140,8 @@ def _rules(hint: object) -> Iterator[Rule]:
         yield from _rules(inner)
 
 
-def _ends(clears: str) -> str:
-    return "GPU reset" if clears == "GPU_RESET" else clears.lower()
+def _ends(code: str, text: Explain, check: Check) -> str:
+    return ends_of(findings_of(code, text, check.config())[0])
 
 
 def _cell(text: str) -> str:

@@ -18,13 +18,18 @@ from healthd.cli.scan import correlate_all  # noqa: E402
 from healthd.kernel import parse as kernel_parse  # noqa: E402
 from healthd.kernel.lines.rule import pci_address  # noqa: E402
 from healthd.model import KernelEvent  # noqa: E402
+from healthd.say.course import findings_of  # noqa: E402
+from healthd.say.ends import ends  # noqa: E402
+from healthd.say.explanation import ends_of  # noqa: E402
 from healthd.scan import events as scan  # noqa: E402
 from healthd.scan import judged as scan_judged  # noqa: E402
 from healthd.scan.lines import Block, Tally  # noqa: E402
+from healthd.settings import registry  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
 NOW = 1_795_000_000.0  # any: it dates lines without a year
+CHECKS = registry.built_in()
 # What a program says of an Xid in a log of its own is not the driver's line.
 QUOTED = {"k0023"}
 HEAD = """\
@@ -136,14 +141,26 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
         if not mine:
             yield "No line of it was captured.\n"
             continue
-        yield _row(("code of the line", "`explain`", "severity", "ends with", "example"))
+        yield _row(("code of the line", "`explain`", "severity", "clears after", "example"))
         yield _row(["---"] * 5)
         for (_, code), (judged, _) in sorted(mine, key=lambda item: item[0][1].zfill(6)):
             severity = judged.severity.name.lower()
-            ends = judged.clears.name.lower().replace("_", " ") if judged.clears else "-"
+            clears_after = _ends(judged) if judged.clears else "-"
             explain = f"`{judged.code}`" if judged.clears else "-"
-            yield _row((code, explain, severity, ends, f"`{_cell(judged.seen.event.text)}`"))
+            yield _row((code, explain, severity, clears_after, f"`{_cell(judged.seen.event.text)}`"))
         yield ""
+
+
+def _ends(judged: scan_judged.Judged) -> str:
+    """Return what ends the finding of a line, by its code, its severity and the default settings."""
+    check = CHECKS[judged.code.partition("/")[0]]
+    explain = check.explain(judged.code)
+    assert explain is not None
+    assert judged.clears is not None
+    for finding in findings_of(judged.code, explain, check.config()):
+        if (finding.severity, finding.clears) == (judged.severity, judged.clears):
+            return ends_of(finding)
+    return ends(judged.clears.name.lower())
 
 
 def _row(cells: Sequence[str]) -> str:

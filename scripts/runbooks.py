@@ -86,12 +86,15 @@ def _section(code: str, text: Explain, check: Check) -> str:
         ("What ends it", document["ends"]),
         ("What to do", document["todo"]),
     ]
+    steps = [f"{step['when']}: `{step['command']}`." for step in document["steps"]]
+    if commands := " ".join(f"{step[:1].upper()}{step[1:]}" for step in steps):
+        told.append(("Commands", commands))
     return "\n\n".join([f"## {code}", _text(f"{severity}."), *(f"**{title}.** {_text(w)}" for title, w in told), ""])
 
 
 def _does(run: dict[str, Any], check: Check) -> Iterator[str]:
     """What it does, and by which times; not what the fleet limit does, which is the same everywhere."""
-    yield from (words for words in explanation.sentences(run) if "of a partition drained" not in words)
+    yield from (words for words in explanation.sentences(run) if "of a partition (" not in words)
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):
             yield f"{row['setting']} = {duration(row['value'])}."

@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 die() { echo "wheel: $*" >&2; exit 1; }
 
 echo "wheel: building"
-rm -rf dist
+rm -f dist/*.whl dist/*.tar.gz  # dist/*.deb are make package's
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt # as scripts/setup.sh has it
 .venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
 

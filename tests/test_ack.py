@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
-from healthd.control.commands import COMMANDS
+from healthd.control.commands import COMMANDS, CommandRefused
 from healthd.judge import absorb, endings, verdict
 from healthd.judge.ledger_file import decode, encode
 from healthd.judge.memory import Memory
@@ -262,3 +262,25 @@ def test_the_next_end_of_an_ack_is_when_one_ends(drawn: list[tuple[Severity, tup
         for number, (severity, ack) in enumerate(drawn)
     }
     assert (endings.next_end_of_acks(conditions.values()) <= NOW) == (endings.after_acks(conditions, NOW) != conditions)
+
+
+def unack(memory: Memory, key: tuple[str, str], now: float = NOW) -> str:
+    return COMMANDS["unack"](memory, {"command": "unack", "code": key[0], "part": key[1]}, "ann (uid 1000)", now)
+
+
+def test_unack_ends_an_ack_before_its_time_and_the_condition_acts_again(memory):
+    memory.set_conditions({STANDING.key: STANDING})
+    ack(memory, XID)
+    assert memory.conditions[STANDING.key].state is ConditionState.ACKNOWLEDGED
+    assert "gpu_xid" in unack(memory, XID, NOW + 60)
+    after = memory.conditions[STANDING.key]
+    assert (after.state, after.ack) == (ConditionState.OPEN, None)
+    judged = verdict.judge(memory.conditions, {}, (), 1.0)
+    assert [c.key for c in judged.causes] == [STANDING.key]
+
+
+def test_unack_of_a_condition_without_an_ack_is_refused(memory):
+    memory.set_conditions({STANDING.key: STANDING})
+    for key in (XID, ("mount/missing", "/nowhere")):
+        with pytest.raises(CommandRefused):
+            unack(memory, key)

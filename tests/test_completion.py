@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from healthd.cli.completion import CHECKS, CODES, FILES, FOLDERS, MANY, SHELLS, Line, lines
+from healthd.cli.completion import CHECKS, CODES, DURATIONS, FILES, FOLDERS, MANY, OPEN, PARTS, SHELLS, Line, lines
 from healthd.cli.flags import Parser
 from healthd.cli.main import FAMILIES, command, main
 from healthd.nvidia.fake_scenario import profiles
@@ -36,7 +38,8 @@ def test_every_flag_that_the_help_shows_is_offered(name):
     parser = Parser(name, "", "")
     command(name).flags(parser)
     offered = {flag for option in BY_WORDS[name].options for flag in option.names}
-    assert offered == set(parser._option_string_actions)
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    assert offered == {flag for action in shown for flag in action.option_strings}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,8 @@ def test_every_flag_that_the_help_shows_is_offered(name):
         ("check", "--fake-nvml", (*profiles(), FILES)),
         ("fleet ingest", "--users", ("keep", "drop", "hash")),
         ("fleet ingest", "--events", (FOLDERS, MANY)),
+        ("ack", "--for", DURATIONS),
+        ("pause", "--for", DURATIONS),
     ],
 )
 def test_a_value_is_what_its_help_calls_it(words, name, offers):
@@ -63,7 +68,9 @@ def test_a_value_is_what_its_help_calls_it(words, name, offers):
         ("check", [(CHECKS,)]),
         ("record", [(FILES,), (CHECKS,)]),
         ("explain", [(CHECKS, CODES)]),
-        ("repaired", [(CODES,), ()]),
+        ("repaired", [(OPEN,), (PARTS,)]),
+        ("ack", [(OPEN,), (PARTS,)]),
+        ("unack", [(OPEN,), (PARTS,)]),
         ("config check", [(FILES,)]),
         ("completion", [("bash", "zsh", "fish")]),
         ("status", []),
@@ -106,6 +113,73 @@ def test_bash_accepts_its_script(tmp_path: Path):
     script.write_text(SHELLS["bash"](LINES))
     done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+STATUS = """n1: unhealthy
+
+Conditions
+  critical  gpu_xid/79 0000:61:00.0
+    Xid 79: GPU has fallen off the bus
+  degraded  gpu_xid/79 0000:1b:00.0
+  warning   ib_link/down mlx5_3/1
+
+Slurm
+  wants: drain
+"""
+
+
+@pytest.fixture
+def healthd(tmp_path):
+    """A program that prints what a daemon with three open conditions does; "silent" has none that answers."""
+    (tmp_path / "status").write_text(STATUS)
+    program = tmp_path / "healthd"
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = status ]; then [ ! -e {tmp_path}/silent ] && cat {tmp_path}/status\n"
+        "else printf 'code x\\nmount/missing x\\n'; fi\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def bash_offers(healthd, line):
+    script = healthd.parent / "script"
+    script.write_text(SHELLS["bash"](LINES))
+    words = f"{line}x".replace(":", " : ").split(" ")  # a blank ends a word, and so does a ":"
+    words[-1] = words[-1][:-1]
+    array = " ".join(map(shlex.quote, words))
+    program = (
+        f". {script}; COMP_LINE={shlex.quote(line)}; COMP_POINT={len(line)}; COMP_WORDS=({array}); "
+        f'COMP_CWORD={len(words) - 1}; _healthd {healthd}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=240)
+    return sorted(filter(None, done.stdout.splitlines()))
+
+
+def test_bash_offers_open_conditions_and_their_parts(healthd):
+    assert bash_offers(healthd, "healthd ack ") == ["gpu_xid/79", "ib_link/down"]
+    assert bash_offers(healthd, "healthd unack ib") == ["ib_link/down"]
+    assert bash_offers(healthd, "healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
+    assert bash_offers(healthd, "healthd ack gpu_xid/79 0000:6") == ["61:00.0"]
+    assert bash_offers(healthd, "healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
+    (healthd.parent / "silent").touch()
+    assert bash_offers(healthd, "healthd ack ") == ["mount/missing"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_offers_open_conditions_and_their_parts(healthd):
+    script = healthd.parent / "script.fish"
+    script.write_text(SHELLS["fish"](LINES))
+
+    def offers(line):
+        program = f"set -x PATH {healthd.parent} $PATH; source {script}; complete -C '{line}'"
+        done = subprocess.run(["fish", "-N", "-c", program], capture_output=True, text=True, timeout=240)
+        return sorted({row.partition("\t")[0] for row in done.stdout.splitlines()})
+
+    assert offers("healthd ack ") == ["gpu_xid/79", "ib_link/down"]
+    assert offers("healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
+    assert offers("healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
+    (healthd.parent / "silent").touch()
+    assert offers("healthd ack ") == ["mount/missing"]
 
 
 def test_nobody_else_loads_it():

@@ -51,54 +51,54 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ("intervall_seconds = 60", 'unknown setting "intervall_seconds"; did you mean "interval_seconds"?'),
         (
             'interval_seconds = "300"',
-            'interval_seconds: must be a number, is "300"; write a plain number of seconds, like 300',
+            'interval_seconds: must be a number, got "300"; write a plain number of seconds, like 300',
         ),
         (
             'interval_seconds = "5m"',
-            'interval_seconds: must be a number, is "5m"; write a plain number of seconds, like 300',
+            'interval_seconds: must be a number, got "5m"; write a plain number of seconds, like 300',
         ),
-        ("interval_seconds = true", "interval_seconds: must be a number, is true"),
-        ("interval_seconds = nan", "interval_seconds: must be a finite number, is nan"),
-        ("interval_seconds = 0", "interval_seconds: must be 0.1 to 604800 seconds (a week), is 0"),
-        ("interval_seconds = -5", "interval_seconds: must be 0.1 to 604800 seconds (a week), is -5"),
+        ("interval_seconds = true", "interval_seconds: must be a number, got true"),
+        ("interval_seconds = nan", "interval_seconds: must be a finite number, got nan"),
+        ("interval_seconds = 0", "interval_seconds: must be 0.1 to 604800 seconds (a week), got 0"),
+        ("interval_seconds = -5", "interval_seconds: must be 0.1 to 604800 seconds (a week), got -5"),
         ('mode = "acts"', 'mode: "acts" is none of observe, drain, act; did you mean "act"?'),
-        ('node_name = "n[1-9]"', 'node_name: must be the name of one node, is "n[1-9]"'),
-        ('node_name = "ALL"', 'node_name: must be the name of one node, is "ALL"'),
-        ('node_name = "-n"', 'node_name: must be the name of one node, is "-n"'),
-        ('state_dir = "state"', 'state_dir: must be an absolute path, is "state"'),
+        ('node_name = "n[1-9]"', 'node_name: must be the name of one node, got "n[1-9]"'),
+        ('node_name = "ALL"', 'node_name: must be the name of one node, got "ALL"'),
+        ('node_name = "-n"', 'node_name: must be the name of one node, got "-n"'),
+        ('state_dir = "state"', 'state_dir: must be an absolute path, got "state"'),
         (
             "[fleet]\nlimit_percent = 40",
-            "fleet.own_hardware_limit_percent: must not be below fleet.limit_percent, is 30 and that is 40",
+            "fleet.own_hardware_limit_percent: must be at least fleet.limit_percent (40), got 30",
         ),
         (
             "[fleet]\nown_hardware_limit_at_least = 1",
-            "fleet.own_hardware_limit_at_least: must not be below fleet.limit_at_least, is 1 and that is 2",
+            "fleet.own_hardware_limit_at_least: must be at least fleet.limit_at_least (2), got 1",
         ),
-        ('profile = "/x\\u0000"', 'profile: must not hold a NUL, is "/x?"'),
+        ('profile = "/x\\u0000"', 'profile: must not hold a NUL, got "/x?"'),
         *(
             (
                 f'[kernel_log]\nsource = "{source}"',
-                f'kernel_log.source: must be "kmsg", "journal", "off" or an absolute path, is "{shown}"',
+                f'kernel_log.source: must be "kmsg", "journal", "off" or an absolute path, got "{shown}"',
             )
             for source, shown in (("", ""), ("kmesg", "kmesg"), ("log/kern.log", "log/kern.log"), ("/x\\u0000", "/x?"))
         ),
-        ('[metrics]\ntextfile = "healthd.prom"', 'metrics.textfile: must be an absolute path, is "healthd.prom"'),
-        ("nvml = 3", "nvml: must be a table, is 3"),
+        ('[metrics]\ntextfile = "healthd.prom"', 'metrics.textfile: must be an absolute path, got "healthd.prom"'),
+        ("nvml = 3", "nvml: must be a table, got 3"),
         ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
-        ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),
-        ('[metrics]\nlisten = "127.0.0.1:²"', 'metrics.listen: must be ADDRESS:PORT or "off", is "127.0.0.1:²"'),
+        ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", got "9478"'),
+        ('[metrics]\nlisten = "127.0.0.1:²"', 'metrics.listen: must be ADDRESS:PORT or "off", got "127.0.0.1:²"'),
         ("checks = 3", "checks: must be a table"),
         ("[gpu_count]\nexpected = 8", 'unknown setting "gpu_count"; did you mean "checks.gpu_count"?'),
         ("[validate]\nbefore_resume = true", 'unknown setting "validate"; did you mean "checks.validation"?'),
         ("[checks.gpu_eccc]", 'checks.gpu_eccc: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
-        ("[checks]\ngpu_ecc = false", "checks.gpu_ecc: must be a table, is false"),
+        ("[checks]\ngpu_ecc = false", "checks.gpu_ecc: must be a table, got false"),
         (
             "[checks.gpu_ecc]\nmax_corected_sram = 1",
             'checks.gpu_ecc: unknown setting "max_corected_sram"; did you mean "max_corrected_sram"?',
         ),
-        ('[checks.gpu_ecc]\nenabled = "no"', 'checks.gpu_ecc.enabled: must be true or false, is "no"'),
-        ("[checks.gpu_ecc]\nclear_after = 0", "checks.gpu_ecc.clear_after: must be 1 to 1000, is 0"),
-        ("[checks.gpu_ecc]\nclear_after = 1.5", "checks.gpu_ecc.clear_after: must be a whole number, is 1.5"),
+        ('[checks.gpu_ecc]\nenabled = "no"', 'checks.gpu_ecc.enabled: must be true or false, got "no"'),
+        ("[checks.gpu_ecc]\nclear_after = 0", "checks.gpu_ecc.clear_after: must be 1 to 1000, got 0"),
+        ("[checks.gpu_ecc]\nclear_after = 1.5", "checks.gpu_ecc.clear_after: must be a whole number, got 1.5"),
         ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the name of the table"),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "inf"',
@@ -133,12 +133,12 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ),
         (
             "[checks.mount]\ntimeout_seconds = 0",
-            "checks.mount.timeout_seconds: must be 0.1 to 604800 seconds (a week), is 0",
+            "checks.mount.timeout_seconds: must be 0.1 to 604800 seconds (a week), got 0",
         ),
         ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the name of the table'),
         (
             '[checks.mount."/data"]\nmissing_confirm_seconds = -1',
-            'checks.mount."/data".missing_confirm_seconds: must be 0 to 31622400 seconds (a year), is -1',
+            'checks.mount."/data".missing_confirm_seconds: must be 0 to 31622400 seconds (a year), got -1',
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_wrong_flag_is_named_and_not_the_file():
 
 
 def test_a_flag_does_not_hide_that_the_file_has_a_value_for_a_table():
-    assert complaint("nvml = 3", {"nvml.fake": ("--fake-nvml", "dgx-h100")}) == f"{FILE}: nvml: must be a table, is 3"
+    assert complaint("nvml = 3", {"nvml.fake": ("--fake-nvml", "dgx-h100")}) == f"{FILE}: nvml: must be a table, got 3"
 
 
 # --- files
@@ -285,7 +285,7 @@ def test_metrics_may_be_served_on_several_addresses():
         ('["127.0.0.1:1", "off"]', '"off" stands alone'),
         ('["127.0.0.1:1", "127.0.0.1:1"]', '"127.0.0.1:1" is there twice'),
         ("[]", 'must be ADDRESS:PORT, or "off" for none'),
-        ('["127.0.0.1:1", "9478"]', r'listen\[1\]: must be ADDRESS:PORT or "off", is "9478"'),
+        ('["127.0.0.1:1", "9478"]', r'listen\[1\]: must be ADDRESS:PORT or "off", got "9478"'),
         ("[1]", r"listen\[0\]: must be text"),
         ("1", "metrics.listen: must be text"),
     ],
@@ -303,7 +303,7 @@ def test_what_is_no_address_is_refused(text):
 
 def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
     assert config.directory({"runtime_dir": "/run/h", "mode": 3}, FILE, "runtime_dir") == "/run/h"
-    with pytest.raises(ConfigError, match=f"^{FILE}: runtime_dir: must be text, is 3$"):
+    with pytest.raises(ConfigError, match=f"^{FILE}: runtime_dir: must be text, got 3$"):
         config.directory({"runtime_dir": 3}, FILE, "runtime_dir")
 
 

@@ -62,13 +62,13 @@ def test_a_refusal_is_the_daemons_sentence(serve):
 
 
 def test_no_daemon(tmp_path):
-    assert sentence(str(tmp_path)) == f"healthd does not answer: there is no {tmp_path}/healthd.sock"
+    assert sentence(str(tmp_path)) == f"healthd is not running (no {tmp_path}/healthd.sock)"
 
 
 def test_a_daemon_that_was_killed(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "healthd.sock"))
-    assert sentence(str(tmp_path)) == f"healthd does not answer: nobody listens at {tmp_path}/healthd.sock"
+    assert sentence(str(tmp_path)) == f"healthd is not running (nothing listens at {tmp_path}/healthd.sock)"
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b"[]", b"3\n", b"[" * 100_000, b"\xff"])
@@ -82,7 +82,7 @@ def test_a_daemon_that_stops_meanwhile(serve):
 
 def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
     silent = serve(lambda stream: stream.recv(1))  # until the client leaves
-    assert sentence(silent, patience=0.3).startswith("healthd does not answer: nothing came from ")
+    assert sentence(silent, patience=0.3).endswith("(no reply within 0.3 s)")
 
 
 def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_sentence_than_no_answer(tmp_path):
@@ -96,7 +96,7 @@ def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_senten
                 other.connect(str(tmp_path / protocol.SOCKET))
         began = time.monotonic()
         said = sentence(str(tmp_path), patience=0.3)
-        assert said == f"healthd does not answer: {tmp_path}/healthd.sock took no connection within 0.3 s"
+        assert said == f"healthd does not answer at {tmp_path}/healthd.sock (no connection within 0.3 s)"
         assert time.monotonic() - began >= 0.3, "it says what is so"
 
 

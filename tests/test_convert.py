@@ -56,29 +56,29 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
     ("data", "sentence"),
     [
         ({}, "here: missing whole"),
-        (3, "here: must be a table, is 3"),
-        ({"whole": "3"}, 'here.whole: must be a whole number, is "3"; write a number without quotes'),
-        ({"whole": 3.0}, "here.whole: must be a whole number, is 3.0"),
-        ({"whole": True}, "here.whole: must be a whole number, is true"),
-        ({"whole": None}, "here.whole: must be a whole number, is None"),
-        ({"whole": 1, "number": True}, "here.number: must be a number, is true"),
-        ({"whole": 1, "number": float("inf")}, "here.number: must be a finite number, is inf"),
-        ({"whole": 1, "text": 3}, "here.text: must be text, is 3"),
-        ({"whole": 1, "truth": 1}, "here.truth: must be true or false, is 1"),
-        ({"whole": 1, "truth": "yes"}, 'here.truth: must be true or false, is "yes"'),
+        (3, "here: must be a table, got 3"),
+        ({"whole": "3"}, 'here.whole: must be a whole number, got "3"; write a number without quotes'),
+        ({"whole": 3.0}, "here.whole: must be a whole number, got 3.0"),
+        ({"whole": True}, "here.whole: must be a whole number, got true"),
+        ({"whole": None}, "here.whole: must be a whole number, got None"),
+        ({"whole": 1, "number": True}, "here.number: must be a number, got true"),
+        ({"whole": 1, "number": float("inf")}, "here.number: must be a finite number, got inf"),
+        ({"whole": 1, "text": 3}, "here.text: must be text, got 3"),
+        ({"whole": 1, "truth": 1}, "here.truth: must be true or false, got 1"),
+        ({"whole": 1, "truth": "yes"}, 'here.truth: must be true or false, got "yes"'),
         ({"whole": 1, "colour": "r"}, 'here.colour: "r" is none of red, dark_blue'),
         (
             {"whole": 1, "colour": "dark_blu"},
             'here.colour: "dark_blu" is none of red, dark_blue; did you mean "dark_blue"?',
         ),
         ({"whole": 1, "colour": ["red"]}, "here.colour: a list is none of red, dark_blue"),
-        ({"whole": 1, "many": {"x": 1}}, "here.many: must be a list, is a table"),
+        ({"whole": 1, "many": {"x": 1}}, "here.many: must be a list, got a table"),
         (
             {"whole": 1, "many": [{"x": 1}, {"x": "1"}]},
-            'here.many[1].x: must be a whole number, is "1"; write a number without quotes',
+            'here.many[1].x: must be a whole number, got "1"; write a number without quotes',
         ),
         ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, has 1"),
-        ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, is 1.5"),
+        ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, got 1.5"),
         ({"whole": 1, "texts": ""}, 'here: unknown setting "texts"; did you mean "text"?'),
         ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; known here: x, y'),
     ],
@@ -98,7 +98,7 @@ class Timed:
 
 
 def test_a_time_in_words_is_answered_with_how_to_write_it():
-    sentence = 'here.interval_seconds: must be a number, is "5m"; write a plain number of seconds, like 300'
+    sentence = 'here.interval_seconds: must be a number, got "5m"; write a plain number of seconds, like 300'
     assert refusal({"interval_seconds": "5m"}, Timed) == sentence
 
 
@@ -187,7 +187,7 @@ def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacemen
 @pytest.mark.parametrize("number", [2**64, -(2**64), 10**400])
 def test_a_whole_number_that_nothing_can_have_is_refused(number):
     """What computes with one raises OverflowError at some other place."""
-    with pytest.raises(ConvertError, match=r"here\.whole: must be a number of at most 64 bits, is "):
+    with pytest.raises(ConvertError, match=r"here\.whole: must be a number of at most 64 bits, got "):
         load(Everything, {"whole": number}, "here")
 
 

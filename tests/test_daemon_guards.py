@@ -211,7 +211,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
     for answer, outcome, error in (
         ({}, Outcome.COMPLETED, ""),
         ({"past": 7}, Outcome.FAILED, "the worker's answer: past: must be text"),
-        ({"findings": 7}, Outcome.FAILED, "the worker's answer: findings: must be a list"),
+        ({"findings": 7}, Outcome.FAILED, "the worker's answer: findings: must be a list: [7]"),
         ({"repairs": [[]]}, Outcome.FAILED, "the worker's answer: repairs[0]: must be a table"),
         ({"observations": {}}, Outcome.FAILED, "the worker's answer: observations: must be text"),
     ):
@@ -219,7 +219,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         reply = Reply(request, Outcome.COMPLETED, 0.1, {**good, **answer}, told=NOW)
         daemon.looking.take(reply, Seen())
         result = daemon.looking.results["clock", ""]
-        assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
+        assert (result.outcome, result.error.partition(", got ")[0]) == (outcome, error), answer
     assert not guard.dropped
     for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
         reply = Reply(Request.of("", 1.0, asked), Outcome.COMPLETED, 0.1, {"error": ""})

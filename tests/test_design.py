@@ -33,7 +33,7 @@ PURE_OF = {
     "live": "budget datagram evidence iterations jobs judged reading rhythm sample series settings told",
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",
-    "say": "course duration event_rows next_steps render troubles",
+    "say": "course duration ends event_rows next_steps render troubles",
     "scan": (
         "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
     ),

@@ -251,7 +251,7 @@ def test_this_machine_gives_nothing_above_info():
         (Config(degraded_percent=20.0), "must not be above"),
         (Config(warning_percent=101.0), "between 0 and 100"),
         (Config(degraded_percent=-1.0), "between 0 and 100"),
-        (Config(degraded_gib=0.0), "degraded_gib must be above 0, is 0"),
+        (Config(degraded_gib=0.0), "degraded_gib must be above 0, got 0"),
         (Config(degraded_gib=float("nan")), "degraded_gib must be above 0"),
     ],
 )

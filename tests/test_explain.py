@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import assert_ends_as_explained
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,6 +114,7 @@ def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
                 assert explain is not None, text
                 assert finding.severity in (explain.severity, *explain.also), (finding.code, text)
                 assert explain.shared is None or finding.shared_cause == explain.shared, (finding.code, text)
+                assert_ends_as_explained(finding, explain, check.config())
                 assert finding.confirm_seconds == 0.0
                 told += 1
     assert told > 300
@@ -122,7 +124,8 @@ def test_settings_that_a_text_names_exist():
     for code in CODES:
         explain, config = registry.explain(CHECKS, code), config_of(code)
         worsens = explain.worsens and explain.worsens.setting
-        named = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens)
+        ends = (explain.window, explain.milder.window if explain.milder else "")
+        named = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens, *ends)
         assert [name for name in named if name and not hasattr(config, name)] == [], code
 
 
@@ -337,7 +340,7 @@ def test_a_check_that_is_off_says_so(tmp_path, capsys):
     file.write_text("[checks.gpu_ecc]\nenabled = false\n")
     assert main(["explain", "--config", str(file), "gpu_ecc/uncorrected"]) == 0
     text = capsys.readouterr().out
-    assert "Nothing: the check is off. If it were on:" in text
+    assert "Not checked here: the check is off" in text
     assert "checks.gpu_ecc.enabled" in text
     assert str(file) in text
 
@@ -357,7 +360,7 @@ def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys)
         (run,) = explained(capsys, "--config", str(file), code)["here"]
         assert run["unlooked_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
-        assert (f"Nothing: by {setting} nobody looks." in capsys.readouterr().out) == bool(setting)
+        assert (f"Not checked here because of {setting}." in capsys.readouterr().out) == bool(setting)
 
 
 def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):

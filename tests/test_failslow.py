@@ -22,7 +22,7 @@ from healthd.live.evidence import Said
 from healthd.live.jobs import Jobs
 from healthd.live.settings import Watched, watched
 from healthd.live.told import Dropped, JobTold, Lost, Told, as_text
-from healthd.model import Clears, Observation, Severity, Slowness
+from healthd.model import Clears, NothingToCheck, Observation, Severity, Slowness
 from healthd.past import Past
 
 FILE = "/run/healthd/failslow.json"
@@ -101,7 +101,7 @@ def test_no_job_is_a_subject_however_many_are_slow(tmp_path):
 
 def test_nothing_is_read_where_nothing_is_watched(tmp_path):
     host = write(tmp_path, {FILE: "no document"})
-    assert list(failslow.run(host, Config(), Past({}, 0.0, ""))) == []
+    assert [type(item) for item in failslow.run(host, Config(), Past({}, 0.0, ""))] == [NothingToCheck]
 
 
 @pytest.mark.parametrize("text", ["no document", "{}", '{"schema": 2}', "[]", '{"schema": 1, "written": "x"}'])

@@ -120,7 +120,7 @@ def test_standard_input_may_be_the_file(tmp_path):
     [
         (("none.csv",), 3, "none.csv: cannot be read: No such file or directory"),
         (("job.csv", "--value", "x"), 3, 'job.csv: has no column "x"; it has worker, step, at and step_time'),
-        (("job.csv", "--series", "a,,b"), 64, '--series: must be names of columns like a,b, is "a,,b"'),
+        (("job.csv", "--series", "a,,b"), 64, '--series: must be names of columns like a,b, got "a,,b"'),
         (("job.csv", "--value", ""), 64, "--value: is empty: which column?"),
         (("empty",), 3, "empty: nothing there can be read: it has no file"),
         (("broken",), 3, "broken: nothing there can be read: a.csv: is empty (and 1 more)"),

@@ -66,7 +66,11 @@ def test_split_reads_the_times_of_a_file(capsys: Captured, tmp_path: Path) -> No
         (("--micro-batches", "8", "--times", "1,-1"), 64, 'has "-1"'),
         (("--micro-batches", "8", "--times", ","), 64, "--times: has no number"),
         (("--micro-batches", "1", "--times", "1,1"), 64, "1 micro-batches are too few for 2 groups"),
-        (("--micro-batches", "0.5", "--times", "1,1"), 64, '--micro-batches: must be a whole number above 0, is "0.5"'),
+        (
+            ("--micro-batches", "0.5", "--times", "1,1"),
+            64,
+            '--micro-batches: must be a whole number above 0, got "0.5"',
+        ),
         (("--micro-batches", "8", "--times", "/"), 3, "--times /: cannot be read"),
         (("--times", "1,1"), 64, "--micro-batches"),
     ],
@@ -112,9 +116,9 @@ def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("--gpus", "0"), 64, '--gpus: must be a whole number from 1 to 1,000,000, is "0"'),
+        (("--gpus", "0"), 64, '--gpus: must be a whole number from 1 to 1,000,000, got "0"'),
         (("--gpus", "1000001"), 64, "--gpus: must be"),
-        (("--gpus", "x\x1b"), 64, 'is "x?"'),
+        (("--gpus", "x\x1b"), 64, 'got "x?"'),
         ((), 64, "--gpus"),
         (("--gpus", "8", "--overhead", "s5=3"), 64, "--overhead: must be seconds from 0 to 604,800 like s2=5"),
         (("--gpus", "8", "--overhead", "s2=-1"), 64, 'has "s2=-1"'),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 import typing
@@ -580,10 +582,10 @@ def test_the_fake_takes_the_arguments_that_pynvml_takes():
         pytest.param(f'profile = "dgx-h100"\ngpu.0.processes = [0x{"f" * 5000}]', "is not TOML: an int", id="list"),
         pytest.param(f'profile = "dgx-h100"\ngpu.0.{"a." * 100}b = 1', "nested too deeply", id="deep"),
         ('profile = "dgx-h100"\ngpu.3.lst = true', 'gpu.3: unknown setting "lst"; did you mean "lost"?'),
-        ('profile = "dgx-h100"\ngpu.3.lost = 1', "gpu.3.lost: must be true or false, is 1"),
+        ('profile = "dgx-h100"\ngpu.3.lost = 1', "gpu.3.lost: must be true or false, got 1"),
         ('profile = "dgx-h100"\ngpu.8.lost = true', "gpu.8: this machine has GPUs 0 to 7"),
         ('profile = "dgx-h100"\ngpu.03.lost = true', "gpu.03: this machine has GPUs 0 to 7"),
-        ('profile = "dgx-h100"\ngpu = 3', "gpu: must be a table, is 3"),
+        ('profile = "dgx-h100"\ngpu = 3', "gpu: must be a table, got 3"),
         ('profile = "dgx-h100"\nlibrary = "mismatched"', 'did you mean "mismatch"?'),
         ('profile = "dgx-h100"\nhang = "nvmlDeviceGetTemp"', 'did you mean "nvmlDeviceGetTemperature"?'),
         ('profile = "dgx-h100"\ngpu.1.unsupported = ["x"]', 'gpu.1.unsupported: healthd does not call "x"'),
@@ -591,12 +593,12 @@ def test_the_fake_takes_the_arguments_that_pynvml_takes():
         ('profile = "dgx-h100"\ngpu.1.ecc_volatile_corrected_dram = -1', "must be between 0 and 4294967295"),
         ('profile = "dgx-h100"\ngpu.1.remap_histogram = [1, 2]', "must have 5 items, has 2"),
         ('profile = "dgx-a100"\ngpu.1.nvlink_inactive = [12]', "there is no link 12; this GPU has 12"),
-        ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be between 0 and 64, is 65"),
-        ('profile = "dgx-b200"\ngpu.1.nvlink_ber = {3 = 2}', "the rate of link 3 must be between 0 and 1, is 2"),
-        ('profile = "dgx-h100"\ngpu.1.mig_devices = 8', "gpu.1.mig_devices: must be between 0 and 7, is 8"),
-        ('profile = "dgx-h100"\ngpu.1.temperature_margin = -2000', "must be between -1000 and 1000, is -2000"),
-        ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'another address like "0000:1b:00.0", is "1b:00.0"'),
-        ('profile = "dgx-h100"\nrandom_failures = 2', "random_failures: must be between 0 and 1, is 2"),
+        ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be between 0 and 64, got 65"),
+        ('profile = "dgx-b200"\ngpu.1.nvlink_ber = {3 = 2}', "the rate of link 3 must be between 0 and 1, got 2"),
+        ('profile = "dgx-h100"\ngpu.1.mig_devices = 8', "gpu.1.mig_devices: must be between 0 and 7, got 8"),
+        ('profile = "dgx-h100"\ngpu.1.temperature_margin = -2000', "must be between -1000 and 1000, got -2000"),
+        ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'another address like "0000:1b:00.0", got "1b:00.0"'),
+        ('profile = "dgx-h100"\nrandom_failures = 2', "random_failures: must be between 0 and 1, got 2"),
         ('profile = "dgx-h100"\n[[at]]\ngpu = 3\nlost = true', "at[0]: missing seconds"),
         ('profile = "dgx-h100"\n[[at]]\nseconds = 1\ngpu = 9', "at[0].gpu: this machine has GPUs 0 to 7"),
         ('profile = "dgx-h100"\n[[at]]\nseconds = "1"', "at[0].seconds: must be a number"),
@@ -709,3 +711,21 @@ def test_any_table_is_a_machine_or_one_sentence(machine_table, gpu_tables, at, e
 def test_any_text_is_a_scenario_or_one_sentence(text):
     with contextlib.suppress(ConvertError):
         fake_scenario.parse(text)
+
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs/scenario-files.md").read_text("utf-8")
+
+
+def test_the_page_of_scenario_files_names_every_setting():
+    settings = {f.name for kind in (fake_scenario.Scenario, fake_scenario.Gpu) for f in dataclasses.fields(kind)}
+    named = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
+    assert settings - named == set()
+    values = {member.value.lower() for member in fake_scenario.LinkCounters}
+    values |= {name.lower() for name in fake_scenario.Library.__members__}
+    assert values - named == set()
+
+
+def test_the_example_of_the_page_is_a_scenario_file():
+    (example,) = re.findall(r"(?s)```toml\n(.*?)```", PAGE)
+    machine, gpus = fake_scenario.state(fake_scenario.parse(example), 130.0)
+    assert (machine.hang, gpus[3].lost, gpus[5].temperature) == ("nvmlDeviceGetTemperature", True, 92)

@@ -83,7 +83,7 @@ def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> 
             (
                 "goodput",
                 ("--price", price),
-                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, is "{price}"',
+                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, got "{price}"',
             )
             for price in ("much", "-1", "nan", "inf", "1e308")
         ),

@@ -79,6 +79,6 @@ def test_the_fleet_as_it_is_now_is_asked_without_them(without, tmp_path):
     done = subprocess.run(argv, env=without, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (
         3,
-        "healthd fleet status: http://127.0.0.1:9: cannot be asked: Connection refused\n",
+        "healthd fleet status: http://127.0.0.1:9: cannot be reached: Connection refused\n",
     )
     assert not (tmp_path / "tried").exists()

@@ -148,7 +148,7 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
             "-- asked\n--   x INT = 1\nSELECT 1 AS x FROM jobs",
             "own.sql:2: a parameter is written NAME BIGINT|DOUBLE|VAR",
         ),
-        ("-- asked\n--   x BIGINT = one\nSELECT 1 AS x FROM jobs", 'own.sql:2: x must be a BIGINT, is "one"'),
+        ("-- asked\n--   x BIGINT = one\nSELECT 1 AS x FROM jobs", 'own.sql:2: x must be a BIGINT, got "one"'),
         ("", "own.sql:1: there is no SQL in it"),
         (b"SELECT 1\n\xff", "own.sql:2: is not UTF-8"),
         (b"-" * ((1 << 20) + 1), "own.sql: more than 1048576 bytes are no question"),
@@ -175,7 +175,7 @@ def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, say
         (("states", "--db", "DB", "--param", "x"), '--param: "x" is no NAME=VALUE'),
         (("states", "--db", "DB", "--param", "x=1"), "--param x: the question has no such parameter (there are: none)"),
         (("runs", "--db", "DB", "--param", "gap_second=1"), '(there are: gap_seconds); did you mean "gap_seconds"?'),
-        (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, is "1d"'),
+        (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, got "1d"'),
         (
             ("states", "--db", "DB", "--from", "2026-01-02", "--to", "2026-01-02"),
             "2026-01-02 00:00:00 (--from) is not before",

@@ -219,11 +219,11 @@ def test_the_order_of_the_stores_rows_changes_nothing(tmp_path: Path) -> None:
         *(
             (
                 ("--out", "o", "--price", price),
-                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, is "{price}"',
+                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, got "{price}"',
             )
             for price in ("-1", "nan", "1e308")
         ),
-        (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, is "0.99"'),
+        (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, got "0.99"'),
     ],
 )
 def test_wrong_use_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,7 +235,7 @@ def test_a_query_has_its_prefix_its_tenant_and_its_token(tmp_path):
 def test_a_certificate_that_nobody_vouches_for_is_refused_and_one_of_the_ca_file_is_not(tmp_path):
     (tmp_path / "token").write_text("secret")
     with serving(lambda request: good(), tls=True) as (url, seen):
-        with pytest.raises(ServerError, match=r"cannot be asked: .*CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(ServerError, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
             ask(server(url, token_file=str(tmp_path / "token")), "query_range", {})
         assert seen == [], "it got no token"
         assert ask(server(url, ca_file=str(CERTIFICATE)), "query_range", {}) == {"resultType": "matrix", "result": []}
@@ -315,7 +315,7 @@ def test_a_server_that_is_away_or_slow_is_one_sentence(monkeypatch):
         with pytest.raises(ServerError, match=r"did not answer within 0\.2 s"):
             ask(server(url), "query_range", {})
         release.set()
-    with pytest.raises(ServerError, match="cannot be asked: Connection refused"):
+    with pytest.raises(ServerError, match="cannot be reached: Connection refused"):
         ask(server(url), "query_range", {})
 
 

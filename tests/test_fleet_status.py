@@ -525,7 +525,7 @@ def test_without_healthd_or_without_a_server_the_status_is_3():
         assert (done.status, done.out) == (3, "")
         assert 'has no target of the job "healthd"' in done.err
     done = run("fleet", "status", "--prometheus", url)
-    assert (done.status, done.err) == (3, f"healthd fleet status: {url}: cannot be asked: Connection refused\n")
+    assert (done.status, done.err) == (3, f"healthd fleet status: {url}: cannot be reached: Connection refused\n")
 
 
 @pytest.mark.parametrize(

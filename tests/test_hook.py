@@ -260,7 +260,7 @@ def test_the_epilog_waits_until_the_checks_have_looked(tmp_path: Path) -> None:
         (b'{"asked": 5, "left": ["gpu_ecc"]}', "not waited for: gpu_ecc"),
         (b'{"error": "job-ended: refused"}', "job-ended: refused"),
         (b"nonsense", "answered nonsense"),
-        (None, "nothing came"),
+        (None, "no reply"),
     ],
 )
 def test_the_epilog_never_waits_longer_than_it_is_told(tmp_path: Path, answer: bytes | None, sentence: str) -> None:
@@ -469,8 +469,8 @@ def test_the_epilog_ends_with_0_whatever_it_is_told_to_wait(
     argv = [sys.executable, "-m", "healthd", "hook", "epilog", "--wait", wait, "--runtime-dir", str(tmp_path)]
     assert subprocess.run(argv, timeout=240).returncode == 0
     said = capfd.readouterr()
-    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, is "{wait}": taken as 10\n'
-    assert "there is no" in said.out
+    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, got "{wait}": taken as 10\n'
+    assert "is not running" in said.out
 
 
 def test_with_settings_that_are_no_toml_the_healthcheck_reads_the_default_verdict(

@@ -42,10 +42,11 @@ CHECKS = {
     *("machine.gpu_reset", "machine.infiniband", "machine.network_card", "nvidia", "nvidia.codes"),
     *("nvidia.recovery", "nvidia.xid_table"),
 }
-SHOWN = {"say", "say.duration", "say.next_steps", "say.render"}
+SHOWN = {"say", "say.duration", "say.ends", "say.next_steps", "say.render"}
 ROUND = {
     *("cli.check", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.endings", "judge.intake"),
-    *("judge.ledger", "judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),
+    *("judge.ledger", "judge.limits"),
+    *("judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),
     *("kernel.parse", "kernel.prefix", "kernel.repeats", "kernel.source", "machine.oom", "record", "record.recording"),
     *("say.status", "say.troubles", "stream", "stream.event", "stream.outbox", "stream.told", "work"),
     *("work.forked", "work.once", "work.requests", "work.results", "work.runner", "work.schedule", "work.unchanged"),

@@ -284,10 +284,10 @@ def test_any_other_text_is_refused_by_one_sentence_that_names_the_file(text: str
     ("text", "sentence"),
     [
         ("", "x: is not a ledger: Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "x: is not a ledger: top level: must be a table, is a list"),
+        ("[]", "x: is not a ledger: top level: must be a table, got a list"),
         ('{"version": 2}', "x: is of version 2, this healthd reads version 1"),
-        ('{"born": "now"}', 'x: is not a ledger: born: must be a number, is "now"'),
-        ('{"born": NaN}', "x: is not a ledger: born: must be a finite number, is nan"),
+        ('{"born": "now"}', 'x: is not a ledger: born: must be a number, got "now"'),
+        ('{"born": NaN}', "x: is not a ledger: born: must be a finite number, got nan"),
         ('{"born": 1' + "0" * 400 + "}", "x: is not a ledger: born: must be a finite number"),
         ("[" * 100_000, "x: is not a ledger: maximum recursion depth exceeded"),
     ],

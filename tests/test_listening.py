@@ -49,7 +49,7 @@ def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
     status, document = check(tmp_path, *LISTENERS)
     assert (status, document["health"], document["listening"]["checks"]) == (3, "unknown", LISTENERS)
     assert document["unknown"] == [
-        f"{name} only listens to the kernel log: healthd does not answer: there is no {tmp_path}/healthd.sock"
+        f"{name} only listens to the kernel log: healthd is not running (no {tmp_path}/healthd.sock)"
         for name in LISTENERS
     ]
 
@@ -111,8 +111,8 @@ def test_a_typo_in_the_settings_takes_no_daemon_away_and_is_told(tmp_path, capsy
         assert main([*words, "--config", str(file)]) < 3
     assert daemon.asked == 1
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"healthd: {file}: not TOML: ")
-    assert told.endswith(f": the default runtime_dir is taken, {tmp_path}")
+    assert told.startswith(f"healthd: note: the settings have an error ({file}: not TOML: ")
+    assert told.endswith(f"; assuming runtime_dir {tmp_path}")
 
 
 def test_a_file_that_is_not_there_and_a_wrong_runtime_dir_are_wrong_use(tmp_path, capsys):

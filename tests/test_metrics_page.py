@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
 from healthd import guard
+from healthd.model import Clears, Condition, ConditionState, Health, Severity, Verdict
 from healthd.say import metrics, metrics_page
 from healthd.say.metrics import render
 from healthd.say.metrics_page import CLIENTS, MAX_HEAD_BYTES, Pages, serve
@@ -97,7 +98,7 @@ def say(page: str, request: str) -> tuple[str, dict[str, str], str]:
     [
         ("GET /", "200 OK", "healthd on n1"),
         ("GET /?x=1", "200 OK", "version 0.1.0, mode observe"),
-        ("GET /-/healthy", "200 OK", "healthd is healthy."),
+        ("GET /-/healthy", "200 OK", "healthd is running."),
         ("GET /etc/passwd", "404 Not Found", "There is / and /metrics and /-/healthy."),
         ("GET /metrics/", "404 Not Found", "There is"),
         ("POST /metrics", "405 Method Not Allowed", "Only GET and HEAD."),
@@ -121,6 +122,21 @@ def test_head_has_the_headers_of_get_and_no_body(page: str, path: str) -> None:
     of_get = say(page, f"GET {path}")
     del headers["Date"], of_get[1]["Date"]
     assert (line, headers, body) == (*of_get[:2], "")
+
+
+def test_a_broken_node_is_not_called_healthy() -> None:
+    fault = Condition(
+        "gpu_xid", "", "gpu_xid/79", "0000:61:00.0", Severity.CRITICAL, "GPU <fell> off the bus", Clears.REBOOT,
+        ConditionState.OPEN, 1.0, 1.0, 1, "b",
+    )  # fmt: skip
+    broken = dataclasses.replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (fault,), (fault,)))
+    pages = Pages(lambda: broken)
+    alive, landing = pages.answer("/-/healthy", "", False), pages.answer("/", "", False).body.decode()
+    assert alive.status == 200, "the agent is running"
+    assert b"unhealthy" in alive.body
+    assert b"healthd is healthy" not in alive.body
+    assert "<strong>unhealthy</strong>" in landing
+    assert "critical: gpu_xid/79 0000:61:00.0: GPU &lt;fell&gt; off the bus" in landing
 
 
 def test_the_first_page_leads_to_the_others_and_takes_no_html_from_a_name(page: str) -> None:

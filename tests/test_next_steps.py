@@ -14,6 +14,8 @@ from healthd.cli.control import COMMANDS
 from healthd.cli.flags import Parser
 from healthd.say.next_steps import next_steps, repaired
 
+SAVE = ("first, save the evidence", "healthd record")
+
 
 def condition(**changes: Any) -> dict[str, Any]:
     told = {"check": "gpu_xid", "code": "gpu_xid/79", "subject": "0000:61:00.0", "severity": "critical"}
@@ -28,11 +30,17 @@ def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, [("once no job runs here", "systemctl reboot")]),
-        ({"slurm": ("IDLE", "DRAIN")}, [("now that no job runs here", "systemctl reboot")]),
-        ({"slurm": ("ALLOCATED", "DRAIN")}, [("once no job runs here", "systemctl reboot")]),
+        ({}, [SAVE, ("once no job runs here", "systemctl reboot")]),
+        ({"slurm": ("IDLE", "DRAIN")}, [SAVE, ("now that no job runs here", "systemctl reboot")]),
+        ({"slurm": ("ALLOCATED", "DRAIN")}, [SAVE, ("once no job runs here", "systemctl reboot")]),
+        ({"remedy": "power_cycle"}, [SAVE, ("once no job runs here, then power on at the BMC", "systemctl poweroff")]),
+        ({"remedy": "power_cycle", "severity": "warning"}, []),
+        ({"remedy": "power_cycle", "clears": "operator"},
+         [("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
         ({"severity": "warning"}, []),
-        ({"clears": "gpu_reset"}, []),
+        ({"clears": "gpu_reset"}, [SAVE, ("once no job runs here", "nvidia-smi --gpu-reset -i 0000:61:00.0")]),
+        ({"clears": "gpu_reset", "subject": ""}, [SAVE, ("once no job runs here", "nvidia-smi --gpu-reset")]),
+        ({"clears": "gpu_reset", "severity": "warning"}, []),
         ({"clears": "window"}, []),
         ({"clears": "pass", "check": "mount"}, [("to see whether it is mended", "healthd check mount")]),
         ({"clears": "operator"}, [("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
@@ -66,6 +74,8 @@ def test_no_text_of_a_condition_becomes_a_command_or_another_argument(code, subj
     for _, command in next_steps(c, [c], ()):
         assert command.isprintable()
         assert shlex.split(command)[0] == "healthd"
+    reset = condition(code=f"a/{code}", subject=subject, clears="gpu_reset")
+    assert [command for _, command in next_steps(reset, [reset], ())][-1].startswith("nvidia-smi --gpu-reset")
     parser = Parser("repaired", "", "")
     COMMANDS["repaired"].flags(parser)
     typed = parser.parse_args(shlex.split(repaired(c))[2:])

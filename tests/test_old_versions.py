@@ -114,7 +114,7 @@ def test_what_it_did_not_know_counts_no_longer_when_it_changed_anything(tmp_path
 @pytest.mark.parametrize(
     ("newer", "sentence"),
     [
-        ("7", "cursors.newer_fields: must be a table, is 7"),
+        ("7", "cursors.newer_fields: must be a table, got 7"),
         ('{"of": 1}', "cursors.newer_fields: missing fields"),
         ('{"of": 2745614147, "fields": [[[], 1]]}', "cursors.newer_fields: names a place that is not there"),
         ('{"of": 2745614147, "fields": [[["a", "b"], 1]]}', "cursors.newer_fields: names a place that is not there"),

@@ -145,7 +145,7 @@ def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number,
 def test_a_slip_of_the_finger_is_told_with_what_is_plausible():
     with pytest.raises(ConfigError) as raised:
         settle({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, KNOWN)
-    assert str(raised.value) == f"{FILE}: checks.gpu_count.expected: must be 0 to 255 GPUs, is 100000"
+    assert str(raised.value) == f"{FILE}: checks.gpu_count.expected: must be 0 to 255 GPUs, got 100000"
     with pytest.raises(ConfigError) as raised:
         settle({"interval_seconds": 0.001}, FILE, {}, KNOWN)
-    assert str(raised.value) == f"{FILE}: interval_seconds: must be 0.1 to 604800 seconds (a week), is 0.001"
+    assert str(raised.value) == f"{FILE}: interval_seconds: must be 0.1 to 604800 seconds (a week), got 0.001"

@@ -365,8 +365,8 @@ def test_a_mistake_in_a_baseline_is_one_sentence_with_its_name(tmp_path):
     file = tmp_path / "baseline.toml"
     for text, sentence in (
         ("[checks.gpu_count]\nexpekted = 8", 'checks.gpu_count: unknown setting "expekted"; did you mean "expected"?'),
-        ('[checks.gpu_count]\nexpected = "8"', 'checks.gpu_count.expected: must be a whole number, is "8"'),
-        ("[checks.gpu_count]\nexpected = -8", "checks.gpu_count.expected: must be 0 to 255 GPUs, is -8"),
+        ('[checks.gpu_count]\nexpected = "8"', 'checks.gpu_count.expected: must be a whole number, got "8"'),
+        ("[checks.gpu_count]\nexpected = -8", "checks.gpu_count.expected: must be 0 to 255 GPUs, got -8"),
         ("[checks.gpu_cont]", 'checks.gpu_cont: there is no check "gpu_cont"; did you mean "gpu_count"?'),
         ('mode = "act"', 'unknown setting "mode"; only [checks.NAME] belongs in this file'),
         ("[match]", 'unknown setting "match"; only [checks.NAME] belongs in this file'),

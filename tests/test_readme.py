@@ -35,7 +35,12 @@ def commands(terminal: str) -> list[tuple[str, str]]:
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
+# Which checks have something to check depends on the machine that the test runs on (disks, EDAC, a BMC).
+OF_THIS_MACHINE = re.compile(r"(?ms)^\d+ checks? (?:passed|had nothing to check).*?(?=^exit status|\Z)")
+
+
 def without_times(text: str) -> list[str]:
+    text = OF_THIS_MACHINE.sub("CHECKS\n", text)
     return TIMES.sub("TIME", re.sub(r"\bround \d+", "round N", text)).split()
 
 

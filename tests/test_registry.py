@@ -93,12 +93,12 @@ def test_what_is_no_file_is_refused_before_it_is_opened(folder):
         ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of texts"),
         ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of texts"),
         ("HOLDS_RESUME = 'no'", "HOLDS_RESUME must be True or False"),
-        (config_of("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, is "5s"'),
-        (config_of("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, is 2.0"),
+        (config_of("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, got "5s"'),
+        (config_of("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, got 2.0"),
         (config_of("interval_seconds: int = 0"), "Config.interval_seconds: must be 0.1 to "),
-        (config_of("severity: int = 3"), "Config.severity: must be a table, is 3"),
-        (config_of("enabled: str = 'no'"), 'Config.enabled: must be true or false, is "no"'),
-        (config_of("name: int = 1"), "Config.name: must be text, is 1"),
+        (config_of("severity: int = 3"), "Config.severity: must be a table, got 3"),
+        (config_of("enabled: str = 'no'"), 'Config.enabled: must be true or false, got "no"'),
+        (config_of("name: int = 1"), "Config.name: must be text, got 1"),
     ],
 )
 def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence):
@@ -353,16 +353,16 @@ def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it
         (
             "interval_seconds: str | None = None",
             "5m",
-            'interval_seconds: must be a number, is "5m"; write a plain number',
+            'interval_seconds: must be a number, got "5m"; write a plain number',
         ),
         (
             "timeout_seconds: float = 30",
             -1,
-            "timeout_seconds: must be 0.1 to 604800 seconds (a week), is -1",
+            "timeout_seconds: must be 0.1 to 604800 seconds (a week), got -1",
         ),
-        ("clear_after: int = 3", 0, "clear_after: must be 1 to 1000, is 0"),
+        ("clear_after: int = 3", 0, "clear_after: must be 1 to 1000, got 0"),
         ("severity: dict[str, str] = field(default_factory=dict)", {"fan/a": "bad"}, "severity.fan/a: "),
-        ("enforce: bool | None = True", None, "enforce: must be true or false, is None"),
+        ("enforce: bool | None = True", None, "enforce: must be true or false, got None"),
     ],
 )
 def test_what_every_check_can_be_told_is_judged_also_where_a_site_declares_it_anew(folder, field, value, sentence):

@@ -27,6 +27,8 @@ def condition(**changes: Any) -> dict[str, Any]:
         "subject": "0000:61:00.0",
         "message": "Xid 79: GPU has fallen off the bus",
         "clears": "reboot",
+        "window_seconds": 0.0,
+        "remedy": "power_cycle",
         "state": "open",
         "since": NOW - 200,
         "first_seen": NOW - 200,
@@ -52,6 +54,7 @@ def result(*findings: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "started": NOW - 12,
         "duration_seconds": 0.02,
         "error": "",
+        "nothing_to_check": None,
         "findings": list(findings),
         "observations": [],
         **changes,
@@ -66,8 +69,10 @@ def looked(**changes: Any) -> dict[str, Any]:
         "time": NOW,
         "health": "healthy",
         "conditions": [],
+        "limits": [],
         "unknown": [],
         "results": [result()],
+        "without_result": {},
         **changes,
     }
 
@@ -160,12 +165,40 @@ def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_
     more = [*quiet, result(check="mount", instance="/data"), result(finding()), result(check="cpu", outcome="failed")]
     text = check(results=more)
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["check", "gpu_ecc", "cpu"]
-    assert " ".join(text.split()).endswith(
-        "9 checks found nothing: mount /data, " + ", ".join(f"quiet{n}" for n in range(8))
-    )
+    assert " ".join(text.split()).endswith("9 checks passed: mount /data, " + ", ".join(f"quiet{n}" for n in range(8)))
     shown = status(results=more)
-    assert "9 checks found nothing (the oldest run 11 s ago): mount /data, " in shown
+    assert "9 checks passed (the oldest run 11 s ago): mount /data, " in shown
     assert re.search(r"(?m)^cpu +failed +11 s ago", shown)
+
+
+def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
+    gpu, baseline = (
+        {"reason": "no NVIDIA GPU", "mend": ""},
+        {"reason": "no baseline", "mend": "healthd baseline --write"},
+    )
+    results = [
+        *(result(check=f"gpu_{n}", nothing_to_check=gpu) for n in range(render.FEW)),
+        result(check="cpu", nothing_to_check=baseline),
+        result(check="clock"),
+    ]
+    lines = check(results=results, without_result={"listens": ["sxid"], "not_set_up": ["exec", "mount"]}).splitlines()
+    assert lines[2:5] == [
+        "1 check passed: clock",
+        "9 checks had nothing to check:",
+        "  no NVIDIA GPU: gpu_0, gpu_1, gpu_2, gpu_3, gpu_4, gpu_5, gpu_6, gpu_7",
+    ]
+    assert lines[5:] == [
+        "  no baseline (healthd baseline --write): cpu",
+        "1 check listens to the kernel log: sxid",
+        "2 checks are not set up: exec, mount",
+    ]
+    assert re.search(r"(?m)^cpu +completed +0.02 s +nothing to check: no baseline$", check(results=results[-2:]))
+
+
+def test_what_limits_healthd_is_printed_below_the_health():
+    shown = status(health="warning", limits=["the kernel log is not read: no such file"]).splitlines()
+    assert shown[:2] == ["n1: warning", "  the kernel log is not read: no such file"]
+    assert "Trouble\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
 
 
 def test_a_run_of_an_instance_is_named_with_it():
@@ -179,7 +212,7 @@ def test_a_finding_is_told_with_its_message_and_what_ends_it():
         "Found",
         "  critical  gpu_xid/79 0000:61:00.0",
         "    Xid 79: GPU has fallen off the bus",
-        "    ends with: a reboot",
+        "    clears after: a reboot",
     ]
     assert "\n".join(told) in text
 
@@ -191,7 +224,7 @@ def test_history_is_called_so():
 
 def test_what_only_a_person_ends_is_told_as_the_command():
     text = check(conditions=[condition(clears="operator")])
-    assert "ends with: healthd repaired gpu_xid/79 0000:61:00.0" in text
+    assert "clears after: healthd repaired gpu_xid/79 0000:61:00.0" in text
 
 
 def test_who_knows_of_it_why_and_until_when_is_told():
@@ -220,7 +253,7 @@ def test_every_word_of_the_model_can_be_shown(word):
     if word.upper() in Severity.__members__:
         assert word in check(conditions=[condition(severity=word)], results=[result(finding(severity=word))])
     elif word.upper() in Clears.__members__:
-        assert "ends with: " in check(conditions=[condition(clears=word)])
+        assert "clears after: " in check(conditions=[condition(clears=word)])
     else:
         assert word.replace("_", " ") in check(results=[result(outcome=word)])
 
@@ -256,7 +289,7 @@ def test_a_quiet_node():
 
 def test_a_condition_is_told_with_since_count_job_and_what_ends_it():
     text = status(conditions=[condition(job="123")])
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; ends with: a reboot\n" in text
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; clears after: a reboot\n" in text
 
 
 def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
@@ -316,7 +349,8 @@ def test_under_a_condition_stands_the_next_command_whole_also_where_the_window_i
     stale = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
     shown = status(Page(40), conditions=[condition(), stale]).splitlines()
     assert "    next: healthd explain gpu_xid/79" in shown
-    assert "    once no job runs here: systemctl reboot" in shown
+    assert "    first, save the evidence: healthd record" in shown
+    assert "    once no job runs here, then power on at the BMC: systemctl poweroff" in shown
     assert f"    once it is repaired: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in shown
 
 
@@ -344,7 +378,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only listen to the kernel log" in standing
     assert "\n\n\n" not in check(listening=heard, results=[result(check="gpu_xid")]), "one empty line above it"
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago; ends with: a reboot\n    next: " in standing
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
 
 def test_before_the_first_round():

@@ -156,7 +156,7 @@ def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
 
 def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
     reply = ask(runner, request("raises"))
-    assert (reply.outcome, reply.error) == (Outcome.FAILED, "RuntimeError: no way")
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, "no way")
     assert reply.table["observations"] == '[{"name":"answer","value":42}]'
 
 
@@ -171,9 +171,10 @@ def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runn
         ("pretends", "the worker answered nonsense"),  # not a clean run
         ("floods", "the worker answered more than 8 MiB"),
         ("gives_too_much", "the worker answered more than 8 MiB"),
-        ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: neither Finding nor Observation nor Repair'),
+        ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: it must be a Finding, an Observation, a '
+         "Repair or NothingToCheck"),
         ("gives_bytes", "what it gave cannot be sent: TypeError: Object of type bytes is not JSON serializable"),
-        ("another_name", "ValueError: the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
+        ("another_name", "the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
          "\"another_name/...\""),
     ],
 )  # fmt: skip
@@ -425,7 +426,7 @@ def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners:
 def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner) -> None:
     ask(runner, request("unclosable", "nvml"))
     reply = ask(runner, Request("nvml", 60, {"op": "close_nvml"}))
-    assert (reply.outcome, reply.error) == (Outcome.FAILED, "OSError: nvmlShutdown failed")
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, "nvmlShutdown failed")
     assert not runner.nvml_open
     assert runner.quarantined == {}
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.running import command_of, daemons
+from healthd.cli.running import command_of, daemons, described, found
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,21 @@ def one() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_daemon_that_runs_is_told_with_its_process_its_age_and_its_options(one):
-    (told,) = [words for words in daemons().split(", process") if f"{one.pid} (" in words]
+    (mine,) = [process.info for process in found() if process.pid == one.pid]
+    told = described([mine])
     assert told.endswith("): healthd run --runtime-dir /tmp/elsewhere")
     assert f"{one.pid} (" in told
     assert " s, " in told
+
+
+def test_many_daemons_are_three_in_short_and_a_count():
+    command = ["healthd", "run", "--runtime-dir", "/tmp/" + "x " * 900]
+    about = {"pid": 812, "username": "root", "create_time": None, "status": "sleeping", "cmdline": command}
+    told = described([about] * 7)
+    assert told.count("process 812 (root") == 3
+    assert told.endswith(", and 4 more")
+    assert len(told) < 3 * 140
+    assert described([]) == ""
 
 
 def test_this_process_is_none():

@@ -141,7 +141,7 @@ def test_the_watchdog_time_is_ours_only(
 def test_a_nonsense_watchdog_time_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", text)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    with pytest.raises(ValueError, match=r'^WATCHDOG_USEC: must be a number of microseconds, is ".*"$'):
+    with pytest.raises(ValueError, match=r'^WATCHDOG_USEC: must be a number of microseconds, got ".*"$'):
         service.watchdog_seconds()
 
 

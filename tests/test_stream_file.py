@@ -288,6 +288,29 @@ def test_the_journal_has_the_words_and_each_field(tmp_path: Path) -> None:
     assert (then["HEALTHD_CHECKS"], then["HEALTHD_CONDITIONS"]) == (b"a b", b"")
 
 
+def test_the_checks_of_a_start_are_one_entry_of_the_journal(tmp_path: Path) -> None:
+    source = Source("c1", "n1", "boot", "f" * 16)
+
+    def said(seq: int, name: str, **fields: object) -> str:
+        return render(source, seq, 1795349480.5, 1.5, Event(name, fields))
+
+    enabled = [said(seq, "check_enabled", check=f"c{seq}", settings="aa", version="1") for seq in range(2, 45)]
+    lines = [
+        said(1, "started"),
+        *enabled,
+        said(45, "check_enabled", check="mount", instance="/data"),
+        said(46, "alive"),
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
+        journald.bind(str(tmp_path / "journal"))
+        assert journal.send(lines, str(tmp_path / "journal")) == 0
+        entries = [parse_entry(journald.recv(1 << 16)) for _ in range(3)]
+    assert [entry["HEALTHD_EVENT"] for entry in entries] == [b"started", b"check_enabled", b"alive"]
+    assert entries[1]["MESSAGE"].startswith(b"check_enabled: 44 checks: c2, c3, ")
+    assert entries[1]["MESSAGE"].endswith(b", c44, mount /data")
+    assert journal.send(lines, str(tmp_path / "none")) == len(lines)
+
+
 def test_a_journal_that_does_not_read_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "PATIENCE_SECONDS", 0.05)
     lines = [line(seq, "x" * 4000) for seq in range(1, 2000)]

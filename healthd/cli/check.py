@@ -14,7 +14,7 @@ from healthd.cli.flags import Command, Parser, load_settings, require_scenario, 
 from healthd.cli.terminal import OF_HEALTH, REFUSED, Stop, as_json, complain, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded
+    from healthd.config import Loaded, Settings
     from healthd.settings.registry import Check
     from healthd.work.once import KernelLog, Look
     from healthd.work.runner import Runner
@@ -47,7 +47,7 @@ def _check(args: argparse.Namespace) -> int:
         loaded, checks, kernel_log = _to_look_at(args, "check", heard=True)
         settings = loaded.settings
         with runner_of(setup_of(settings), checks) as runner:
-            found = once.look(loaded, checks, runner, kernel_log)
+            found = once.look(loaded, checks, runner, kernel_log)._replace(limits=_limits(settings))
         runtime_dir = settings.runtime_dir if settings.root == "/" else None
     document = once.look_json(found)
     if only_listen := [name for name in dict.fromkeys(args.names) if not checks[name].runs]:
@@ -65,6 +65,17 @@ def _check(args: argparse.Namespace) -> int:
     from healthd.say import render
 
     return say(render.check(document, page(), replayed=args.replay is not None), status)
+
+
+def _limits(settings: Settings) -> tuple[str, ...]:
+    """Return what the daemon of this machine would need and does not have. A log that cannot be read is a result."""
+    import shutil
+
+    from healthd.judge.limits import limits, missing_programs
+
+    missing = missing_programs(shutil.which) if settings.root == "/" else []
+    trouble = f"no {', '.join(missing)} on PATH" if missing else ""
+    return limits(settings.mode, settings.kernel_log.source, True, "", trouble)
 
 
 def _to_look_at(

@@ -16,10 +16,14 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import say
 from healthd.text import regex
 
-# Offers: a word stands for itself, but for these. MANY: more values of the option may follow.
+# Offers: a word stands for itself, but for these. MANY: more values of the option may follow. OPEN: the codes of the
+# conditions that are open, all codes if there are none; PARTS: the parts of the code that was typed.
 FILES, FOLDERS, CHECKS, CODES, MANY = "@files", "@folders", "@checks", "@codes", "@many"
+OPEN, PARTS = "@open", "@parts"
+DURATIONS = ("30m", "2h", "8h", "1d", "7d")
 
 _METAVARS = {"FILE": FILES, "FILE.sql": FILES, "PATH": FILES, "DIR": FOLDERS, "DB": FOLDERS, "CODE": CODES}
+_OF_CONDITIONS = ("ack", "unack", "repaired")  # commands whose CODE is one of an open condition
 _WORD = regex(r"[a-z][a-z-]*")
 _GROUPS = {
     "config": "the settings, read and shown",
@@ -97,6 +101,8 @@ def _place(command: str, action: argparse.Action) -> Place:
         offers: tuple[str, ...] = (CHECKS,)
     elif command == "explain":
         offers = (CHECKS, CODES)
+    elif command in _OF_CONDITIONS and action.dest in ("code", "part"):
+        offers = (OPEN,) if action.dest == "code" else (PARTS,)
     elif command == "fleet query":
         offers = _questions()
     else:
@@ -108,7 +114,7 @@ def _offers(action: argparse.Action) -> tuple[str, ...]:
     """What its help calls the value says what it may be: "kmsg|journal|PATH|off"."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
-    named = {"fake_nvml": _machines, "profile": _profiles}.get(action.dest, tuple)()
+    named = {"fake_nvml": _machines, "profile": _profiles, "time": _durations}.get(action.dest, tuple)()
     words = _metavar(action).split("|")
     return (*named, *(_METAVARS.get(word, word) for word in words if word in _METAVARS or _WORD.fullmatch(word)))
 
@@ -117,6 +123,10 @@ def _metavar(action: argparse.Action) -> str:
     if isinstance(action.metavar, tuple):
         return " ".join(action.metavar)
     return action.metavar or action.dest.upper()
+
+
+def _durations() -> tuple[str, ...]:
+    return DURATIONS
 
 
 def _machines() -> tuple[str, ...]:
@@ -163,8 +173,15 @@ CASES
   esac
 }
 
+_healthd_open() { # PROGRAM, "code" or the code whose parts are wanted: what is open, as healthd status shows it
+  "$1" status 2>/dev/null | awk -v code="$2" '
+    $1 !~ /^(info|warning|degraded|critical)$/ || $2 !~ /^[a-z0-9_]+\// { next }
+    code == "code" { print $2; next }
+    $2 == code { print $3 }'
+}
+
 _healthd() {
-  local healthd=$1 cur=${COMP_WORDS[COMP_CWORD]} command='' option='' offers='' words='' word i
+  local healthd=$1 cur=${COMP_WORDS[COMP_CWORD]} command='' option='' offers='' words='' code='' typed='' word i
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${COMP_WORDS[i]}
@@ -188,12 +205,29 @@ _healthd() {
   else
     offers=$(_healthd_offers "$command")
   fi
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ ${COMP_WORDS[i]} = */* && ${COMP_WORDS[i - 1]} != -* ]]; then code=${COMP_WORDS[i]}; break; fi
+  done
   for word in $offers; do
     case $word in
       @files) compopt -o filenames; mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$cur") ;;
       @folders) compopt -o filenames; mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -d -- "$cur") ;;
       @checks) words+=" $("$healthd" list 2>/dev/null | awk 'NR > 1 { print $1 }')" ;;
       @codes) words+=" $("$healthd" list --codes 2>/dev/null | awk 'NR > 1 { print $1 }')" ;;
+      @open)
+        if [[ ! $code ]]; then
+          word=$(_healthd_open "$healthd" code)
+          words+=" ${word:-$("$healthd" list --codes 2>/dev/null | awk 'NR > 1 { print $1 }')}"
+        fi
+        ;;
+      @parts)
+        if [[ $code ]]; then
+          typed=${COMP_LINE:0:COMP_POINT}; typed=${typed##* }
+          for word in $(_healthd_open "$healthd" "$code"); do # bash takes a ":" for the end of a word
+            if [[ $word = "$typed"* ]]; then COMPREPLY+=("${word#"${typed%"${cur#:}"}"}"); fi
+          done
+        fi
+        ;;
       @many) ;;
       *) words+=" $word" ;;
     esac
@@ -254,6 +288,13 @@ def _escaped(text: str, special: str) -> str:
 _ZSH = r"""#compdef healthd
 # What TAB offers behind healthd in zsh. Made by: healthd completion zsh
 
+_healthd_open() { # "code" or the code whose parts are wanted: what is open, as healthd status shows it
+  "$_healthd_program" status 2>/dev/null | awk -v code="$1" '
+    $1 !~ /^(info|warning|degraded|critical)$/ || $2 !~ /^[a-z0-9_]+\// { next }
+    code == "code" { print $2; next }
+    $2 == code && $3 != "" { print $3 }' | sort -u
+}
+
 _healthd_offer() {
   local one
   local -a offered
@@ -263,6 +304,11 @@ _healthd_offer() {
       @folders) _files -/ ;;
       @checks) offered+=(${(f)"$("$_healthd_program" list 2>/dev/null | awk 'NR > 1 { print $1 }')"}) ;;
       @codes) offered+=(${(f)"$("$_healthd_program" list --codes 2>/dev/null | awk 'NR > 1 { print $1 }')"}) ;;
+      @open)
+        offered+=(${(f)"$(_healthd_open code)"})
+        if (( ! $#offered )); then _healthd_offer @codes; fi
+        ;;
+      @parts) offered+=(${(f)"$(_healthd_open "${words[(r)*/*]}")"}) ;;
       *) offered+=($one) ;;
     esac
   done
@@ -326,8 +372,9 @@ def _fish_offers(offers: Sequence[str], alone: str = "") -> str:
         FOLDERS: "(__fish_complete_directories)",
         CHECKS: "(__healthd_list)",
         CODES: "(__healthd_list --codes)",
+        OPEN: "(__healthd_open)",
     }
-    words = [asked.get(offer, offer) for offer in offers if offer not in (FILES, MANY)]
+    words = [asked.get(offer, offer) for offer in offers if offer not in (FILES, MANY, PARTS)]
     return (" -F" if FILES in offers else alone) + (f" -a {_fish_text(' '.join(words))}" if words else "")
 
 
@@ -361,6 +408,23 @@ end
 function __healthd_list -d 'the first column of healthd list'
     set -l words (commandline -opc)
     $words[1] list $argv 2>/dev/null | awk 'NR > 1 { print $1 }'
+end
+
+function __healthd_open -d 'the codes of open conditions, all codes if none is open; behind a code its parts'
+    set -l words (commandline -opc)
+    set -l code (string match -- '*/*' $words[2..])[1]
+    set -l rows ($words[1] status 2>/dev/null | string match -r '^  (?:info|warning|degraded|critical) +[a-z0-9_]+/.*')
+    for row in $rows
+        set -l fields (string split -n ' ' -- $row)
+        if test -z "$code"
+            echo $fields[2]
+        else if test "$fields[2]" = "$code"
+            echo $fields[3]
+        end
+    end
+    if test -z "$code" -a (count $rows) -eq 0
+        $words[1] list --codes 2>/dev/null | awk 'NR > 1 { print $1 }'
+    end
 end
 
 complete -c healthd -f

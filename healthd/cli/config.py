@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import as_json, complain, page, say
+from healthd.cli.terminal import WRONG_USE, as_json, complain, page, say
 
 
 def _config_check_arguments(parser: Parser) -> None:
-    parser.add_argument("config", metavar="FILE")
+    parser.add_argument(
+        "config", metavar="FILE", nargs="?", default=flags.DEFAULT_FILE, help=f"default: {flags.DEFAULT_FILE}"
+    )
 
 
 def _config_check(args: argparse.Namespace) -> int:
+    from healthd import config
+    from healthd.settings import registry
     from healthd.settings.configured import Configured
     from healthd.settings.pace import warnings
+    from healthd.settings.settle import mistakes, place_of
 
+    file, _ = flags.settings_file(args)
+    with wrong_settings_are_wrong_use():
+        table = config.read_file(file, required=True)
+        wrong = mistakes(table, file, registry.find(config.checks_dir(table)))
+    if wrong:
+        for mistake in wrong:
+            complain(f"healthd: {mistake}")
+        return WRONG_USE
     with wrong_settings_are_wrong_use():
         loaded, checks = load_settings(args)
         require_scenario(loaded)
     for warning in warnings(Configured(loaded, checks)):
         complain(f"{args.config}: warning: {warning}")
+    for name, run in loaded.checks.items():
+        program = next(iter(getattr(run, "command", ())), "")
+        if program.startswith("/") and not os.path.exists(program):
+            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} does not exist here")
     if path := loaded.settings.metrics.web_config:
         from healthd.say.web_config import WebConfigError
         from healthd.say.web_files import WebFiles
@@ -32,7 +50,8 @@ def _config_check(args: argparse.Namespace) -> int:
             trouble = f"there would be no metrics page: {error}"
         if trouble:
             complain(f"{args.config}: warning: metrics.web_config: {trouble}")
-    return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {len(loaded.checks)} checks\n")
+    counted = registry.counted(checks, loaded)
+    return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {counted}\n")
 
 
 def _config_show_arguments(parser: Parser) -> None:
@@ -57,7 +76,16 @@ def _config_show(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "config check": Command(
-        _config_check_arguments, _config_check, "Read a settings file; say in one sentence what is wrong with it."
+        _config_check_arguments,
+        _config_check,
+        "Read a settings file and print everything that is wrong with it, a line each.\n"
+        "Exit status: 0 the file is right (warnings are printed), 64 it is not.",
+        "  healthd config check\n  healthd config check new.toml && healthd reload\n",
     ),
-    "config show": Command(_config_show_arguments, _config_show, "Every setting that holds, and where it comes from."),
+    "config show": Command(
+        _config_show_arguments,
+        _config_show,
+        "Every setting in force, and where it comes from.",
+        "  healthd config show --changed\n",
+    ),
 }

@@ -15,6 +15,7 @@ from healthd.control import protocol
 from healthd.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
 
 RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is tried first, in a process of its own
+NEXT = "systemctl status healthd; journalctl -u healthd -n 20"
 SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each look costs the daemon some milliseconds
 
 
@@ -29,8 +30,9 @@ def _answer(
     except NoAnswer as error:
         from healthd.cli import running
 
-        there = running.daemons() or "no process of it is to be seen"
-        raise Stop(f"{error}; {there}", UNKNOWN) from None
+        there = running.daemons()
+        others = f". Running on this machine: {there}" if there else ""
+        raise Stop(f"{error}. Try: {NEXT}{others}", UNKNOWN) from None
     except RefusedByDaemon as error:
         raise Stop(f"healthd: {error}", REFUSED) from None
 
@@ -58,7 +60,7 @@ def _watch(args: argparse.Namespace) -> int:
     period = flags.duration(args.watch) or flags.duration(f"{args.watch}s")
     if period is None or period < SHORTEST_PERIOD_SECONDS:
         must = f"must be seconds, or a time like 1m, at least {SHORTEST_PERIOD_SECONDS:g}s"
-        raise Stop(f'healthd status: --watch: {must}, is "{args.watch}"')
+        raise Stop(f'healthd status: --watch: {must}, got "{args.watch}"')
     runtime_dir = flags.runtime_dir(args)
     last: dict[str, Any] = {}
 
@@ -123,6 +125,16 @@ def _ack(args: argparse.Namespace) -> int:
     return say(_answer(args, request)["done"] + "\n")
 
 
+def _unack_arguments(parser: Parser) -> None:
+    parser.add_argument("code", metavar="CODE", help="ib_link/down, as status shows it")
+    parser.add_argument("part", metavar="PART", nargs="?", help="mlx5_3/1 (default: every part with that code)")
+    flags.client(parser)
+
+
+def _unack(args: argparse.Namespace) -> int:
+    return say(_answer(args, protocol.unack(args.code, args.part))["done"] + "\n")
+
+
 def _pause_arguments(parser: Parser) -> None:
     parser.add_argument("--for", metavar="TIME", dest="time", required=True, help="30m, 2h, 1d, 90s; at most a week")
     parser.add_argument("--why", metavar="TEXT", required=True, help="for whoever looks at the node meanwhile")
@@ -146,7 +158,7 @@ def _seconds(args: argparse.Namespace, command: str) -> float:
     seconds = flags.duration(args.time)
     if seconds is None:
         must = "must be a time like 30m, 2h or 1h30m (units s, m, h, d)"
-        raise Stop(f'healthd {command}: --for: {must}, is "{args.time}"')
+        raise Stop(f'healthd {command}: --for: {must}, got "{args.time}"')
     return seconds
 
 
@@ -178,10 +190,17 @@ COMMANDS = {
     "ack": Command(
         _ack_arguments,
         _ack,
-        "Tell the daemon that you know of something. It does not drain for that until the time is over, lifts a drain "
-        "that it made for nothing else, and shows who knows and why. It counts again when the time is over, or as soon "
-        "as it is worse. A new ack takes the place of the old one: --for 1s ends it.",
+        "Acknowledge a condition: healthd does not drain for it until the time is over, lifts a drain that it made for "
+        "this condition alone, and shows who acknowledged it and why. The condition counts again when the time is "
+        "over, when it gets worse, or after healthd unack. A new ack replaces the old one.",
         '  healthd ack ib_link/down mlx5_3/1 --for 2h --why "cable is on its way"\n',
+    ),
+    "unack": Command(
+        _unack_arguments,
+        _unack,
+        "End an acknowledgement before its time: the condition counts again, and drains the node if it is open and "
+        "degraded or critical.",
+        "  healthd unack ib_link/down mlx5_3/1\n",
     ),
     "repaired": Command(
         _repaired_arguments,

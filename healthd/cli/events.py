@@ -68,7 +68,7 @@ def _events(args: argparse.Namespace) -> int:
             stream(_line(told) for told in events)
         else:
             shown = rows(events, page(), nodes=len(streams) != 1, at_once=args.follow)
-            stream(_or_none(shown) if streams and not waits else shown)
+            stream(_or_none(shown, tally) if streams and not waits else shown)
     except OSError as error:
         why = error.strerror or error
         raise Stop(f"healthd events: what is sorted by time cannot be kept in TMPDIR: {why}", UNKNOWN) from None
@@ -137,8 +137,13 @@ def _line(told: Told) -> str:
     return f"{text}\n"
 
 
-def _or_none(shown: Iterator[str]) -> Iterator[str]:
-    yield next(shown, "no event\n")
+def _or_none(shown: Iterator[str], tally: Tally) -> Iterator[str]:
+    """Yield the lines, or "no event" if there is none and all of the streams could be read."""
+    first = next(shown, None)
+    if first is not None:
+        yield first
+    elif not tally.trouble:
+        yield "no event\n"
     yield from shown
 
 

@@ -75,7 +75,7 @@ def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
     def some(flag: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in one(flag).split(",")) if one(flag) else ()
         if "" in names or len(set(names)) < len(names):
-            raise Stop(f'healthd {command}: --{flag}: must be names of columns like a,b, is "{one(flag)}"')
+            raise Stop(f'healthd {command}: --{flag}: must be names of columns like a,b, got "{one(flag)}"')
         return names
 
     return Columns(

@@ -81,7 +81,7 @@ def _split(args: argparse.Namespace) -> int:
 
     if not (is_decimal(args.micro_batches) and len(args.micro_batches) <= 12):
         given = printable(args.micro_batches)[:40]
-        raise Stop(f'healthd failslow split: --micro-batches: must be a whole number above 0, is "{given}"')
+        raise Stop(f'healthd failslow split: --micro-batches: must be a whole number above 0, got "{given}"')
     times = _times(args.times)
     try:
         found = split(times, int(args.micro_batches))
@@ -146,7 +146,7 @@ def _gpus(text: str) -> int:
     if is_decimal(text) and len(text) < 10 and 1 <= int(text) <= MOST_GPUS:
         return int(text)
     raise Stop(
-        f'healthd failslow plan: --gpus: must be a whole number from 1 to {MOST_GPUS:,}, is "{printable(text)[:40]}"'
+        f'healthd failslow plan: --gpus: must be a whole number from 1 to {MOST_GPUS:,}, got "{printable(text)[:40]}"'
     )
 
 

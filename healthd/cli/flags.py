@@ -126,7 +126,7 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'must be a number of seconds, is "{text}"') from None
+        raise argparse.ArgumentTypeError(f'must be a number of seconds, got "{text}"') from None
 
 
 def duration(text: str) -> float | None:
@@ -254,7 +254,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         except config.ConfigError as error:
             if required and _is_missing(file):  # mistyped: another daemon may be meant than the default one
                 raise
-            complain(f"healthd: {error}: the default {name} is taken, {default}")
+            complain(f"healthd: note: the settings have an error ({error}); assuming {name} {default}")
             return default
         return config.directory(table, file, name)
 

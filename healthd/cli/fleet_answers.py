@@ -164,7 +164,7 @@ def price(text: str) -> float:
         money = -1.0
     if not 0 <= money <= MOST_MONEY:  # NaN too
         raise argparse.ArgumentTypeError(
-            f'must be what a GPU-hour costs, a number from 0 to {MOST_MONEY:,.0f}, is "{text}"'
+            f'must be what a GPU-hour costs, a number from 0 to {MOST_MONEY:,.0f}, got "{text}"'
         )
     return money
 
@@ -194,7 +194,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'must be a number, is "{text}"') from None
+        raise argparse.ArgumentTypeError(f'must be a number, got "{text}"') from None
 
 
 # --- nccl
@@ -305,7 +305,7 @@ def _some_time(text: str) -> float:
     seconds = duration(text)
     if seconds is None or seconds > MOST_SECONDS:
         raise argparse.ArgumentTypeError(
-            f'must be a duration like 90s, 60m, 1h30m or 30d, up to 100 years, is "{text}"'
+            f'must be a duration like 90s, 60m, 1h30m or 30d, up to 100 years, got "{text}"'
         )
     return seconds
 
@@ -317,7 +317,7 @@ def _time_or_0(text: str) -> float:
 def _rate_of_failures(text: str) -> float:
     if not regex(r"[0-9]{1,7}(\.[0-9]{1,9})?").fullmatch(text) or float(text) > MOST_FAILURES:
         raise argparse.ArgumentTypeError(
-            f'must be failures per 1000 node-days, a number from 0 to {MOST_FAILURES:,.0f}, is "{text}"'
+            f'must be failures per 1000 node-days, a number from 0 to {MOST_FAILURES:,.0f}, got "{text}"'
         )
     return float(text)
 
@@ -326,7 +326,7 @@ def _whole(text: str) -> int:
     from healthd.text import is_decimal
 
     if not is_decimal(text) or len(text) > 9:
-        raise argparse.ArgumentTypeError(f'must be a whole number from 0 on, is "{text}"')
+        raise argparse.ArgumentTypeError(f'must be a whole number from 0 on, got "{text}"')
     return int(text)
 
 
@@ -394,7 +394,7 @@ def _share(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= 1:
-        raise argparse.ArgumentTypeError(f'must be a share from 0 to 1, or a percentage, is "{text}"')
+        raise argparse.ArgumentTypeError(f'must be a share from 0 to 1, or a percentage, got "{text}"')
     return found
 
 

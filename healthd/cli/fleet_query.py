@@ -61,7 +61,7 @@ def _whole(text: str, least: int, most: int, said: str) -> int:
     from healthd.text import is_decimal
 
     if not is_decimal(text) or len(text) > 9 or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f'must be a whole number {said}, is "{text}"')
+        raise argparse.ArgumentTypeError(f'must be a whole number {said}, got "{text}"')
     return int(text)
 
 

@@ -39,7 +39,7 @@ def _percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f'must be from 1 to 100, as 99.5, is "{text}"')
+        raise argparse.ArgumentTypeError(f'must be from 1 to 100, as 99.5, got "{text}"')
     return value
 
 

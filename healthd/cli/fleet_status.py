@@ -53,7 +53,7 @@ def _status(args: argparse.Namespace) -> int:
         try:
             fleet = read(partial(ask, at, seconds=SECONDS), args.job)
         except ServerError as error:
-            hint = "" if args.prometheus or os.environ.get(VARIABLE) else ": --prometheus names another"
+            hint = "" if args.prometheus or os.environ.get(VARIABLE) else "; set --prometheus URL"
             raise ServerError(f"{at.url}: {error}{hint}") from None
         nodes = text.chosen(fleet, args.drained, args.problems, args.sort)
         ends = text.status(fleet)

@@ -156,7 +156,7 @@ def _wait_seconds(text: str) -> float:
     with suppress(ValueError):
         if 0.0 <= (seconds := float(text)) <= MOST_WAIT_SECONDS:
             return seconds
-    complain(f'healthd hook epilog: --wait: must be 0 to {MOST_WAIT_SECONDS:.0f} seconds, is "{text}": taken as 10')
+    complain(f'healthd hook epilog: --wait: must be 0 to {MOST_WAIT_SECONDS:.0f} seconds, got "{text}": taken as 10')
     return 10.0
 
 

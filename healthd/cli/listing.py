@@ -11,7 +11,7 @@ from healthd.cli.flags import Command, Parser, load_settings, wrong_settings_are
 from healthd.cli.terminal import as_json, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded
+    from healthd.config import CheckConfig, Loaded
     from healthd.settings.registry import Check
 
 
@@ -44,6 +44,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
     """Each code, in the order of their names (docs/json.md)."""
+    from healthd.say.course import findings_of
+    from healthd.say.explanation import ends_of
     from healthd.settings import registry
 
     for code, text in registry.explained(checks).items():
@@ -51,8 +53,14 @@ def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
             "code": code,
             "severity": text.severity.name.lower(),
             "clears": text.clears.name.lower(),
+            "ends": ends_of(findings_of(code, text, _config(checks, code))[0]),
             "meaning": text.meaning,
         }
+
+
+def _config(checks: Mapping[str, Check], code: str) -> CheckConfig:
+    """Return the default settings of the check that a code belongs to."""
+    return checks[code.partition("/")[0]].config()
 
 
 def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:

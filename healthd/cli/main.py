@@ -37,7 +37,8 @@ look
 
 tell the running daemon
   ack CODE [PART] --for 2h --why TEXT
-                              I know: do not drain for it, so long
+                              acknowledge a condition: no drain until it expires
+  unack CODE [PART]           end an acknowledgement before its time
   repaired CODE [PART]        it is repaired: look again, resume if all is well
   pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
   resume-checks               the pause is over
@@ -52,7 +53,7 @@ what Slurm calls
 
 set up
   run                         the daemon, in the foreground, as systemd does
-  config check FILE           is this settings file right?
+  config check [FILE]         everything that is wrong with a settings file
   config show                 every setting that holds, and where it comes from
   baseline                    what this node has, for the checks to hold it to
   doctor                      what works here, what does not, and what mends it
@@ -104,6 +105,7 @@ FAMILIES = {
     "events": "events",
     "status": "control",
     "ack": "control",
+    "unack": "control",
     "repaired": "control",
     "pause": "control",
     "reload": "control",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from healthd.say.duration import duration
+
+MOST_NAMED, WIDEST = 3, 80  # processes; characters of each command line
 
 if TYPE_CHECKING:
     import psutil
@@ -35,16 +38,20 @@ def of_pids(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def daemons() -> str:
-    """ "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h", "" if none is to be seen.
+    """Return the running daemons in words, "" if none can be seen. This looks at every process: call it only after
+    waiting in vain."""
+    return described([process.info for process in found()])
 
-    So ask only after waiting in vain.
-    """
+
+def described(processes: Sequence[Mapping[str, Any]]) -> str:
+    """Return at most three: "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h"."""
     words = []
-    for about in (process.info for process in found()):
+    for about in processes[:MOST_NAMED]:
         since = duration(max(0, int(time.time() - (about["create_time"] or time.time()))))
-        command = command_of(about["cmdline"])
+        command = textwrap.shorten(command_of(about["cmdline"]), WIDEST, placeholder=" ...")
         words.append(f"process {about['pid']} ({about['username']}, for {since}, {about['status']}): {command}")
-    return ", ".join(words)
+    more = f", and {len(processes) - MOST_NAMED} more" if len(processes) > MOST_NAMED else ""
+    return f"{', '.join(words)}{more}"
 
 
 def command_of(words: Sequence[str]) -> str:

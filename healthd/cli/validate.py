@@ -30,12 +30,12 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--seconds", metavar="N", help="at most so long (default: 900, with --quick 30)")
     parser.add_argument("--only", metavar="A,B", help="of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu only these")
     parser.add_argument("--force", action="store_true", help="also while a job is on this node: both become slow")
-    parser.add_argument("--why", choices=sorted(WHY), default="hand", help="what the document says of the reason")
+    parser.add_argument("--why", choices=sorted(WHY), default="hand", help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="measure nothing: show what the last validation kept")
     parser.add_argument(
         "--nodes", metavar="A,B", help="these nodes, and between them: in a maintenance reservation, from here"
     )
-    parser.add_argument("--pair", metavar="PASS", help="one pass of --nodes, as each of its nodes does it")
+    parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # what --nodes runs on each node
     parser.add_argument("--plan", metavar="N", help="only say who of N parts sends to whom in which pass")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
@@ -84,7 +84,7 @@ def _measure_nodes(args: argparse.Namespace) -> int:
     except HostListError as error:
         raise Stop(f"healthd validate: --nodes: {error}") from None
     if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
-        raise Stop(f'healthd validate: --nodes must be different names of nodes, is "{args.nodes}"')
+        raise Stop(f'healthd validate: --nodes must be different names of nodes, got "{args.nodes}"')
     if os.geteuid() != 0:
         raise Stop("healthd validate: --nodes makes a reservation, and each node's result is root's: run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
@@ -202,7 +202,7 @@ def _seconds(args: argparse.Namespace) -> float:
     if args.seconds is not None:
         given = flags.duration(args.seconds if args.seconds[-1:] in "smhd" and args.seconds else f"{args.seconds}s")
         if given is None or not 1 <= given <= MOST_SECONDS:
-            raise Stop(f'healthd validate: --seconds must be 1 to {MOST_SECONDS:.0f}, is "{args.seconds}"')
+            raise Stop(f'healthd validate: --seconds must be 1 to {MOST_SECONDS:.0f}, got "{args.seconds}"')
         seconds = given
     return seconds
 
@@ -246,7 +246,7 @@ def _plan(given: str, shape: str) -> dict[str, Any]:
     from healthd.validation.passes import SHAPES
 
     if not is_decimal(given) or len(given) > 9 or not 1 <= int(given) <= MOST_PARTS:
-        raise Stop(f'healthd validate: --plan must be a number of parts, 1 to {MOST_PARTS}, is "{given}"')
+        raise Stop(f'healthd validate: --plan must be a number of parts, 1 to {MOST_PARTS}, got "{given}"')
     return {"parts": int(given), "shape": shape, "passes": SHAPES[shape](int(given))}
 
 

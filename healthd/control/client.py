@@ -62,13 +62,13 @@ def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds
     try:
         line, uid = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
     except FileNotFoundError:
-        raise NoAnswer(f"healthd does not answer: there is no {path}") from None
+        raise NoAnswer(f"healthd is not running (no {path})") from None
     except ConnectionRefusedError:
-        raise NoAnswer(f"healthd does not answer: nobody listens at {path}") from None
+        raise NoAnswer(f"healthd is not running (nothing listens at {path})") from None
     except BlockingIOError:
-        raise NoAnswer(f"healthd does not answer: {path} took no connection within {patience_seconds:g} s") from None
+        raise NoAnswer(f"healthd does not answer at {path} (no connection within {patience_seconds:g} s)") from None
     except TimeoutError:
-        raise NoAnswer(f"healthd does not answer: nothing came from {path} within {patience_seconds:g} s") from None
+        raise NoAnswer(f"healthd does not answer at {path} (no reply within {patience_seconds:g} s)") from None
     except OSError as error:
         raise NoAnswer(f"healthd cannot be asked at {path}: {error.strerror or error}") from None
     try:

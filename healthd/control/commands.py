@@ -16,6 +16,7 @@ from healthd.control.protocol import (
     REPAIRED,
     RESUME_CHECKS,
     RESUME_DETECTION,
+    UNACK,
 )
 from healthd.errors import HealthdError
 from healthd.judge import endings
@@ -31,6 +32,7 @@ from healthd.stream.event import Event
 from healthd.text import printable
 
 MAX_WHY = 500
+UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
 class CommandRefused(HealthdError):
@@ -57,6 +59,16 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
     known = Ack(now + seconds, why, who, Severity.INFO, given=now)
     memory.set_conditions(endings.known_for_a_while(memory.conditions, code, part, known))
     return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
+
+
+def unack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    """End acks before their time: their conditions count again at once."""
+    code, part, hit = _meant(memory.ledger.conditions, request)
+    known = [c for c in hit if c.ack is not None]
+    if not known:
+        raise CommandRefused(f"{_names(hit)} is not acknowledged")
+    memory.set_conditions(endings.without_acks(memory.conditions, code, part, now))
+    return f"no longer acknowledged, by {who}: {_names(known)}; it counts again"
 
 
 def _meant(conditions: Sequence[Condition], request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
@@ -87,10 +99,17 @@ def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str
     seconds, why = request.get("seconds"), _why(request)
     # JSON's true is a number to Python
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
-        raise CommandRefused(f"{what} lasts more than nothing and at most a week")
+        got = f", got {_days(seconds)}" if isinstance(seconds, int | float) and seconds is not True else ""
+        raise CommandRefused(f"{what} must last at most {_days(LONGEST_WISH_SECONDS)}{got}")
     if not why:
         raise CommandRefused(f"{what} needs a reason")
     return seconds, why
+
+
+def _days(seconds: float) -> str:
+    """Return seconds as --for takes them: "7d", "36h"."""
+    unit, letter = next(((unit, letter) for unit, letter in UNITS if seconds >= unit and not seconds % unit), UNITS[-1])
+    return f"{seconds / unit:g}{letter}"
 
 
 def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
@@ -132,6 +151,6 @@ def resume_detection(runtime_dir: str, _request: Mapping[str, Any], _who: str, n
     return "slow jobs are told again"
 
 
-COMMANDS = {ACK: ack, REPAIRED: repaired, PAUSE: pause, RESUME_CHECKS: resume_checks}
+COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, RESUME_CHECKS: resume_checks}
 # What changes nothing that is remembered: (runtime directory, request, who, now) -> what was done.
 OF_DETECTION = {PAUSE_DETECTION: pause_detection, RESUME_DETECTION: resume_detection}

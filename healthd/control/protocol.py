@@ -5,6 +5,7 @@ One JSON object a line each way, then the daemon closes.
     {"command": "status"}                                        -> {"status": {...as status_json...}}
     {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "repaired: ..."}
     {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
+    {"command": "unack", "code": "gpu_xid/79", "part": null}     -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "resume-checks"}                                 -> {"done": "..."}
     {"command": "pause-detection", "seconds": 7200, "why": "..."} -> {"done": "..."}
@@ -34,10 +35,11 @@ LATEST = 1e12  # seconds since the epoch: later than any clock
 
 STATUS, LOOKS_LEFT = "status", "looks-left"  # anyone may ask
 JOB_ENDED, RELOAD = "job-ended", "reload"
-ACK, REPAIRED, PAUSE, RESUME_CHECKS = "ack", "repaired", "pause", "resume-checks"
+ACK, UNACK, REPAIRED, PAUSE, RESUME_CHECKS = "ack", "unack", "repaired", "pause", "resume-checks"
 PAUSE_DETECTION, RESUME_DETECTION = "pause-detection", "resume-detection"
+CLI = {PAUSE_DETECTION: "failslow pause", RESUME_DETECTION: "failslow resume-detection", JOB_ENDED: "hook epilog"}
 QUESTIONS = (STATUS, LOOKS_LEFT)
-COMMANDS = (JOB_ENDED, RELOAD, ACK, REPAIRED, PAUSE, RESUME_CHECKS, PAUSE_DETECTION, RESUME_DETECTION)
+COMMANDS = (JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, RESUME_CHECKS, PAUSE_DETECTION, RESUME_DETECTION)
 
 Request = dict[str, Any]
 
@@ -72,6 +74,11 @@ def ack(code: str, part: str | None, seconds: float, why: str) -> Request:
     return {"command": ACK, "code": code, "part": part, "seconds": seconds, "why": why}
 
 
+def unack(code: str, part: str | None) -> Request:
+    """`part`: None = every part with that code."""
+    return {"command": UNACK, "code": code, "part": part}
+
+
 def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
     """`command`: PAUSE or PAUSE_DETECTION."""
     return {"command": command, "seconds": seconds, "why": why}
@@ -88,7 +95,7 @@ def command_of(request: Mapping[str, Any], who: str, may_command: bool) -> str:
     if name not in (*QUESTIONS, *COMMANDS):
         raise Refused(f"there is no command {name!r:.40}")
     if name in COMMANDS and not may_command:
-        raise Refused(f"{name}: refused: {who} is neither root nor the user that healthd runs as")
+        raise Refused(f"permission denied for {who}: run it as root (sudo healthd {CLI.get(name, name)} ...)")
     return name
 
 

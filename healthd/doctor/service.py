@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from healthd.config import Settings, listen_addresses
 from healthd.doctor.line import Line, absent, fails, limited, works
 from healthd.host import Host
+from healthd.judge.limits import needs_kernel_log
 from healthd.kernel.open import open_source
 from healthd.machine.program import run_program
 from healthd.plausible import KERNEL_LOGS
@@ -32,7 +33,7 @@ MIB = 1 << 20
 def kernel_log(settings: Settings) -> Iterator[Line]:
     """Whether the source of Xids opens, and the journal, which fills what the ring buffer lost."""
     source = settings.kernel_log.source
-    if source == "off":
+    if not needs_kernel_log(source):
         yield limited("kernel log", "kernel_log.source is off: no Xid is seen", 'kernel_log.source = "kmsg"')
     else:
         yield _opened(source, settings)
@@ -60,6 +61,8 @@ def _opened(source: str, settings: Settings) -> Line:
         where = f"{error.filename or source}: {error.strerror or error}"
         return fails("kernel log", f"{where}: no Xid is seen", *(mend or ('kernel_log.source = "journal"',)))
     opened.close()
+    if source not in KERNEL_LOGS and not os.path.exists(source):  # the daemon waits for the file
+        return fails("kernel log", f"{source}: no such file: no Xid is seen", 'kernel_log.source = "kmsg"')
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
         says = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
         return limited("kernel log", says, 'kernel_log.source = "kmsg"')

@@ -33,7 +33,7 @@ def lines(results: Sequence[CheckResult], around: Around) -> Iterator[Line]:
     yield _ipmi(of["ipmi_sel"], around)
     yield _mounts(of["mount"])
     yield from (_clock(result) for result in of["clock"])
-    yield _others([result for result in results if result.check not in OWN_LINES], around)
+    yield _others([result for result in results if result.check not in OWN_LINES], results, around)
 
 
 def _gpus(result: CheckResult) -> Line:
@@ -96,10 +96,13 @@ def _clock(result: CheckResult) -> Line:
     return works("clock", "nothing is wrong with it")
 
 
-def _others(results: Sequence[CheckResult], around: Around) -> Line:
+def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around: Around) -> Line:
+    """Return the line of the checks without a line of their own. `every`: all results, counted as in status."""
     blind = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not blind:
-        return works("checks", f"all {len(results)} others can look")
+        nothing = sum(result.nothing is not None for result in every)
+        without = f", {nothing} have nothing to check (healthd check names them)" if nothing else ""
+        return works("checks", f"{len(every) - nothing} of {len(every)} can check this node{without}")
     if len({result.error for result in blind}) == 1:
         said, more = blind[0].error, ""
     else:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from healthd.config import Settings
 from healthd.doctor.line import Line, State, absent, works
 from healthd.errors import HealthdError
-from healthd.model import Mode
+from healthd.judge.limits import PROGRAMS, missing_programs, needs_slurm
 from healthd.slurm import blocking, commands
 from healthd.slurm.commands import CommandResult
 from healthd.slurm.output import parse_node
 from healthd.text import regex
 
 NO_NODE = "healthd-doctor-asks"  # no node is called so
-PROGRAMS = ("scontrol", "sinfo", "squeue")
 MUNGE = "munge -n | unmunge"
 SECONDS = 10.0  # for one command
 DOCUMENT = "docs/prolog-epilog.md"
@@ -37,9 +36,9 @@ def run(argv: tuple[str, ...]) -> CommandResult:
 
 def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None] = shutil.which) -> Iterator[Line]:
     """What is missing is only limited where the mode changes nothing."""
-    bad = State.LIMITED if settings.mode is Mode.OBSERVE else State.FAILS
-    missing = [name for name in PROGRAMS if which(name) is None]
-    if len(missing) == len(PROGRAMS) and settings.mode is Mode.OBSERVE:
+    bad = State.FAILS if needs_slurm(settings.mode) else State.LIMITED
+    missing = missing_programs(which)
+    if len(missing) == len(PROGRAMS) and not needs_slurm(settings.mode):
         yield absent("Slurm", "no scontrol here, and mode observe needs none")
         return
     if missing:

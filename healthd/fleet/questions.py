@@ -89,7 +89,7 @@ def _value(where: str, name: str, kind: str, text: str) -> Value:
     try:
         return _TYPES[kind](text)
     except ValueError:
-        raise WrongQuestion(f'{where}: {name} must be a {kind}, is "{text}"') from None
+        raise WrongQuestion(f'{where}: {name} must be a {kind}, got "{text}"') from None
 
 
 def needed(question: Question, there: Mapping[str, Question]) -> list[Question]:

@@ -104,6 +104,15 @@ def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Conditi
     )
 
 
+def without_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
+    """Return the conditions with the acks of a code ended (`healthd unack`). None: every part."""
+    return changed(
+        conditions,
+        lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
+        lambda c: opened(replace(c, state=_state_without_ack(c), ack=None), now),
+    )
+
+
 def next_end_of_acks(conditions: Iterable[Condition]) -> float:
     """When `after_acks` has something to end, epoch seconds: 0 = now, infinity = never."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)

@@ -331,7 +331,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     """The problems that types alone do not show. Raises ConvertError for those that they show."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
-            yield f'pci[{number}]: must be another address like "0000:1b:00.0", is "{address}"'
+            yield f'pci[{number}]: must be another address like "0000:1b:00.0", got "{address}"'
     count = len(addresses(scenario))
     yield from _machine_problems(scenario, "")
     for index, table in scenario.gpu.items():
@@ -340,7 +340,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         yield from _gpu_problems(table, f"gpu.{index}", _links(scenario, ""))
     for when, settings, where in _timeline(scenario):
         if not 0 <= when.seconds <= MAX_SECONDS:
-            yield f"{where}.seconds: must be between 0 and {MAX_SECONDS:.0f}, is {when.seconds:g}"
+            yield f"{where}.seconds: must be between 0 and {MAX_SECONDS:.0f}, got {when.seconds:g}"
         if when.gpu is None:
             yield from _machine_problems(load(Machine, settings, where), f"{where}.")
         elif not 0 <= when.gpu < count:
@@ -353,7 +353,7 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
     yield from _unknown_calls(machine.missing_functions, f"{where}missing_functions")
     yield from _trouble_problems(machine, where)
     if not 0 <= machine.random_failures <= 1:
-        yield f"{where}random_failures: must be between 0 and 1, is {machine.random_failures:g}"
+        yield f"{where}random_failures: must be between 0 and 1, got {machine.random_failures:g}"
 
 
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
@@ -368,10 +368,10 @@ def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> It
     for name, number in _numbers(gpu):
         least, most = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
         if not least <= number <= most:
-            yield f"{where}.{name}: must be between {least} and {most}, is {show_number(number)}"
+            yield f"{where}.{name}: must be between {least} and {most}, got {show_number(number)}"
     for link, rate in gpu.nvlink_ber.items():
         if not 0 <= rate <= 1:
-            yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, is {rate:g}"
+            yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, got {rate:g}"
     links = int(table.get("nvlinks", links_before))
     known = {str(link) for link in range(links)}
     for name in LINK_SETTINGS:
@@ -398,7 +398,7 @@ def _trouble_problems(part: Machine | Gpu, where: str) -> Iterator[str]:
     yield from _unknown_calls([part.hang] if part.hang else [], f"{where}hang")
     yield from _unknown_calls([part.crash] if part.crash else [], f"{where}crash")
     if not 0 <= part.hang_seconds <= MAX_SECONDS:
-        yield f"{where}hang_seconds: must be between 0 and {MAX_SECONDS:.0f}, is {part.hang_seconds:g}"
+        yield f"{where}hang_seconds: must be between 0 and {MAX_SECONDS:.0f}, got {part.hang_seconds:g}"
 
 
 def _unknown_calls(names: Iterable[str], where: str) -> Iterator[str]:

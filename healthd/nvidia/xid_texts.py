@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.model import Clears, Explain, Severity
+from healthd.model import Clears, Ends, Explain, Remedy, Severity
 from healthd.nvidia import codes, xid_table
 from healthd.text import is_decimal
 
@@ -85,11 +85,13 @@ _XIDS: dict[int, Text] = {
     79: Text(
         "The GPU no longer answers on PCI Express.",
         "Every process on it is dead or stuck in the driver, and other GPUs of its job wait for it.",
-        # Source: facts/xid.csv (RESTART_BM, then CONTACT_SUPPORT); gpud and NVSentinel ask for the same.
-        "lspci -s PCI shows whether it is still on the bus (rev ff, or nothing: gone); journalctl -k | grep -iE "
-        "'xid|aer|pcieport' what came before it, ipmitool sel elist whether power or heat did. Keep the evidence first "
-        "(healthd record FILE; nvidia-bug-report.sh --safe-mode). Then reboot, by a power cycle if the GPU is still "
-        "missing. If it happens again: a case for the vendor; reseat, then replace the GPU, riser or power cable.",
+        # Source: facts/xid.csv (RESTART_BM, then CONTACT_SUPPORT); gpud and NVSentinel ask for the same. A power cycle
+        # is a reboot that also resets a GPU which no longer answers on the bus.
+        "Save the evidence first (healthd record; nvidia-bug-report.sh --safe-mode). lspci -s PCI shows whether the "
+        "GPU is still on the bus (rev ff, or no line: gone); journalctl -k | grep -iE 'xid|aer|pcieport' shows what "
+        "came before, ipmitool sel elist whether power or heat was the cause. Then power-cycle the node: a warm reboot "
+        "may leave the GPU off the bus. If it happens again, open a case with the vendor: reseat, then replace the "
+        "GPU, riser or power cable.",
     ),
     94: Text(
         "An uncorrectable memory error was contained: only the process that used the memory was stopped.",
@@ -178,8 +180,8 @@ _NAMED: dict[str, Text] = {
     "rm_init_failed": Text(
         "The driver could not initialise a GPU.",
         "The GPU is on the bus but no job can use it. It is only a warning where PCI does not show the GPU.",
-        "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; a power "
-        "cycle if that does not help; then replace the GPU.",
+        "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; if that "
+        "does not help, power-cycle the node; then replace the GPU.",
     ),
     "probe_failed": Text(
         "When it was loaded the driver could not take a GPU that is on the bus, or another driver has it.",
@@ -222,13 +224,14 @@ _NAMED: dict[str, Text] = {
         "fabric. If it comes with each program that starts: restart the fabric manager on the drained node, or reboot.",
     ),
 }
+_WARNS, _APPLICATION = "warning_window_seconds", "application_window_seconds"
 # How these codes are judged at their worst; the other codes are judged like a GPU that is gone.
 _WORST = {
-    "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
-    "nvlink": (Severity.WARNING, Clears.GPU_RESET),
-    "rc_watchdog": (Severity.WARNING, Clears.GPU_RESET),
-    "probe_failed": (Severity.WARNING, Clears.REBOOT),
-    "peermem": (Severity.WARNING, Clears.WINDOW),
+    "gpu_is_lost": (Severity.WARNING, Ends(Clears.REBOOT, _WARNS)),
+    "nvlink": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNS)),
+    "rc_watchdog": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNS)),
+    "probe_failed": (Severity.WARNING, Ends(Clears.REBOOT, _WARNS)),
+    "peermem": (Severity.WARNING, Ends(Clears.WINDOW, _APPLICATION)),
 }
 # What other lines of these codes are; the texts, or what the table of NVLink 5 says, tell which.
 _ALSO: dict[str, tuple[Severity, ...]] = {
@@ -240,6 +243,18 @@ _ALSO: dict[str, tuple[Severity, ...]] = {
     "rm_init_failed": (Severity.WARNING,),
     "gsp": (Severity.WARNING, Severity.INFO),
 }
+# What ends those others.
+_MILDER = {
+    "74": Ends(Clears.GPU_RESET, "nvlink_repeat_seconds"),
+    "154": Ends(Clears.GPU_RESET, _WARNS),
+    **{str(code): Ends(Clears.GPU_RESET, _WARNS) for code in xid_table.NVLINK5},
+    "171": Ends(Clears.WINDOW, _APPLICATION),
+    "172": Ends(Clears.WINDOW, _APPLICATION),
+    "rm_init_failed": Ends(Clears.REBOOT, _WARNS),
+    "gsp": Ends(Clears.GPU_RESET, _WARNS),
+}
+# A GPU that no longer answers on the bus may stay away after a warm reboot.
+_POWER_CYCLE = ("79", "fallen_off_bus", "gpu_is_lost")
 _NVLINK5 = Text(
     "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "
     "need a reset.",
@@ -271,7 +286,8 @@ _OTHER = (
 def explain(name: str) -> Explain | None:
     """`name` is the part after "gpu_xid/": "79", "fallen_off_bus"."""
     if name in _NAMED:
-        return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name], also=_ALSO.get(name, ()))
+        severity, ends = _WORST.get(name, (Severity.CRITICAL, Ends(Clears.REBOOT)))
+        return _explained(name, severity, ends, _NAMED[name])
     if is_decimal(name) and len(name) < 5:
         return _xid(int(name))
     return None
@@ -293,4 +309,18 @@ def _xid(code: int) -> Explain:
             else f"Xid {code} is unknown to this version: it is in no catalogue that it has."
         )
         text = Text(named, matters, todo)
-    return Explain(worst.severity, worst.clears, *text, also=_ALSO.get(str(code), ()))
+    warns = worst.severity < Severity.DEGRADED
+    window = (_APPLICATION if worst.of_application else _WARNS) if warns else ""
+    return _explained(str(code), worst.severity, Ends(worst.clears, window), text)
+
+
+def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain:
+    return Explain(
+        severity,
+        ends.clears,
+        *text,
+        also=_ALSO.get(name, ()),
+        window=ends.window,
+        milder=_MILDER.get(name),
+        remedy=Remedy.POWER_CYCLE if name in _POWER_CYCLE else None,
+    )

@@ -20,6 +20,7 @@ from healthd.model import (
     ConditionKey,
     ConditionState,
     Drain,
+    Ends,
     Explain,
     Finding,
     KernelEvent,
@@ -69,8 +70,13 @@ def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Findin
         worsens=Worsens(_seconds(config, by.setting), by.severity) if by else None,
         shared_cause=explain.shared is True,
         expects=explain.expects,
+        window_seconds=_seconds(config, explain.window),
     )
-    return [finding, *(replace(finding, severity=severity) for severity in explain.also)]
+    warns = explain.milder or Ends(explain.clears, explain.window)
+    window_seconds = _seconds(config, warns.window)
+    warning = replace(finding, clears=warns.clears, window_seconds=window_seconds)
+    also = ((warning if severity < Severity.DEGRADED else finding, severity) for severity in explain.also)
+    return [finding, *(replace(other, severity=severity) for other, severity in also)]
 
 
 def _seconds(config: CheckConfig, setting: str) -> float:

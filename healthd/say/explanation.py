@@ -6,6 +6,7 @@ The texts are the checks' own; what healthd does with a fault is course.py's, by
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,19 +15,15 @@ from healthd.convert import dump
 from healthd.model import Clears, Explain, Finding, Mode, Requeue, RunName
 from healthd.say import render
 from healthd.say.course import Does, Step, course, findings_of
+from healthd.say.ends import ends
+from healthd.say.next_steps import remedies
 from healthd.say.render import Document, Page, date, duration
 from healthd.settings.registry import Check
 from healthd.settings.settle import place_of
 from healthd.slurm.policy import Policy
+from healthd.text import printable, regex
 
 RUNBOOKS = "docs/runbooks"
-ENDS = {
-    Clears.PASS: "{clear_after} runs of the check in a row that complete without it (clear_after).",
-    Clears.WINDOW: "Time without news of it, under load or after a repair.",
-    Clears.GPU_RESET: "A GPU reset or a reboot. healthd repaired {code} PART ends it too.",
-    Clears.REBOOT: "A reboot. healthd repaired {code} PART ends it too.",
-    Clears.OPERATOR: "An engineer says so: healthd repaired {code} PART.",
-}
 RESUMES = "healthd lifts its own drain when every check that can drain has completed clean."
 
 
@@ -95,6 +92,17 @@ def of_code(
 ) -> dict[str, Any]:
     """`check`: None for a name that only stands in messages. `line`: what a kernel line that was asked about is found
     to be."""
+    config = next((config for config, _ in _configs(check, part, here)), CheckConfig())
+    findings = findings_of(code, explain, config)
+    findings = [line, *findings[1:]] if line else findings
+    worst = {
+        "check": check.name if check else "",
+        "code": code,
+        "subject": part or ("PCI" if findings[0].clears is Clears.GPU_RESET else "PART"),
+        "severity": findings[0].severity.name.lower(),
+        "clears": findings[0].clears.name.lower(),
+        "remedy": explain.remedy.value if explain.remedy else "",
+    }
     return {
         "asked": asked,
         "what": "code",
@@ -108,13 +116,41 @@ def of_code(
         "clears": explain.clears.name.lower(),
         "meaning": explain.meaning,
         "matters": explain.matters,
-        "todo": explain.todo,
-        "ends": ENDS[line.clears if line else explain.clears].format(
-            code=code, clear_after=next((config.clear_after for config, _ in _configs(check, part, here)), 2)
-        ),
+        "todo": _filled_in(explain.todo, code, part),
+        "ends": "\n".join(_ends_of(findings, code, part, config)),
+        "steps": [{"when": when, "command": command} for when, command in remedies(worst) if check],
         "here": _here(code, part, explain, check, here, line) if check else [],
         "runbook": runbook(check, code) if check else "",
     }
+
+
+_PLACE = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,60}) )(?:PCI|PART)\b")
+
+
+def _filled_in(todo: str, code: str, part: str) -> str:
+    """Return the text with its commands for this code and part, as far as they are given."""
+    todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
+    return _PLACE.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
+
+
+def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
+    """Yield sentences: what ends the worst finding of a code, then where a milder one ends in another way."""
+    command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
+    first = ends_of(findings[0], config.clear_after, command)
+    yield f"Clears after {first}."
+    for finding in findings[1:]:
+        other = ends_of(finding, config.clear_after, command)
+        if other != first:
+            yield f"Where it is {finding.severity.name.lower()}: after {other}."
+    if any(finding.window_seconds and not finding.shared_cause for finding in findings):
+        yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
+    if findings[0].clears is not Clears.OPERATOR:
+        yield f"At once: {command}."
+
+
+def ends_of(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
+    """Return what ends a finding, in the words of `healthd status`."""
+    return ends(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
 def _configs(check: Check | None, part: str, here: Here) -> list[tuple[CheckConfig, bool]]:
@@ -321,18 +357,20 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
     if run["shared"] is not False:
         yield (
             f"{'Other' if run['shared'] else 'Where other'} nodes may have the same cause"
-            f"{': so' if run['shared'] else ','} a drain waits its turn, and is held where healthd holds "
-            f"as many nodes of a partition drained as it may: {_share(of, 'limit')}."
+            f"{': so' if run['shared'] else ','} a drain first waits a random time. Limit: healthd keeps at most "
+            f"{_share(of, 'limit')} drained for such faults. Past that, this drain waits."
         )
     if not run["shared"]:
         yield (
-            "A drain is held where healthd holds as many nodes of a partition drained as it may: "
-            f"{_share(of, 'own_hardware_limit')}."
+            f"Limit: healthd keeps at most {_share(of, 'own_hardware_limit')} drained for faults of the node's own "
+            "hardware. Past that, this drain waits."
         )
 
 
 def _share(of: Mapping[str, Any], name: str) -> str:
-    return f"{of[f'fleet.{name}_percent']:g} %, or {of[f'fleet.{name}_at_least']} where that is more"
+    least = of[f"fleet.{name}_at_least"]
+    nodes = f"{least} {'node' if least == 1 else 'nodes'}"
+    return f"{of[f'fleet.{name}_percent']:g} % of a partition (but at least {nodes})"
 
 
 def _written(value: object) -> str:
@@ -370,21 +408,23 @@ def _code_text(d: Document, page: Page) -> Iterator[str]:
     drains = any(_drains(run, "does") for run in d["here"])
     yield from _section("What ends it", f"{d['ends']}{' ' + RESUMES if drains else ''}", page)
     yield from _section("What to do", d["todo"], page)
+    for step in d["steps"]:
+        yield from (*page.wrap(f"{step['when']}:", "  "), f"    {printable(step['command'])}")
 
 
 def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     if run["instances"]:
         yield from page.wrap(f"{check} {', '.join(run['instances'])}:", "  ")
     if not run["set_up"]:
-        yield from page.wrap(f"Nothing: no [checks.{check}.NAME] is set up, so nobody looks. Where one is:", "  ")
+        yield from page.wrap(f"Not checked here: there is no [checks.{check}.NAME]. With one:", "  ")
     elif not run["enabled"]:
-        yield from page.wrap("Nothing: the check is off. If it were on:", "  ")
+        yield from page.wrap("Not checked here: the check is off (enabled = false). If you turn it on:", "  ")
     elif run["unlooked_by"]:
-        yield from page.wrap(f"Nothing: by {run['unlooked_by']} nobody looks. If somebody did:", "  ")
+        yield from page.wrap(f"Not checked here because of {run['unlooked_by']}. If you turn it on:", "  ")
     elif run["expects"]:
         yield from page.wrap(
-            f"Nothing: [checks.{check}] {run['expects']} says of nothing that it should be there (healthd baseline "
-            "--write, or by hand). If it did:",
+            f"Not checked here: [checks.{check}] {run['expects']} is empty. Set it, or run healthd baseline --write. "
+            "Then:",
             "  ",
         )
     for sentence in sentences(run):
@@ -407,7 +447,7 @@ def _section(title: str, words: str, page: Page) -> Iterator[str]:
 
 def code_row(code: Document) -> tuple[str, str, str, str]:
     """A row of render.codes."""
-    return code["code"], code["severity"], code["clears"].replace("_", " "), _first_sentence(code["meaning"])
+    return code["code"], code["severity"], code["ends"], _first_sentence(code["meaning"])
 
 
 def _first_sentence(text: str) -> str:

@@ -43,6 +43,7 @@ CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; wha
 CLIENTS = 16  # at a time
 MAX_HEAD_BYTES = 16 << 10  # of a request: its line and its headers
 PAGE_SECONDS = 1.0  # for so long a page is given to all who ask: making one takes the daemon's time
+MOST_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
 TEXT = "text/plain; charset=utf-8"
 LANDING = """<!DOCTYPE html>
@@ -56,9 +57,11 @@ h1 + p {{ color: #9198a1; }} a {{ color: #79c0ff; }} }}
 </style></head><body>
 <h1>healthd on {node}</h1>
 <p>The node health daemon for GPU clusters run by Slurm, version {version}, mode {mode}.</p>
+<p>Health of this node: <strong>{health}</strong></p>
+<ul>{conditions}</ul>
 <ul>
 <li><a href="metrics">metrics</a>: the node's health and what the checks read, for Prometheus</li>
-<li><a href="-/healthy">-/healthy</a>: whether the daemon lives; how the node is stands in the metrics</li>
+<li><a href="-/healthy">-/healthy</a>: whether the daemon runs (status 200), not whether the node is healthy</li>
 </ul>
 <p>On the node, <code>healthd status</code> says more.</p>
 </body></html>
@@ -101,11 +104,20 @@ class Pages:
             return Answer(200, content_type(openmetrics), self._metrics(openmetrics, zipped), zip_header)
         if path == "/":
             snapshot = self._get_snapshot()
-            said = {"node": snapshot.node_name, "version": snapshot.version, "mode": snapshot.mode}
-            page = LANDING.format(**{name: html.escape(text) for name, text in said.items()})
+            verdict = snapshot.verdict
+            said = {
+                "node": snapshot.node_name,
+                "version": snapshot.version,
+                "mode": snapshot.mode,
+                "health": verdict.health.value,
+            }
+            shown = verdict.conditions[:MOST_CONDITIONS]
+            rows = "".join(f"<li>{html.escape(f'{c.severity.name.lower()}: {c.key}: {c.message}')}</li>" for c in shown)
+            page = LANDING.format(**{name: html.escape(text) for name, text in said.items()}, conditions=rows)
             return Answer(200, "text/html; charset=utf-8", page.encode("utf-8", "replace"))
         if path == "/-/healthy":
-            return Answer(200, TEXT, b"healthd is healthy.\n")
+            health = self._get_snapshot().verdict.health.value
+            return Answer(200, TEXT, f"healthd is running. Health of the node: {health} (see /metrics).\n".encode())
         return Answer(404, TEXT, b"There is / and /metrics and /-/healthy.\n")
 
     def refusal(

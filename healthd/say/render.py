@@ -13,7 +13,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from healthd.say.duration import duration as duration  # also for those who show what this shows
-from healthd.say.next_steps import next_steps, repaired
+from healthd.say.ends import ends
+from healthd.say.next_steps import IDLE, next_steps, repaired
 from healthd.text import printable
 
 Document = Mapping[str, Any]
@@ -37,14 +38,6 @@ _COLOURS = {
     "info": _DIM,
     "healthy": _GREEN,
     "completed": _GREEN,
-}
-
-ENDS = {
-    "pass": "clean runs of the check",
-    "window": "time without news, under load or after a repair",
-    "gpu_reset": "a GPU reset or a reboot",
-    "reboot": "a reboot",
-    "operator": "healthd repaired CODE PART",
 }
 
 
@@ -149,18 +142,22 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
     shown, quiet = _told_apart(looked)
     lines += [""] if looked else []
-    rows = [
-        (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
-        for r in shown
-    ]
+    rows = [(_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r)) for r in shown]
     lines += page.table(("check", "outcome", "took", "finding", ""), rows) if rows else []
-    lines += _found_nothing(quiet, "", page, bool(rows))
+    lines += [""] if rows and quiet else []
+    listens = document["without_result"].get("listens", ())
+    of_log = [r for r in quiet if r["check"] in listens]
+    lines += _quiet([r for r in quiet if r not in of_log], "", page)
+    if of_log:
+        names = ", ".join(sorted(map(_name, of_log)))
+        lines += page.wrap(f"{_counted(len(of_log), 'check')} found no fault in this boot's kernel log: {names}")
+    lines += _without_result(document, page)
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
         lines += ["", page.heading("Found")]
         for c in document["conditions"]:
             lines += _finding(c, page)
-            lines += page.wrap(f"ends with: {_ends(c)}", "    ")
+            lines += page.wrap(f"clears after: {_ends(c)}", "    ")
             seconds = confirms.get((c["code"], c["subject"]), 0.0)
             if seconds:
                 lines += page.wrap(f"the daemon counts it once it has lasted {duration(seconds)}", "    ")
@@ -170,6 +167,9 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
                     "no judgement of now",
                     "    ",
                 )
+    if document["limits"]:
+        lines += ["", page.heading("Trouble")]
+        lines += [line for sentence in document["limits"] for line in page.wrap(sentence, "  ")]
     lines += _heard(document, page)
     lines += _not_known(document, page)
     return _text(lines)
@@ -220,21 +220,48 @@ def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Docum
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
 
 
-def _found_nothing(quiet: Sequence[Document], when: str, page: Page, below: bool) -> list[str]:
-    if not quiet:
-        return []
-    names = ", ".join(sorted(map(_name, quiet)))
-    return [*([""] if below else []), *page.wrap(f"{len(quiet)} checks found nothing{when}: {names}")]
+def _quiet(quiet: Sequence[Document], when: str, page: Page) -> Iterator[str]:
+    """Yield which checks passed, and which had nothing to check, by the reason."""
+    passed = sorted(_name(r) for r in quiet if not r["nothing_to_check"])
+    if passed:
+        yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}")
+    reasons: dict[str, list[str]] = {}
+    for r in quiet:
+        if nothing := r["nothing_to_check"]:
+            mend = f" ({nothing['mend']})" if nothing["mend"] else ""
+            reasons.setdefault(f"{nothing['reason']}{mend}", []).append(_name(r))
+    if reasons:
+        yield f"{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
+        for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
+            yield from page.wrap(f"{reason}: {', '.join(sorted(names))}", "  ")
+
+
+def _without_result(document: Document, page: Page) -> Iterator[str]:
+    """Yield the checks that a round does not run, by the reason."""
+    words = {
+        "listens": ("listens to the kernel log", "listen to the kernel log"),
+        "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
+        "off": ("is off (enabled = false)", "are off (enabled = false)"),
+        "not_set_up": ("is not set up", "are not set up"),
+    }
+    ran = {r["check"] for r in document["results"]}
+    for why, (of_one, of_more) in words.items():
+        names = [name for name in document["without_result"].get(why, ()) if name not in ran]
+        if names and not (why == "listens" and document.get("listening")):
+            words_of = of_one if len(names) == 1 else of_more
+            yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}")
 
 
 def _name(result: Document) -> str:
     return f"{result['check']} {result['instance']}".strip()
 
 
-def _worst(findings: Sequence[Document]) -> tuple[str, str]:
-    """Severity and name of the worst finding, and how many more there are."""
+def _worst(result: Document) -> tuple[str, str]:
+    """Return severity and name of the worst finding, and how many more there are; or why nothing was checked."""
+    findings = result["findings"]
     if not findings:
-        return "", ""
+        nothing = result["nothing_to_check"]
+        return "", f"nothing to check: {nothing['reason']}" if nothing else ""
     worst = max(findings, key=lambda f: SEVERITIES.index(f["severity"]))
     more = f" (+{len(findings) - 1} more)" if len(findings) > 1 else ""
     return worst["severity"], f"{_part(worst)}{more}"
@@ -250,9 +277,7 @@ def _finding(c: Document, page: Page) -> list[str]:
 
 
 def _ends(c: Document) -> str:
-    if c["clears"] == "operator":
-        return repaired(c)
-    return ENDS.get(c["clears"], str(c["clears"]))
+    return ends(c["clears"], c["window_seconds"], repaired=repaired(c))
 
 
 def _times(c: Document) -> str:
@@ -277,7 +302,8 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     """`flags`: the words with which this daemon is reached ("--runtime-dir run"), quoted for a shell."""
     d = document
     lines = [
-        f"{plain(d['node'])}: {page.paint(d['health'])}",
+        f"{plain(d['node'])}: {page.paint(d['health'])}{_drained(d['slurm'])}",
+        *(line for sentence in d["limits"] for line in page.wrap(sentence, "  ")),
         *page.wrap(
             f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}", "  "
         ),
@@ -320,7 +346,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
             r["outcome"].replace("_", " "),
             ago(_end(r), now),
             duration(r["duration_seconds"]),
-            *_worst(r["findings"]),
+            *_worst(r),
         )
         for r in with_a_row
     ]
@@ -328,10 +354,20 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         lines += ["", *page.table(("check", "outcome", "last run", "took", "finding", ""), rows)]
     if quiet:
         oldest = f" (the oldest run {ago(min(map(_end, quiet)), now)})"
-        lines += ["", *_found_nothing(quiet, oldest, page, below=False)]
+        lines += ["", *_quiet(quiet, oldest, page)]
     if not d["results"]:
         lines += ["", "no check has run yet"]
+    lines += _without_result(d, page) if quiet else []
     return _text(lines)
+
+
+def _drained(slurm: Document) -> str:
+    """Return for the first line whether the node is drained, and by what: ", drained (by healthd)"."""
+    state = slurm["state"] or ()
+    if "DRAIN" not in state:
+        return ""
+    whose = {"ours": "by healthd", "foreign_healthd": "by an earlier healthd"}.get(slurm["owner"], "not by healthd")
+    return f", {'drained' if set(state) >= IDLE else 'draining'} ({whose})"
 
 
 def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:
@@ -381,7 +417,7 @@ def _round(d: Document, now: float) -> str:
 
 
 def _story(c: Document, now: float) -> str:
-    """open since 3 min ago, seen 2 times, last 1 min ago, job 123; ends with: a reboot"""
+    """Return the history of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
     parts = [f"{c['state']} since {ago(c['since'], now)}"]
     if c["count"] > 1:
         parts.append(f"seen {c['count']} times, last {ago(c['last_seen'], now)}")
@@ -393,7 +429,7 @@ def _story(c: Document, now: float) -> str:
         parts.append("only observed: users can forge lines of this log")
     if c.get("ack"):
         parts.append(f"known to {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
-    return f"{', '.join(parts)}; ends with: {'healthd repaired' if c['clears'] == 'operator' else _ends(c)}"
+    return f"{', '.join(parts)}; clears after: {_ends(c)}"
 
 
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
@@ -460,7 +496,7 @@ def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
 
 def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
     """healthd list --codes: (code, severity, what ends it, meaning)."""
-    return _text(page.table(("code", "severity", "ends with", "meaning"), list(rows)))
+    return _text(page.table(("code", "severity", "clears after", "meaning"), list(rows)))
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -57,7 +57,7 @@ def watchdog_seconds() -> float | None:
     if text is None or (pid is not None and pid != str(os.getpid())):
         return None
     if not (is_decimal(text) and int(text) > 0):
-        raise ValueError(f'WATCHDOG_USEC: must be a number of microseconds, is "{text[:60]}"')
+        raise ValueError(f'WATCHDOG_USEC: must be a number of microseconds, got "{text[:60]}"')
     return int(text) / 1e6
 
 

@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from healthd.judge.ledger import Pause
+from healthd.judge.limits import limits, shown_health
 from healthd.machine.detection_pause import DetectionPause
 from healthd.model import (
     CheckResult,
@@ -19,6 +20,8 @@ from healthd.model import (
     Inventory,
     KernelLogStatus,
     Leave,
+    Mode,
+    Remedy,
     Resume,
     RoundStatus,
     SlurmStatus,
@@ -26,6 +29,7 @@ from healthd.model import (
     StreamStatus,
     Verdict,
 )
+from healthd.say.ends import remedy_of
 from healthd.say.troubles import Trouble
 from healthd.values import dataclass
 
@@ -70,6 +74,8 @@ class Snapshot:
     shortages: dict[str, int] = field(default_factory=dict)  # resource (machine/shortage.py) -> count since the start
     cleared: tuple[Condition, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one
+    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> checks (registry.without_result)
     troubles: tuple[Trouble, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
@@ -94,15 +100,20 @@ def _spared(jobs: Sequence[tuple[str, str]]) -> str:
     return f"; not requeued: {named}{more}"
 
 
-def condition_json(c: Condition) -> dict[str, Any]:
+def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, Any]:
+    """Return one condition. `remedies`: by code, where the code declares one."""
+    severity, clears = c.severity.name.lower(), c.clears.name.lower()
+    declared = remedies[c.code].value if c.code in remedies else ""
     return {
         "check": c.check,
         "instance": c.instance,
         "code": c.code,
-        "severity": c.severity.name.lower(),
+        "severity": severity,
         "subject": c.subject,
         "message": c.message,
-        "clears": c.clears.name.lower(),
+        "clears": clears,
+        "window_seconds": c.window_seconds,
+        "remedy": remedy_of(clears, severity, declared),
         "state": c.state.name.lower(),
         "since": c.opened_at or c.first_seen,
         "first_seen": c.first_seen,
@@ -123,6 +134,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
         "started": r.started,
         "duration_seconds": round(r.duration_seconds, 6),
         "error": r.error,
+        "nothing_to_check": {"reason": r.nothing.reason, "mend": r.nothing.mend} if r.nothing else None,
         "findings": [
             {
                 "code": f.code,
@@ -143,20 +155,26 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
+    log = s.kernel_log
+    limited = limits(Mode(s.mode), log.source, log.alive, log.trouble, s.slurm.trouble)
     would = s.decision.would if isinstance(s.decision, Leave) else ""
     spared = s.decision.spared if isinstance(s.decision, Drain) else ()
     return {
         "version": s.version,
         "node": s.node_name,
         "mode": s.mode,
-        "health": s.verdict.health.value,
+        "health": shown_health(s.verdict.health, limited).value,
+        "limits": list(limited),
         "time": s.now,
         "started": s.started,
         "interval_seconds": s.interval_seconds,
-        "conditions": [condition_json(c) for c in s.verdict.conditions],
-        "cleared": [{**condition_json(c), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared],
+        "conditions": [condition_json(c, s.remedies) for c in s.verdict.conditions],
+        "cleared": [
+            {**condition_json(c, s.remedies), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared
+        ],
         "unknown": list(s.verdict.unknown),
         "results": [result_json(r) for r in s.results],
+        "without_result": {why: list(names) for why, names in s.without_result.items()},
         "decision": {
             "action": type(s.decision).__name__.lower(),
             "text": decision_words(s.decision, s.slurm.owner),

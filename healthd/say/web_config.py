@@ -164,7 +164,7 @@ def _problem(config: WebConfig) -> str:
         if not value.isprintable() or not value.isascii():
             return f"http_server_config.headers.{name}: has characters that no header may have"
         if HEADERS[name] and value not in HEADERS[name]:
-            return f"http_server_config.headers.{name}: must be {' or '.join(HEADERS[name])}, is {value[:40]}"
+            return f"http_server_config.headers.{name}: must be {' or '.join(HEADERS[name])}, got {value[:40]}"
     return _tls_problem(tls) if tls else ""
 
 
@@ -175,7 +175,7 @@ def _tls_problem(tls: Tls) -> str:
     if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
         return f"{where}.client_auth_type: {tls.client_auth_type} looks at no certificate that it gets: not supported"
     if tls.client_auth_type not in VERIFIES:
-        return f"{where}.client_auth_type: must be one of {', '.join(VERIFIES)}, is {tls.client_auth_type[:40]}"
+        return f"{where}.client_auth_type: must be one of {', '.join(VERIFIES)}, got {tls.client_auth_type[:40]}"
     verifies = VERIFIES[tls.client_auth_type]
     if bool(verifies) != bool(tls.client_ca_file):
         return f"{where}: client_ca_file and a client_auth_type that verifies go together"
@@ -183,7 +183,7 @@ def _tls_problem(tls: Tls) -> str:
         return f"{where}.client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"
     for name in ("min_version", "max_version"):
         if (value := getattr(tls, name)) not in VERSIONS:
-            return f"{where}.{name}: must be {' or '.join(VERSIONS)}, is {value[:40]}"
+            return f"{where}.{name}: must be {' or '.join(VERSIONS)}, got {value[:40]}"
     if tls.min_version > tls.max_version:
         return f"{where}: min_version is above max_version"
     for suite in tls.cipher_suites:

@@ -21,9 +21,9 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
 
-from healthd.config import CheckConfig, ConfigError, only_warns, severity_with
+from healthd.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
 from healthd.contract import NAMES, Contract, declared
-from healthd.convert import ConvertError, dump, load, nearest
+from healthd.convert import ConvertError, dump, load
 from healthd.guard import KERNEL_LOG, drop, log, words
 from healthd.host import Host
 from healthd.machine import ownership
@@ -38,7 +38,9 @@ from healthd.model import (
     KernelEvent,
     LeftOut,
     Meaning,
+    NothingToCheck,
     Observation,
+    Remedy,
     Repair,
     Severity,
 )
@@ -127,7 +129,9 @@ class Check:
         """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
-    def run(self, host: Host, config: CheckConfig, past: Past) -> Iterable[Finding | Observation | Repair]:
+    def run(
+        self, host: Host, config: CheckConfig, past: Past
+    ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
         """One run. Raises what the check raises."""
         if self.declares.run is None:
             raise TypeError(f"the check {self.name} only listens")
@@ -248,11 +252,20 @@ class Check:
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                hint = renamed(code) or nearest(written, self.codes())
+                hint = renamed(code) or self._its_codes(written)
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):
                 raise ConvertError(f"{where}: {problem}")
+
+    def _its_codes(self, written: str) -> str:
+        """Return the hint for a code that does not exist: the one that was meant, else all codes if they are few."""
+        import difflib
+
+        codes = [code.partition("/")[2] for code in self.codes()]
+        if close := difflib.get_close_matches(written.partition("/")[2], codes, n=1, cutoff=0.6):
+            return f'; did you mean "{self.name}/{close[0]}"?'
+        return f"; {self.name} has: {', '.join(codes)}" if len(codes) <= FEW_CODES else ""
 
     @contextmanager
     def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
@@ -290,6 +303,9 @@ def require_common(config: CheckConfig, where: str) -> None:
     """The common settings have CheckConfig's types, also where a site's Config declares them anew: the daemon reads
     them. Raises ConvertError."""
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
+
+
+FEW_CODES = 16  # all of them fit into a sentence
 
 
 def renamed(code: str) -> str:
@@ -476,6 +492,47 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
     if check is not None:
         return check.explain(code) or (OF_OTHERS if rest == "others" else None)
     return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
+
+
+def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Remedy]:
+    """Return the remedies that these codes declare, by code."""
+    found = ((code, explain(checks, code)) for code in codes)
+    return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
+
+
+def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
+    """Return the checks that a round of `loaded` does not run, by the reason.
+
+    listens     it only reads the kernel log
+    idle        it runs only while the node is drained and idle
+    off         enabled = false
+    not_set_up  the settings have no table of it
+    """
+    found: dict[str, list[str]] = {"listens": [], "idle": [], "off": [], "not_set_up": []}
+    on = {name.check for name in loaded.checks}
+    off = {name.check for name in loaded.disabled}
+    for name, check in checks.items():
+        if name not in on:
+            found["off" if name in off else "not_set_up"].append(name)
+        elif not check.runs:
+            found["listens"].append(name)
+        elif check.when:
+            found["idle"].append(name)
+    return found
+
+
+def counted(checks: Mapping[str, Check], loaded: Loaded) -> str:
+    """Return the number of checks as one phrase: "45 checks: 36 run, 7 listen to the kernel log, 2 not set up"."""
+    left = without_result(checks, loaded)
+    words = {
+        "listens": "listen to the kernel log",
+        "idle": "run only while idle",
+        "off": "off",
+        "not_set_up": "not set up",
+    }
+    others = [f"{len(left[why])} {text}" for why, text in words.items() if left[why]]
+    run = len(checks) - sum(map(len, left.values()))
+    return f"{len(checks)} checks: {', '.join([f'{run} run', *others])}"
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:

@@ -8,8 +8,9 @@ below the file: layers.py. What a setting may be: config.py, and the checks for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +61,40 @@ def settle(
     disabled = {name: config for name, config in checks.items() if not config.enabled}
     profile = next((layer.source for layer in layers if layer.guessed), "")
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
+
+
+def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
+    """Return everything that is wrong with one settings file, a sentence each, for `healthd config check`.
+
+    Each table is judged by itself. What only shows in all layers together (a baseline that contradicts the file) is
+    left to settle().
+    """
+    names = {f.name for f in dataclasses.fields(Settings)}
+    top = {key: value for key, value in table.items() if key != "checks"}
+    found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
+    plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
+    found += _wrong(functools.partial(load, Settings, plain, ""))
+    tables = table.get("checks", {})
+    if not isinstance(tables, Mapping):
+        return [*found, "checks: must be a table"]
+    for name, own in tables.items():
+        found += _wrong(functools.partial(_judge_alone, name, own, known))
+    return [f"{source}: {printable(mistake)}" for mistake in found]
+
+
+def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
+    """Raises ConvertError if the table of one check is wrong."""
+    _require_known({name: table}, known)
+    _check_configs({name: table}, {name: known[name]}, {})
+
+
+def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
+    """Return what `judge` refuses, a sentence each."""
+    try:
+        judge()
+    except ConvertError as error:
+        return error.every
+    return ()
 
 
 @contextmanager
@@ -149,7 +184,7 @@ def _check_configs(
     for name, check in known.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
-            raise ConvertError(f"checks.{name}: must be a table, is {show(table)}")
+            raise ConvertError(f"checks.{name}: must be a table, got {show(table)}")
         for instance, values in _instances(name, table, check):
             where = f"checks.{name}" + (f'."{instance}"' if instance else "")
             if "name" in values:
@@ -186,7 +221,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
         if not isinstance(value, Mapping):
             raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         if not key.strip() or not key.isprintable():
-            raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
+            raise ConvertError(f"checks.{name}: the name of a table must be words, got {show(key)}")
     if not named:  # a wrong setting is refused also if no instance inherits it
         check.make_config(shared, f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
@@ -245,5 +280,5 @@ def _contradiction(limits: FleetLimits) -> str:
         ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
     ):
         if own < shared:
-            return f"own_hardware_{name}: must not be below fleet.{name}, is {number(own)} and that is {number(shared)}"
+            return f"own_hardware_{name}: must be at least fleet.{name} ({number(shared)}), got {number(own)}"
     return ""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
@@ -16,19 +17,31 @@ from healthd.machine import journald
 IDENTIFIER = "healthd-events"
 PATIENCE_SECONDS = 2.0  # for all lines of a call together
 INFO = 6  # as in syslog(3)
+ENABLED = "check_enabled"
 
 
 def send(lines: Iterable[str], path: str = journald.SOCKET) -> int:
-    """Send each line as an entry. Returns how many journald did not take."""
+    """Send each line as an entry; successive check_enabled lines, which a start has by the dozen, are one entry. Return
+    how many lines journald did not take."""
     until, lost = time.monotonic() + PATIENCE_SECONDS, 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for line in lines:
-            sender.settimeout(max(until - time.monotonic(), 0.0))
-            try:
-                sender.sendto(journald.journal_entry(entry(json.loads(line))), path)
-            except OSError:
-                lost += 1
+        for event, same in itertools.groupby(map(json.loads, lines), key=lambda said: str(said.get("event"))):
+            group = list(same)
+            entries = [_enabled(group)] if event == ENABLED and len(group) > 1 else list(map(entry, group))
+            for fields in entries:
+                sender.settimeout(max(until - time.monotonic(), 0.0))
+                try:
+                    sender.sendto(journald.journal_entry(fields), path)
+                except OSError:
+                    lost += len(group) // len(entries)
     return lost
+
+
+def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
+    """Return the one entry of several check_enabled lines. Their fields are in the stream's file."""
+    names = ", ".join(f"{said.get('check')} {said.get('instance') or ''}".strip() for said in group)
+    message = f"{ENABLED}: {len(group)} checks: {names}"
+    return {"MESSAGE": message, "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, "HEALTHD_EVENT": ENABLED}
 
 
 def entry(said: Mapping[str, Any]) -> dict[str, object]:

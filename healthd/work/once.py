@@ -14,6 +14,7 @@ from healthd.guard import KERNEL_LOG, drop
 from healthd.host import Host
 from healthd.judge import bounds, intake, verdict
 from healthd.judge.ledger import Ledger
+from healthd.judge.limits import shown_health
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of
@@ -23,11 +24,13 @@ from healthd.model import (
     ConditionState,
     Finding,
     Outcome,
+    Remedy,
     RunName,
     Verdict,
 )
 from healthd.record.recording import Recording, Run
 from healthd.say.status import condition_json, result_json
+from healthd.settings import registry
 from healthd.settings.registry import Check
 from healthd.work import requests, schedule
 from healthd.work.results import result_of
@@ -42,7 +45,7 @@ KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises
 class Look(NamedTuple):
     """What one round found. `results`: in the order of the runs; a recording keeps `runs` and what follows.
 
-    `kernel_log`: the lines read, or why it could not be read; None if there was none to read.
+    `kernel_log`: the lines read, or why it could not be read; None if there was none to read. `remedies`: by code.
     """
 
     node_name: str
@@ -52,6 +55,9 @@ class Look(NamedTuple):
     runs: tuple[Run, ...]
     boot_id: str
     kernel_log: list[RawLine] | OSError | None
+    remedies: Mapping[str, Remedy] = {}
+    without_result: Mapping[str, Sequence[str]] = {}
+    limits: tuple[str, ...] = ()
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
@@ -104,7 +110,9 @@ def look(
         [result.run for result in results],
         trusted_since=0.0,
     )
-    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
+    remedies = registry.remedies(checks, (condition.code for condition in judged.conditions))
+    left = registry.without_result({name.check: checks[name.check] for name in loaded.checks}, loaded)
+    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log, remedies, left)
 
 
 def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
@@ -284,8 +292,10 @@ def look_json(found: Look) -> dict[str, Any]:
         "version": healthd.__version__,
         "node": found.node_name,
         "time": found.time,
-        "health": found.verdict.health.value,
-        "conditions": [condition_json(condition) for condition in found.verdict.conditions],
+        "health": shown_health(found.verdict.health, found.limits).value,
+        "limits": list(found.limits),
+        "conditions": [condition_json(condition, found.remedies) for condition in found.verdict.conditions],
         "unknown": list(found.verdict.unknown),
         "results": [result_json(result) for result in found.results],
+        "without_result": {why: list(names) for why, names in found.without_result.items()},
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from healthd.config import CheckConfig
 from healthd.convert import ConvertError, load
-from healthd.model import CheckResult, Finding, Observation, Outcome, Repair, RunName
+from healthd.model import CheckResult, Finding, NothingToCheck, Observation, Outcome, Repair, RunName
 from healthd.settings.registry import Check
 from healthd.values import dataclass
 from healthd.work.runner import Reply
@@ -28,6 +28,7 @@ class Said:
     observations: str = "[]"
     left_out: int = 0
     repairs: tuple[Repair, ...] = ()
+    nothing: tuple[NothingToCheck, ...] = ()
     past: str = ""
 
 
@@ -102,4 +103,5 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, s
         left_out=said.left_out,
         repairs=said.repairs,
         error=error,
+        nothing=said.nothing[0] if said.nothing and not findings and outcome is Outcome.COMPLETED else None,
     )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from healthd.past import encoded_again
 
-SAID_AGAIN = ("findings", "observations", "left_out", "repairs")
+SAID_AGAIN = ("findings", "observations", "left_out", "repairs", "nothing")
 
 
 class Known(NamedTuple):

@@ -29,9 +29,10 @@ from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.machine.oom import raise_score
-from healthd.model import Entry, Finding, Observation, Repair, RunName
+from healthd.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
+from healthd.text import without_class
 from healthd.values import dataclass
 from healthd.work import requests
 
@@ -233,7 +234,7 @@ class Worker:
         same = kept if kept is not None and known is not None and "past" not in request else None
         store = past.decode(request["past"]) if same is None else same.store
         again = (same.made, same.now) if same else None
-        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
+        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": [], "nothing": []}
         error, gone_before = "", self.host.gpus_gone
         try:
             for item in check.run(self.host, config, Past(store, now, boot_id, again)):
@@ -245,7 +246,7 @@ class Worker:
         del read[MOST_OBSERVATIONS:]
         as_before = kept is not None and kept.observations == read
         texts = kept.texts if kept and as_before else _texts(read, kept)
-        said = {"findings": dump(found["findings"]), "left_out": left_out, "repairs": dump(found["repairs"])}
+        said = {name: dump(found[name]) for name in ("findings", "repairs", "nothing")} | {"left_out": left_out}
         answer = {"error": error, "gone": self.host.gpus_gone > gone_before, "keeps": True}
         brief = known is not None and request.get("brief") is True
         if not (brief and as_before):
@@ -385,11 +386,15 @@ def _kind(item: object, check: str) -> str:
         return "observations"
     if isinstance(item, Repair):
         return "repairs"
-    raise TypeError(f'the check "{check}" gave {item!r:.100}: neither Finding nor Observation nor Repair')
+    if isinstance(item, NothingToCheck):
+        return "nothing"
+    raise TypeError(
+        f'the check "{check}" gave {item!r:.100}: it must be a Finding, an Observation, a Repair or NothingToCheck'
+    )
 
 
 def one_sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())[:500]
     if type(error).__module__.startswith("healthd") and text:
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return without_class(f"{type(error).__name__}: {text}") if text else type(error).__name__

@@ -583,7 +583,7 @@ def run(host, config, past):
 """
 ODD = {  # what a site's check says: what is said of it
     FAN.format(field='timeout_seconds: str = "5s"', more=""): "fan.py: Config.timeout_seconds: must be a number",
-    FAN.format(field="severity: int = 3", more=""): "fan.py: Config.severity: must be a table, is 3",
+    FAN.format(field="severity: int = 3", more=""): "fan.py: Config.severity: must be a table, got 3",
     FAN.format(field="def __post_init__(self): 1 / 0", more=""): "checks.fan: its Config raised ZeroDivisionError",
     FAN.format(field="fans: set[int] | str = 3", more=""): "checks.fan: its Config raised TypeError",
     FAN.format(

@@ -75,7 +75,7 @@ def _check(times: Sequence[float], micro_batches: int) -> None:
         raise WrongSplit(f"there are {groups:,} groups: at most {MOST_GROUPS:,} can be divided")
     for nth, time in enumerate(times, 1):
         if not (math.isfinite(time) and time > 0):
-            raise WrongSplit(f"the time of group {nth} must be a number above 0, is {time:g}")
+            raise WrongSplit(f"the time of group {nth} must be a number above 0, got {time:g}")
     if max(times) / min(times) > FARTHEST_TIMES:
         raise WrongSplit(
             f"the times differ by more than {FARTHEST_TIMES:,.0f} times, from {min(times):g} to {max(times):g}: one of "

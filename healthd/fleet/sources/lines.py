@@ -44,6 +44,8 @@ def opened(path: str) -> Iterator[BinaryIO]:
             file.seek(0)
             with gzip.GzipFile(fileobj=file) if packed else nullcontext(file) as unpacked:
                 yield cast(BinaryIO, unpacked)
+    except IsADirectoryError:
+        raise IngestError(f"{path} is a directory: name the files in it ({path.rstrip('/')}/*)") from None
     except OSError as error:
         raise IngestError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:

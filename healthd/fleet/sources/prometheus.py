@@ -282,7 +282,7 @@ def settings(named: str) -> tuple[Server, int, str]:
             raise IngestError(f"{named}: no setting {name}{nearest(name, SETTINGS)}")
     step = told.pop("step_seconds", STEP_SECONDS)
     if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= 86_400:
-        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to a day, is {step!r}")
+        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to a day, got {step!r}")
     for name, value in told.items():
         if not isinstance(value, str):
             raise IngestError(f"{named}: {name} must be text")

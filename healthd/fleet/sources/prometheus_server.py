@@ -113,7 +113,7 @@ def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, TimeoutError):
             raise ServerError(f"did not answer within {seconds:g} s") from None
-        raise ServerError(f"cannot be asked: {_why(reason)}") from None
+        raise ServerError(f"cannot be reached: {_why(reason)}") from None
     except ValueError as error:  # it sends us to what is no address
         raise ServerError(f"cannot be asked: it sends us elsewhere: {_why(error)}") from None
     return _data(body)

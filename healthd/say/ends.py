@@ -1,0 +1,50 @@
+"""What ends a condition, and which remedy it needs: the one source for status, check, explain, list, runbooks and docs.
+
+Pure. The words are those of the documents (docs/json.md): `clears` "reboot", `severity` "critical".
+"""
+
+from __future__ import annotations
+
+from healthd.say.duration import duration
+
+DRAINS = ("degraded", "critical")
+_CAUSES = {
+    "pass": "clean runs of the check",
+    "gpu_reset": "a GPU reset or a reboot",
+    "reboot": "a reboot",
+    "operator": "healthd repaired CODE PART",
+}
+_USUAL = {"pass": "check", "gpu_reset": "gpu_reset", "reboot": "reboot", "operator": "repaired", "window": "nothing"}
+
+
+def ends(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaired: str = "") -> str:
+    """Return what ends a condition: "24 h without a repeat, or a reboot".
+
+    Args:
+        clears: what it waits for.
+        window_seconds: the time without a repeat that ends it as well; 0 = none.
+        clear_after: how many clean runs of its check end it; 0 = not known.
+        repaired: the `healthd repaired` command of this condition; "" = in general.
+    """
+    cause = _CAUSES.get(clears, "")
+    if clears == "pass" and clear_after:
+        cause = f"{clear_after} clean {'run' if clear_after == 1 else 'runs'} of the check"
+    if clears == "operator" and repaired:
+        cause = repaired
+    quiet = f"{duration(window_seconds)} without a repeat" if window_seconds else ""
+    return ", or ".join(filter(None, (quiet, cause))) or "time without a repeat"
+
+
+def remedy_of(clears: str, severity: str, declared: str = "") -> str:
+    """Return the remedy of a condition (model.Remedy).
+
+    `declared`: that of its code. It holds only while the condition drains and waits for no person: a part that failed
+    again is repaired, and a warning leaves the node in service.
+    """
+    if clears == "operator":
+        return "repaired"
+    if declared and (severity in DRAINS or declared == "nothing"):
+        return declared
+    if clears in ("gpu_reset", "reboot") and severity not in DRAINS:
+        return "nothing"
+    return _USUAL[clears]

@@ -1,0 +1,202 @@
+"""What ends a code and what to do about it: the same in status, explain, list, the runbooks and the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fakes import ENDS_VARY
+
+from healthd.cli.main import main
+from healthd.judge.absorb import absorb_events, absorb_result
+from healthd.judge.endings import after_quiet
+from healthd.model import (
+    CheckResult,
+    Clears,
+    Condition,
+    ConditionState,
+    Inventory,
+    KernelEvent,
+    Outcome,
+    Remedy,
+    Severity,
+)
+from healthd.say import explanation, render
+from healthd.say.course import findings_of
+from healthd.say.ends import ends, remedy_of
+from healthd.say.explanation import Here, ends_of
+from healthd.say.next_steps import next_steps
+from healthd.say.status import condition_json
+from healthd.settings import registry
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import checks_page  # noqa: E402
+import runbooks  # noqa: E402
+
+CHECKS = registry.built_in()
+TEXTS = registry.explained(CHECKS)
+DESTROYS = re.compile(r"systemctl (reboot|poweroff)|nvidia-smi --gpu-reset")
+POWER = re.compile(r"[Pp]ower the node off|[Pp]ower-cycle|with the power off")
+PCI = "0000:61:00.0"
+
+
+def check_of(code):
+    return CHECKS[code.partition("/")[0]]
+
+
+def worst_of(code):
+    return replace(findings_of(code, TEXTS[code], check_of(code).config())[0], subject=PCI)
+
+
+def condition_of(code, finding):
+    """The condition that the ledger makes of a finding, by the run or the kernel line that found it."""
+    check = check_of(code).name
+    if check_of(code).listens and not check_of(code).runs:
+        event = KernelEvent("", time=1.0, last_time=1.0, sequence=1)
+        (made,) = absorb_events(
+            {}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), "b", ()
+        ).values()
+        return made
+    (made,) = absorb_result({}, CheckResult(check, "", Outcome.COMPLETED, 1.0, 0.0, (finding,)), 2, "b", ()).values()
+    return made
+
+
+def status_document(code):
+    made = condition_of(code, replace(worst_of(code), confirm_seconds=0.0))
+    assert isinstance(made, Condition)
+    return condition_json(made, registry.remedies(CHECKS, [code]))
+
+
+def explained(code):
+    return explanation.of_code(f"{code} {PCI}", code, PCI, TEXTS[code], check_of(code), Here(None))
+
+
+@pytest.fixture(scope="module")
+def listed():
+    from healthd.cli.listing import codes_json
+
+    return {row["code"]: row for row in codes_json(CHECKS)}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    runbook = "\n".join(runbooks.page(check) for check in CHECKS.values())
+    sections = re.split(r"(?m)^## (?=[a-z0-9_]+/)", runbook)
+    return {"checks": checks_page.page(CHECKS), "runbooks": {s.partition("\n")[0]: s for s in sections}}
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("code", sorted(TEXTS))
+def test_every_text_prints_the_same_ending(code, listed, pages):
+    document = status_document(code)
+    general = ends_of(worst_of(code))
+    part = ends(document["clears"], document["window_seconds"], repaired=f"healthd repaired {code} {PCI}")
+    assert listed[code]["ends"] == general
+    assert f"| `{code}` |" in pages["checks"]
+    (row,) = (line for line in pages["checks"].splitlines() if line.startswith(f"| `{code}` |"))
+    assert row.split(" | ")[2] == general
+    told = explained(code)["ends"]
+    clear_after = check_of(code).config().clear_after
+    assert told.startswith(f"Clears after {ends_of(worst_of(code), clear_after, f'healthd repaired {code} {PCI}')}.")
+    story = render._story({**document, "since": 0.0, "last_seen": 0.0}, 1.0)
+    assert story.endswith(f"clears after: {part}")
+    book = " ".join(pages["runbooks"][code].replace("\\", "").split())
+    assert ends_of(worst_of(code), clear_after, f"healthd repaired {code} PART") in book
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("code", sorted(TEXTS))
+def test_status_explain_and_runbook_offer_the_same_commands(code, pages):
+    in_runbook = pages["runbooks"][code]
+    document = status_document(code)
+    steps = list(next_steps(document, [document], ()))[1:]
+    told = [(step["when"], step["command"]) for step in explained(code)["steps"]]
+    assert steps == told
+    commands = [command for _, command in steps]
+    for command in commands:
+        assert f"`{command.replace(PCI, 'PCI')}`" in in_runbook or f"`{command.replace(PCI, 'PART')}`" in in_runbook
+    destroying = [place for place, command in enumerate(commands) if DESTROYS.match(command)]
+    assert not destroying or commands.index("healthd record") < destroying[0]
+    assert all("PCI" not in command and "PART" not in command for command in commands)
+
+
+@pytest.mark.parametrize("code", sorted(TEXTS))
+def test_the_advice_in_words_is_that_of_the_commands(code):
+    text = TEXTS[code]
+    remedy = remedy_of(text.clears.name.lower(), text.severity.name.lower(), text.remedy.value if text.remedy else "")
+    todo = explained(code)["todo"]
+    if remedy == "power_cycle" or text.remedy is Remedy.POWER_CYCLE:
+        assert POWER.search(todo), todo
+    elif remedy == "reboot":
+        assert "power off" not in todo.lower(), todo
+        assert not todo.startswith("Power"), todo
+    elif remedy == "nothing" and text.severity < Severity.DEGRADED and code.startswith("sxid/"):
+        assert todo.startswith("No action tonight"), todo
+    assert " -i PCI" not in todo, todo
+    assert f"repaired {code} PCI" not in todo
+    assert "repaired CODE" not in todo
+
+
+def test_a_switch_error_that_only_warns_ends_with_time_and_says_so(capsys):
+    """It expired after a day, while every text named a reboot."""
+    event = KernelEvent("sxid", "12028", "0000:05:00.0", 1.0, "", last_time=1.0, sequence=1, boot_id="b")
+    ((finding,),) = (CHECKS["sxid"].correlate([event], Inventory(), CHECKS["sxid"].config())[0],)
+    standing = absorb_events({}, "sxid", [finding], {1: event}, frozenset({1}), "b", ())
+    standing = after_quiet(standing, 24 * 3600.0 - 1, True, 24 * 3600.0)
+    assert [c.state for c in standing.values()] == [ConditionState.OPEN]
+    (over,) = after_quiet(standing, 2.0, True, 24 * 3600.0 + 2).values()
+    assert (over.state, over.cleared_by) == (ConditionState.CLEARED, "window")
+    assert main(["explain", "--json", "sxid/12028"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ends"].startswith("Clears after 24 h without a repeat, or a reboot.")
+    assert document["steps"] == []
+
+
+@pytest.mark.parametrize(
+    ("clears", "window", "clear_after", "expected"),
+    [
+        ("pass", 0.0, 0, "clean runs of the check"),
+        ("pass", 0.0, 1, "1 clean run of the check"),
+        ("pass", 0.0, 2, "2 clean runs of the check"),
+        ("window", 86400.0, 0, "24 h without a repeat"),
+        ("window", 0.0, 0, "time without a repeat"),
+        ("reboot", 86400.0, 0, "24 h without a repeat, or a reboot"),
+        ("gpu_reset", 0.0, 0, "a GPU reset or a reboot"),
+        ("operator", 3600.0, 0, "60 min without a repeat, or healthd repaired CODE PART"),
+    ],
+)
+def test_ends_names_the_time_and_the_cause(clears, window, clear_after, expected):
+    assert ends(clears, window, clear_after) == expected
+
+
+def test_every_ending_and_remedy_has_words():
+    for clears in Clears:
+        assert ends(clears.name.lower())
+        for severity in Severity:
+            assert remedy_of(clears.name.lower(), severity.name.lower()) in {remedy.value for remedy in Remedy}
+
+
+def test_codes_whose_lines_decide_what_ends_them_exist():
+    assert set(TEXTS) >= ENDS_VARY
+
+
+def test_the_page_of_a_drained_node_gives_the_same_advice():
+    """Its table names the first thing to do; the page once said power cycle where status said reboot."""
+    page = (ROOT / "docs/drained.md").read_text("utf-8")
+    words = {Remedy.POWER_CYCLE: "power cycle", Remedy.REBOOT: "reboot", Remedy.GPU_RESET: "reset the GPU"}
+    rows = [line for line in page.splitlines() if line.startswith("| [") and "runbooks/" in line]
+    assert rows
+    for row in rows:
+        first = row.split(" | ")[1].lower()
+        for code in re.findall(r"\[([a-z_0-9]+/[a-z_0-9]+)\]\(runbooks", row):
+            document = status_document(code)
+            remedy = Remedy(document["remedy"])
+            for other, text in words.items():
+                if remedy in words:
+                    assert (text.lower() in first) == (other is remedy), (code, row)
+    assert page.index("## 4. Save the evidence") < page.index("## 5. Repair")

@@ -1,0 +1,179 @@
+"""A check with nothing to check reports that and why: it is not one that passed."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+
+import pytest
+from fakes import BOOT, NOW, PLAIN_SNAPSHOT
+
+from healthd.cli.terminal import OF_HEALTH
+from healthd.config import KernelLogConfig, Settings
+from healthd.convert import dump
+from healthd.doctor import line as doctor_line
+from healthd.doctor import service, sight, slurm
+from healthd.host import Host
+from healthd.judge.limits import limits, shown_health
+from healthd.machine.program import Ran
+from healthd.model import (
+    NO_GPU,
+    CheckResult,
+    Finding,
+    Health,
+    KernelLogStatus,
+    Mode,
+    NothingToCheck,
+    Outcome,
+    Severity,
+    SlurmStatus,
+)
+from healthd.nvml import NvmlError
+from healthd.past import Past
+from healthd.say.status import status_json, verdict_line
+from healthd.settings import layers, registry
+from healthd.settings.settle import settle
+from healthd.work import once
+from healthd.work.results import result_of
+from healthd.work.runner import Reply, Request
+
+CHECKS = {name: check for name, check in registry.built_in().items() if check.runs}
+# Their healthy node in the tests has nothing of what they check; or the check needs none (exec, mount: per table).
+ALWAYS = {name for name, check in CHECKS.items() if check.per}
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS.keys() - ALWAYS))
+def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
+    """A completed run without a finding would be listed as passed, although nothing was there to check."""
+    check = CHECKS[name]
+    try:
+        given = list(check.run(Host(str(tmp_path)), check.config(), Past({}, NOW, BOOT)))
+    except (OSError, ValueError, RuntimeError, NvmlError):
+        return
+    assert any(isinstance(item, NothingToCheck | Finding) for item in given), given
+    assert all(item.reason for item in given if isinstance(item, NothingToCheck))
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_run_on_a_healthy_node_that_has_all_is_one_that_passed(name, tmp_path):
+    healthy = importlib.import_module(f"test_{name}").healthy
+    host, config = healthy(tmp_path)
+    given = list(CHECKS[name].run(host, config, Past({}, NOW, BOOT)))
+    assert [item for item in given if isinstance(item, NothingToCheck)] == []
+
+
+def replied(*items, error=""):
+    table = {"findings": [], "nothing": []}
+    for item in items:
+        table["findings" if isinstance(item, Finding) else "nothing"].append(dump(item))
+    request = Request("cpu", 10.0, {"op": "run", "check": "cpu", "instance": ""})
+    return Reply(request, Outcome.FAILED if error else Outcome.COMPLETED, 0.1, table, error)
+
+
+def test_a_result_keeps_the_reason_unless_it_found_something_or_failed():
+    check, fault = CHECKS["cpu"], Finding(Severity.WARNING, "cpu/governor", "", "m")
+
+    def nothing(reply):
+        return result_of(check, check.config(), reply, NOW, 0.0).nothing
+
+    assert nothing(replied(NO_GPU)) == NO_GPU
+    assert nothing(replied()) is None
+    assert nothing(replied(NO_GPU, fault)) is None
+    assert nothing(replied(NO_GPU, error="broken")) is None
+
+
+def test_checks_without_a_result_are_counted_by_the_reason():
+    every = registry.built_in()
+    loaded = settle({"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.without_baseline)
+    left = registry.without_result(every, loaded)
+    assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "mount"], ["gpu_processes"])
+    assert left["listens"] == [name for name, check in every.items() if not check.runs]
+    ran = [name for name in loaded.checks if every[name.check].runs and not every[name.check].when]
+    assert len(ran) + sum(map(len, left.values())) == len(every)
+
+
+# --- what healthd needs
+
+
+CASES = list(itertools.product(Mode, (True, False), (True, False)))
+
+
+def no_program(_name):
+    return None
+
+
+def some_program(name):
+    return f"/usr/bin/{name}"
+
+
+def slurm_answers(argv):
+    return Ran(1, "", "Unable to contact slurm controller")
+
+
+@pytest.mark.parametrize(("mode", "log_readable", "slurm_there"), CASES)
+def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable, slurm_there, tmp_path):
+    """Status and check printed "healthy" with exit status 0 where the doctor exited with 2."""
+    log = tmp_path / "kmsg"
+    if log_readable:
+        log.write_text("")
+    missing = "" if slurm_there else "no scontrol, sinfo, squeue on PATH"
+    snapshot = PLAIN_SNAPSHOT
+    snapshot = type(snapshot)(
+        **{
+            **{name: getattr(snapshot, name) for name in snapshot.__slots__},
+            "mode": mode.value,
+            "kernel_log": KernelLogStatus(str(log), log_readable, trouble="" if log_readable else "no such file"),
+            "slurm": SlurmStatus(trouble=missing if mode is not Mode.OBSERVE else ""),
+        }
+    )
+    settings = Settings(mode=mode, kernel_log=KernelLogConfig(source=str(log), trust_file=True))
+    status = OF_HEALTH[status_json(snapshot)["health"]]
+    found = once.Look("n1", NOW, snapshot.verdict, (), (), BOOT, None, limits=limits(mode, str(log), True, "", missing))
+    check = OF_HEALTH[once.look_json(found)["health"]]
+    states = {line.state for line in service.kernel_log(settings)}
+    if not slurm_there:
+        states |= {line.state for line in slurm.lines(settings, slurm_answers, no_program)}
+    fails = doctor_line.State.FAILS in states
+    needed = not log_readable or (not slurm_there and mode is not Mode.OBSERVE)
+    assert fails == needed
+    assert (status != 0) == needed
+    # Without a daemon, `check` reads the log itself: one that cannot be read makes it unknown (test_once.py).
+    assert (check != 0) == (not slurm_there and mode is not Mode.OBSERVE)
+    assert verdict_line(snapshot, False, NOW).startswith("ok "), "trouble of healthd itself never refuses a job"
+
+
+def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
+    import time
+
+    from healthd.work.runner import Runner
+    from healthd.work.worker import setup_of
+
+    every = {"gpu_xid": registry.built_in()["gpu_xid"]}
+    loaded = settle({"root": str(tmp_path)}, "healthd.toml", {}, every, layers.without_baseline)
+
+    def unreadable():
+        raise PermissionError(13, "Permission denied", "/dev/kmsg")
+
+    runner = Runner(setup_of(loaded.settings), "", time.monotonic)
+    try:
+        document = once.look_json(once.look(loaded, every, runner, unreadable))
+    finally:
+        runner.close(1.0)
+    assert OF_HEALTH[document["health"]] != 0
+
+
+@pytest.mark.parametrize("health", Health)
+def test_limits_only_change_healthy(health):
+    assert shown_health(health, ()) is health
+    assert shown_health(health, ("no log",)) is (Health.WARNING if health is Health.HEALTHY else health)
+
+
+def test_a_switched_off_kernel_log_is_a_choice():
+    assert limits(Mode.ACT, "off", False, "off", "") == ()
+
+
+def test_doctor_counts_as_status_does():
+    results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
+    results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
+    (line,) = (line for line in sight.lines(results, sight.Around(False, False, True)) if line.about == "checks")
+    assert line.says.startswith("3 of 4 can check this node, 1 have nothing")

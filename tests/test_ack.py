@@ -284,3 +284,10 @@ def test_unack_of_a_condition_without_an_ack_is_refused(memory):
     for key in (XID, ("mount/missing", "/nowhere")):
         with pytest.raises(CommandRefused):
             unack(memory, key)
+
+
+@pytest.mark.parametrize("seconds", [0, -5, True, "1", None, 8 * 86400.0, float("nan"), float("inf"), int("9" * 400)])
+def test_a_time_that_is_none_is_refused_whatever_a_client_sends(memory, seconds):
+    memory.set_conditions({STANDING.key: STANDING})
+    with pytest.raises(CommandRefused, match="must last at most 7d"):
+        ack(memory, XID, seconds)

@@ -32,6 +32,7 @@ from healthd.stream.event import Event
 from healthd.text import printable
 
 MAX_WHY = 500
+MOST_SHOWN_SECONDS = 1e9  # a client may send any number, also one that is no float
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
@@ -99,7 +100,9 @@ def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str
     seconds, why = request.get("seconds"), _why(request)
     # JSON's true is a number to Python
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
-        got = f", got {_days(seconds)}" if isinstance(seconds, int | float) and seconds is not True else ""
+        got = ""
+        if isinstance(seconds, int | float) and seconds is not True and 0 < seconds < MOST_SHOWN_SECONDS:
+            got = f", got {_days(seconds)}"
         raise CommandRefused(f"{what} must last at most {_days(LONGEST_WISH_SECONDS)}{got}")
     if not why:
         raise CommandRefused(f"{what} needs a reason")

@@ -27,6 +27,7 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
+from healthd.nvidia import xid_table
 from healthd.nvidia.fake_nvml import open_fake
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
@@ -74,8 +75,11 @@ def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfi
     assert explain.expects in ("", finding.expects)
 
 
-# What ends these depends on the line (a reset or a reboot) or on the cause (how long clocks may stay slow).
-ENDS_VARY = frozenset({"gpu_xid/gsp", "gpu_xid/154", "gpu_clocks/slowed"})
+# What ends these depends on the line (a reset or a reboot; an NVLink 5 error that NVIDIA's table ignores expires) or on
+# the cause (how long clocks may stay slow).
+ENDS_VARY = frozenset(
+    {"gpu_xid/gsp", "gpu_xid/154", "gpu_clocks/slowed", *(f"gpu_xid/{code}" for code in xid_table.NVLINK5)}
+)
 
 
 def assert_ends_as_explained(finding: Finding, explain: Explain, config: CheckConfig) -> None:

@@ -159,9 +159,11 @@ def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_p
     assert len(one["evidence"]) == 4
     assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down then" in one["evidence"][0]["words"]
     text = lemons.text(document, Page())
-    assert "g005  4 multi-node failures (4 of 512 GPUs), out 4 times in" in text
+    assert "g005  4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
     assert "; fleet median 0\n" in text
-    assert 'scontrol update NodeName=g005 State=DRAIN Reason="lemon: 4 multi-node failures (4 of 512 GPUs), out' in text
+    assert (
+        'scontrol update NodeName=g005 State=DRAIN Reason="lemon: 4 multi-node failures (4 with 512 GPUs), out' in text
+    )
     assert document["gain"][0]["by_lemons"] == 4
     assert document["gain"][0]["failures_without"] < 1
     json.dumps(document, allow_nan=False)

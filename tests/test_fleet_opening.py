@@ -50,7 +50,7 @@ def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -
     assert opening(TOLD, {}) == (
         "1,000 jobs ended, after 10,000 GPU-hours; 60.0 % of these hours were of jobs that completed.",
         "The infrastructure ended 12 jobs and made 7 others give way: about 100 GPU-hours of work were lost, 1.0 % of "
-        "what ran, 200 in money (a checkpoint every 60 min assumed).",
+        "what ran, which cost 200 (a checkpoint every 60 min assumed).",
         "At the rate that was measured, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: 17 "
         "h to 2.2 d).",
         "What breaks most is InfiniBand, which ended 9 of the 12 jobs that a fault is known to have ended; 4 jobs "

@@ -342,7 +342,7 @@ def _lemons_flags(parser: Parser) -> None:
         "--probability",
         metavar="P",
         type=_probability,
-        help="name nodes that are bad with this probability (default: 0.2); --apply drains all of them",
+        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
     )
     parser.add_argument(
         "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"

@@ -68,7 +68,7 @@ def _lost(goodput: Document | None, states: Document | None, why: str) -> str:
     of = percent(hours / total) if states is not None and (total := _gpu_hours(states)) else None
     share = f", {of} of what ran" if of is not None else ""
     price = goodput["price_per_gpu_hour"]
-    money = f", {number(float(hours * price))} in money" if price is not None else ""
+    money = f", which cost {number(float(hours * price))}" if price is not None else ""
     ended = f"The infrastructure ended {first['jobs']:,} {_jobs(first['jobs'])}"
     also = f" and made {second['jobs']:,} others give way" if second["jobs"] else ""
     return (

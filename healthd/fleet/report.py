@@ -47,6 +47,7 @@ from healthd.fleet.chapters import nccl as nccl_chapter
 from healthd.fleet.chapters import rate as rate_chapter
 from healthd.fleet.chapters import states as states_chapter
 from healthd.fleet.chapters.chapter import Chapter, Table
+from healthd.fleet.manifest import StoreError
 from healthd.fleet.opening import opening
 from healthd.fleet.report_page import Assets, Report, is_report, page
 from healthd.machine import files, ownership
@@ -146,7 +147,7 @@ def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
             unanswered[part.name] = str(error)
         except duckdb.OutOfMemoryException:
             failed[part.name] = str(store.NeedsMemory(memory_mib))
-        except store.StoreError as error:
+        except StoreError as error:
             failed[part.name] = str(error)
     return Answers(documents, {**unanswered, **failed}, failed)
 

@@ -197,8 +197,11 @@ def _table(table: Table) -> Iterator[str]:
 
 def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[str]:
     for number, cell in enumerate(cells):
-        kind = " class=number" if number in numbers else ""
+        kind = " class=number" if number in numbers else " class=long" if tag == "td" and len(cell) > LONG_CELL else ""
         yield f"<{tag}{kind}>{_text(cell)}</{tag.partition(' ')[0]}>"
+
+
+LONG_CELL = 40  # characters: a sentence, which must not be one word wide on a phone
 
 
 # --- charts

@@ -570,7 +570,7 @@ def _first(told: Document, page: Page) -> str:
 
 
 def _causes(told: Document, page: Page) -> list[str]:
-    columns = ("cause", "domain", "jobs", "by chance", "incidents", "nodes", "GPU-hours lost", "a million GPU-hours")
+    columns = ("cause", "domain", "jobs", "by chance", "incidents", "nodes", "GPU-hours lost", "per million GPU-hours")
     rows = [
         (
             cause["cause"],

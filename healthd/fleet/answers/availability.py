@@ -231,12 +231,17 @@ def quantile(ordered: Sequence[float], at: float) -> float | None:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def _worst_first(rows: Iterable[Row]) -> list[Row]:
+    known = (row for row in rows if row["availability"] is not None)
+    return sorted(known, key=lambda row: float(row["availability"]))
+
+
 def below(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
-    """Which of the fleet, its models and its racks were up less than `sla` percent of the time that is known of them.
-    Nodes of which no model or rack is known are only in the fleet."""
+    """Return which of the fleet, its models and its racks were up less than `sla` percent of their known time, in this
+    order, of models and racks the least available first. Nodes without a model or rack are only in the fleet."""
     named = [("fleet", None, None, fleet)]
-    named += [("model", None, row["gpu_model"], row) for row in by_model if row["gpu_model"]]
-    named += [("rack", row["cluster"], row["rack"], row) for row in by_rack if row["rack"]]
+    named += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]
+    named += [("rack", row["cluster"], row["rack"], row) for row in _worst_first(by_rack) if row["rack"]]
     return [
         {"of": what, "cluster": cluster, "name": name, "availability": row["availability"]}
         for what, cluster, name, row in named
@@ -432,5 +437,5 @@ def sla_sentences(availability: Document) -> list[str]:
         for row in sla["below"]
     ]
     shown = ", ".join(names[: 2 * WORST_SHOWN])
-    more = f" and {len(names) - 2 * WORST_SHOWN} more racks" if len(names) > 2 * WORST_SHOWN else ""
+    more = f" and {len(names) - 2 * WORST_SHOWN} more" if len(names) > 2 * WORST_SHOWN else ""
     return [f"Below {said}: {shown}{more}."]

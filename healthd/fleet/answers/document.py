@@ -84,6 +84,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return "-"
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-6:  # nine places would print zeros
+        return f"{value:.1e}"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{min(places, 9)}f}"
 

@@ -5,9 +5,9 @@ Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresho
 of one event is one evidence (lemon_score.incidents), and a node is a lemon if its rate is more than MANY_TIMES the
 fleet's with a probability of SURE at least (lemon_score). Never more than MOST of the nodes.
 
-A drain takes a node out of service without a person's look at it, so `--apply` requires more: a probability of
-SURE_TO_APPLY, events that weigh FLOOR together, and one signal other than excl_jobid_count, which the paper found to
-tell little, that is FLOOR at least and above the fleet's QUANTILE.
+A drain takes a node out of service without a person's look at it, so `--apply` requires more: events that weigh
+FLOOR together, and one signal other than excl_jobid_count, which the paper found to tell little, that is FLOOR at
+least and above the fleet's QUANTILE.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ NEVER_ALONE = "excl_jobid_count"
 FLOOR = 2
 QUANTILE = 0.95
 MANY_TIMES = 3.0
-# One in five to be named: to look at a good node costs less than the jobs that a lemon ends. Chosen on made histories
-# of seeds 21 and 22 (busy, idle, few faults), where no named node was good. --apply drains from one in three on.
-SURE, SURE_TO_APPLY = 0.2, 1 / 3
+# One in three: to look at a good node costs less than the jobs that a lemon ends. On made histories (busy, idle, few
+# faults) one in five named more good nodes than lemons where faults are few.
+SURE = 1 / 3
 MOST = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
 LARGE = (128, 512)  # GPUs: what jobs of more would gain
@@ -292,17 +292,13 @@ def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
     from_probability = SURE if least is None else least
     likely = [one for one in ranked if probability(one.counted, fleet, MANY_TIMES) >= from_probability]
     named = likely[: most_lemons(len(suspects))]
-    certain = [one.node for one in named if least is not None or is_certain(one, fleet, high)]
+    certain = [one.node for one in named if least is not None or is_certain(one, high)]
     return Judged(fleet, high, ranked, frozenset(one.node for one in named), frozenset(certain))
 
 
-def is_certain(one: Suspect, fleet: Fleet, high: Mapping[str, float]) -> bool:
+def is_certain(one: Suspect, high: Mapping[str, float]) -> bool:
     """Return True if --apply drains this lemon: its events weigh FLOOR together and a signal stands out."""
-    return (
-        probability(one.counted, fleet, MANY_TIMES) >= SURE_TO_APPLY
-        and counting(one.incidents) >= FLOOR - 1e-9
-        and stands_out(one.signals, high, one.evidence)
-    )
+    return counting(one.incidents) >= FLOOR - 1e-9 and stands_out(one.signals, high, one.evidence)
 
 
 def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], evidence: Sequence[Evidence]) -> bool:
@@ -411,10 +407,10 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
 
 
 def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], days: float) -> str:
-    """ "5 multi-node failures (2 of 512 GPUs), 3 Xids, out 4 times in 28 d": numbers and our words alone."""
+    """ "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d": numbers and our words alone."""
     multi = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5 and (one.nodes or 1) > 1]
     largest = max((one.gpus or 0 for one in multi), default=0)
-    of_largest = f" ({sum(one.gpus == largest for one in multi)} of {largest} GPUs)" if largest else ""
+    of_largest = f" ({sum(one.gpus == largest for one in multi)} with {largest} GPUs)" if largest else ""
     others = sum(one.kind == "failure" for one in evidence)
     parts = [
         _many(signals["multi_node_node_fails"], "multi-node failure", of_largest),

@@ -387,11 +387,11 @@ def sentences(links: Document) -> list[str]:
     ports = [row for row in links["ports"] if row["stands_out"]]
     switches = [row for row in links["switches"] if row["stands_out"]]
     if not ports and not switches:
-        said = ["No port and no switch has more trouble than chance gives it."]
+        said = ["No port and no switch has more trouble than chance explains."]
     else:
         said = [
-            f"More trouble than chance gives them have {len(ports):,} of the ports and {len(switches):,} of the "
-            f"switches. Of such findings at most {percent(links['level'])} are false, on average."
+            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more trouble than "
+            f"chance explains. Of these findings at most {percent(links['level'])} are false, on average."
         ]
     if ports:
         worst = ports[0]

@@ -158,7 +158,8 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
     said = hardware_ends.notes(study)
     if not large["node_seconds"]:
         said.append(
-            f"No job of more than {more_than_gpus} GPUs ran: there is no r_f. --more-than-gpus says another size."
+            f"No job of more than {plural(more_than_gpus, 'GPU')} ran: there is no r_f. Choose another size with "
+            "--more-than-gpus."
         )
     if overall["placed"] < overall["failures"]:
         said.append(
@@ -321,7 +322,7 @@ def mttf_seconds(
 
 
 def text(rate: Document, page: Page) -> str:
-    of = f"of more than {rate['more_than_gpus']:,} GPUs"
+    of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
     said = [
         f"r_f {number(rate['r_f'])} failures per 1000 node-days{between(rate['interval'], number)}: "
         f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {of}."

@@ -14,3 +14,8 @@ def size_named(gpus_up_to: int | None) -> str:
     if gpus_up_to is None:
         return "not known"
     return f"{gpus_up_to // 2 + 1:,}-{gpus_up_to:,}" if gpus_up_to > 2 else str(gpus_up_to)
+
+
+def gpus_named(gpus_up_to: int | None) -> str:
+    """ "1 GPU", "3-4 GPUs", ..."""
+    return "1 GPU" if gpus_up_to == 1 else f"{size_named(gpus_up_to)} GPUs"

@@ -119,7 +119,7 @@ def _weeks(told: Document) -> tuple[Chart, ...]:
         .mark_line()
         .encode(
             x=alt.X("week:T", title="week (UTC)"),
-            y=alt.Y("rate:Q", title="failed jobs a million GPU-hours"),
+            y=alt.Y("rate:Q", title="failed jobs per million GPU-hours"),
             color=alt.Color("cause:N", scale=alt.Scale(domain=largest, range=list(COLOURS[:MOST_CAUSES])), title=None),
             strokeDash=alt.StrokeDash("cause:N", scale=alt.Scale(domain=largest), title=None),
             tooltip=["week:T", "cause:N", "jobs:Q", alt.Tooltip("rate:Q", format=".3")],
@@ -155,7 +155,7 @@ def _dates(told: Document) -> list[dict[str, Any]]:
 def _causes(told: Document) -> Table:
     return Table(
         "By cause",
-        ("cause", "domain", "jobs", "by chance", "incidents", "nodes", "GPU-hours lost", "a million GPU-hours"),
+        ("cause", "domain", "jobs", "by chance", "incidents", "nodes", "GPU-hours lost", "per million GPU-hours"),
         tuple(
             (
                 f"{one['cause']}: {CAUSES[one['cause']].words}",

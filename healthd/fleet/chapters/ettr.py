@@ -74,7 +74,7 @@ def _grid(ettr: Document, name: str, key: str) -> Chart:
             ),
             base.mark_text(fontSize=11).encode(
                 text=alt.Text("ETTR:Q", format=".2f"),
-                color=alt.condition("datum.dark", alt.value("white"), alt.value("black")),
+                color=alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#111111")),
             ),
         ]
     )
@@ -96,14 +96,15 @@ def _runs(ettr: Document) -> Chart:
     ]
     x = alt.X("size:N", sort=None, title="GPUs, up to", axis=alt.Axis(labelAngle=0))
     kinds = ["measured", "expected"]
+    y = alt.Y("low:Q", title="ETTR", scale=alt.Scale(zero=False))
     drawing = alt.LayerChart(
         layer=[
-            alt.Chart(rows_of(ranges)).mark_rule(color="#666666").encode(x=x, y="low:Q", y2="high:Q"),
+            alt.Chart(rows_of(ranges)).mark_rule(color="#666666").encode(x=x, y=y, y2="high:Q"),
             alt.Chart(rows_of(points))
             .mark_point(filled=True, size=70)
             .encode(
                 x=x,
-                y=alt.Y("ETTR:Q", scale=alt.Scale(domain=[0, 1])),
+                y=alt.Y("ETTR:Q", title="ETTR", scale=alt.Scale(zero=False)),
                 color=alt.Color("what:N", scale=alt.Scale(domain=kinds, range=[COLOURS[5], COLOURS[0]]), title=None),
                 shape=alt.Shape("what:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), title=None),
             ),

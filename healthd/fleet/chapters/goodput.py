@@ -8,7 +8,7 @@ import altair as alt
 
 from healthd.fleet.answers import goodput as answer
 from healthd.fleet.answers.document import Document, number
-from healthd.fleet.answers.sizes import size_named
+from healthd.fleet.answers.sizes import gpus_named, size_named
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
 
 
@@ -52,6 +52,6 @@ def _by_size(rows: list[dict[str, Any]]) -> Chart:
     lost = number(most["first_order"]["gpu_hours"] + most["second_order"]["gpu_hours"])
     return chart(
         "Lost work by size",
-        f"Most was lost by jobs of {size_named(most['gpus_up_to'])} GPUs: {lost} GPU-hours.",
+        f"Most was lost by jobs of {gpus_named(most['gpus_up_to'])}: {lost} GPU-hours.",
         drawing,
     )

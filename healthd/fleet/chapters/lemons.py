@@ -81,18 +81,22 @@ def _curves(lemons: Document) -> tuple[Chart, ...]:
         ]
     x = alt.X("part:Q", title="value, of the greatest", axis=alt.Axis(format="%"))
     y = alt.Y("nodes:Q", title="nodes with so much or less", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
-    colour = alt.Color("signal:N", scale=alt.Scale(domain=[IN_WORDS[s] for s in told], range=list(COLOURS)), title=None)
+    # One legend, below the chart: beside it, two of them ran off the page and over the heading of a narrow one.
+    words = [IN_WORDS[signal] for signal in told]
+    legend = alt.Legend(orient="bottom", columns=1, labelLimit=300, title=None)
+    colour = alt.Color("signal:N", scale=alt.Scale(domain=words, range=list(COLOURS)), title=None, legend=legend)
+    dash = alt.StrokeDash("signal:N", scale=alt.Scale(domain=words), title=None, legend=legend)
     curves = alt.Chart(rows_of(lines)).mark_line(interpolate="step-after")
     lemon = alt.Chart(rows_of(points)).mark_point(filled=True, size=60)
     drawing = alt.LayerChart(
         layer=[
-            curves.encode(x, y, colour, alt.StrokeDash("signal:N", title=None)),
+            curves.encode(x, y, colour, dash),
             lemon.encode(x, y, colour, tooltip=["node:N", "signal:N"]),
         ]
     )
-    words = "; ".join(
+    spread = "; ".join(
         f"{IN_WORDS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
         f"{number(lemons['cdfs'][signal][0][0])}, the most is {number(greatest[signal])}"
         for signal in told
     )
-    return (chart("How the signals spread over the nodes; points are lemons", words, drawing),)
+    return (chart("How the signals spread over the nodes; points are lemons", spread, drawing),)

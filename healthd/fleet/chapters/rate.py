@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from healthd.fleet.answers.document import Document, number, span
+from healthd.fleet.answers.document import Document, number, plural, span
 from healthd.fleet.answers.rate import between, by_end, ends
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
 
@@ -52,10 +52,12 @@ def chapter(rate: Document) -> Chapter:
 
 def _sentences(rate: Document) -> tuple[str, ...]:
     if rate["r_f"] is None:
-        return (f"No job of more than {rate['more_than_gpus']:,} GPUs ran: there is no rate of their failures.",)
+        return (
+            f"No job of more than {plural(rate['more_than_gpus'], 'GPU')} ran: there is no rate of their failures.",
+        )
     said = [
-        f"Jobs of more than {rate['more_than_gpus']:,} GPUs failed by their nodes {rate['failures']:,} times in "
-        f"{number(rate['node_days'])} node-days: {number(rate['r_f'])} per 1000"
+        f"Jobs of more than {plural(rate['more_than_gpus'], 'GPU')} failed by their nodes {rate['failures']:,} times "
+        f"in {number(rate['node_days'])} node-days: {number(rate['r_f'])} per 1000"
         f"{between(rate['interval'], number)}."
     ]
     if rate["failures"]:

@@ -8,7 +8,7 @@ import altair as alt
 
 from healthd.fleet.answers import states as answer
 from healthd.fleet.answers.document import Document, moment, percent, plural
-from healthd.fleet.answers.sizes import size_named
+from healthd.fleet.answers.sizes import gpus_named
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
 
 
@@ -43,9 +43,9 @@ def _by_state(rows: list[dict[str, Any]]) -> Chart:
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Chart:
-    named = [(f"{size_named(row['gpus_up_to'])} GPUs", row) for row in rows]
+    named = [(gpus_named(row["gpus_up_to"]), row) for row in rows]
     most = max(named, key=lambda one: one[1]["gpu_seconds"])
-    words = f"Most GPU time had jobs of {most[0]}: {percent(most[1]['share_of_gpu_time'])}."
+    words = f"Jobs of {most[0]} took most GPU time: {percent(most[1]['share_of_gpu_time'])}."
     return _shares("Jobs and GPU time by size", words, named)
 
 

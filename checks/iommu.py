@@ -141,6 +141,7 @@ EXPLAIN = {
         "zeros at the receiver, and NCCL may hang.",
         f"{_P2P_TODO} If it happens once, at a job's start or end, the job or its driver used a wrong address.",
         also=(Severity.INFO,),
+        window="warning_window_seconds",
     ),
     "iommu/interrupt_fault": Explain(
         Severity.WARNING,
@@ -151,6 +152,7 @@ EXPLAIN = {
         "Look for timeouts of the device's driver at the same time. Update the BIOS; reboot if the device does not "
         "work.",
         also=(Severity.INFO,),
+        window="warning_window_seconds",
     ),
     "iommu/stuck": Explain(
         Severity.WARNING,

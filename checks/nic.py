@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Severity
 from healthd.values import dataclass
 
 USES = ""
@@ -125,6 +125,7 @@ EXPLAIN = {
         "follows.",
         "journalctl -k shows whether the card came back. If it comes again: update the firmware, then replace the "
         "card.",
+        window="warning_window_seconds",
     ),
     "nic/rdma_failed": Explain(
         Severity.WARNING,
@@ -134,6 +135,7 @@ EXPLAIN = {
         "NCCL and MPI cannot start or continue over this card: ibv_create_cq and the like fail.",
         "ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node tell whether RDMA works. If it fails: "
         "load the driver anew or reboot, and update the firmware. If it works, a job used up the card's objects.",
+        window="warning_window_seconds",
     ),
     "nic/command_timeout": Explain(
         Severity.DEGRADED,
@@ -143,6 +145,7 @@ EXPLAIN = {
         "RDMA objects cannot be made or destroyed: jobs that start or end hang.",
         _CARD_TODO,
         also=(Severity.WARNING,),
+        milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "nic/tx_timeout": Explain(
         Severity.WARNING,
@@ -150,6 +153,7 @@ EXPLAIN = {
         "Packets waited in a queue of the card for seconds, and the driver restarted the queue or the card.",
         "Connections stall or break. Once it may be the switch (pause frames); repeated it is card or driver.",
         "ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the lines around it in journalctl -k.",
+        window="warning_window_seconds",
     ),
     "nic/port_failed": Explain(
         Severity.WARNING,
@@ -157,6 +161,7 @@ EXPLAIN = {
         "The kernel could not open a port of an RDMA device for management packets.",
         "The port stays in INIT: no subnet manager can reach it.",
         "journalctl -k and ausearch -m avc around that time; ibstat.",
+        window="warning_window_seconds",
     ),
     "nic/link_down": Explain(
         Severity.INFO,
@@ -164,6 +169,7 @@ EXPLAIN = {
         "The link of a network card's port went down.",
         "None if an administrator did it, or if the link is back. ib_link, ib_flap and eth_link judge it.",
         "ethtool INTERFACE; the cable, the transceiver and the switch port.",
+        window="link_window_seconds",
     ),
     "nic/request_failed": Explain(
         Severity.INFO,
@@ -171,5 +177,6 @@ EXPLAIN = {
         "The card refused or failed a request.",
         "Mostly the fault of an application, or of the other node.",
         "Nothing, unless jobs of several users see it on this node.",
+        window="link_window_seconds",
     ),
 }

@@ -146,7 +146,7 @@ def test_a_fleet_is_told_by_kind_with_the_days_on_which_it_was_observed(tmp_path
     low, high = kinds["errors"]["interval"]
     assert low < kinds["errors"]["per_1000_port_days"] < high
     assert not links.found(told)
-    assert "No port and no switch has more trouble than chance gives it." in links.text(told, Page())
+    assert "No port and no switch has more trouble than chance explains." in links.text(told, Page())
 
 
 def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no_rate(tmp_path):

@@ -68,7 +68,7 @@ BUDGETS = {
     | {
         *("control.client", "cli.explain", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.verdict"),
         *("nvidia.xid_texts", "say.course", "say.explanation", "slurm", "slurm.fleet_limit", "slurm.flapping"),
-        *("slurm.policy", "slurm.reason"),
+        *("slurm.policy", "slurm.reason", "slurm.slurm_reasons"),
     },
     "check": BASE | SETTINGS | CHECKS | SHOWN | ROUND,
 }

@@ -44,7 +44,7 @@ def test_a_command_gets_its_words_as_they_are_and_its_status_is_told() -> None:
     child = Child(("printf", "%s|", "a b", "$HOME", "-n", "'"), time.monotonic() + 60, time.monotonic)
     while not child.step():
         time.sleep(0.01)
-    assert (child.status, child.output()) == (0, ("a b|$HOME|-n|'|", ""))
+    assert (child.status, child.output()) == (0, (b"a b|$HOME|-n|'|", ""))
 
 
 def test_a_command_that_is_not_there_has_the_status_127() -> None:

@@ -195,7 +195,7 @@ def tell(conditions: Iterable[Condition]) -> None:
     judged = verdict.judge({c.key: c for c in conditions}, {}, (), 0.0)
     for condition in judged.conditions:
         one_line(f"{condition.code} {condition.subject}")
-        json.dumps(condition_json(condition))
+        json.dumps(condition_json(condition, {}))
     if judged.causes:
         words = reason(judged.causes)
         one_line(words)
@@ -223,7 +223,7 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
             left = protocol.asked_of(request) if name == protocol.LOOKS_LEFT else 0.0
         except (protocol.Refused, commands.CommandRefused) as refusal:
             return {"error": printable(str(refusal))}
-        return {"left": [str(left)], "status": [condition_json(c) for c in memory.ledger.conditions]}
+        return {"left": [str(left)], "status": [condition_json(c, {}) for c in memory.ledger.conditions]}
 
     path = f"{folder}/healthd.sock"
     server = ControlServer(path, answer, time.monotonic)

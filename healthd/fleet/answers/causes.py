@@ -89,7 +89,8 @@ _WORDS = {
         gpu_count/fewer_than_expected! gpu_xid/fallen_off_bus! gpu_xid/gpu_is_lost""",
     "nvlink": """
         gpu_xid/nvlink gpu_nvlink/inactive! gpu_nvlink/recovery! gpu_nvlink/replay! gpu_nvlink/crc_rate! gpu_nvlink/crc
-        gpu_nvlink/bit_errors gpu_nvlink/packet gpu_fabric/not_joined! gpu_fabric/unhealthy! gpu_fabric/left_out!
+        gpu_nvlink/recovery_failed! gpu_nvlink/recovered gpu_nvlink/bit_errors gpu_nvlink/packet
+        gpu_fabric/not_joined! gpu_fabric/unhealthy! gpu_fabric/left_out!
         gpu_fabric/degraded- gpu_fabric/partition gpu_recovery_action/drain_p2p
         gpu_recovery_action/recover_imex_domain""",
     "gpu_memory": """

@@ -732,6 +732,7 @@ class SlurmMemory:
                   over before that does not know of it
     counted       the last complete count of the fleet that can stand in for one that fails (fleet_limit.py)
     uncounted_since  since when a drain is wanted or set and the fleet cannot be counted (0 = it can, or need not be)
+    uncounted_at  when the last count failed, 0 = none did since a complete one
     """
 
     reason: str = ""
@@ -759,6 +760,7 @@ class SlurmMemory:
     unsaved: Unsaved | None = None
     counted: FleetCount | None = None
     uncounted_since: float = 0.0
+    uncounted_at: float = 0.0
 
 
 # --- what a node has, for its baseline

@@ -138,6 +138,7 @@ FULL = Ledger(
         unsaved=Unsaved(T0, "1 ctl1"),
         counted=FleetCount(T0, (PartitionCount("gpu", 8, 1),)),
         uncounted_since=T0,
+        uncounted_at=T0,
     ),
     pause=Pause(T0, "driver upgrade", "root", T0 - 60),
     inventory=Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1", "H100"),)),

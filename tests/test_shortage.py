@@ -156,6 +156,15 @@ def is_served(port: int) -> bool:
         return False
 
 
+def test_metrics_page_that_cannot_listen_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socketserver.socket.socket", failing(errno.EAFNOSUPPORT))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="cannot listen on"):
+            serve(("::1", 0), Pages(lambda: PLAIN))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_metrics_page_survives_clients_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     try:

@@ -1047,7 +1047,8 @@ def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadl
     held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
     due = fleet_limit.uncounted_drain_at(held, "n1", FLEET)
     assert NOW + FLEET.uncounted_drain_after_seconds <= due < LATEST
-    early = look(CRITICAL, [FREE], held, fleet=unreadable, now=lambda: due - 1)
+    still = replace(held, uncounted_at=due - 300)
+    early = look(CRITICAL, [FREE], still, fleet=unreadable, now=lambda: due - 1)
     assert early.changes() == []
     done = look(CRITICAL, [FREE, DONE, TAKEN], early.report.memory, fleet=unreadable, now=lambda: due)
     assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
@@ -1055,6 +1056,27 @@ def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadl
     assert (done.report.memory.uncounted, done.report.settled) == (True, False)
     assert done.report.trouble.startswith(UNCOUNTED)
     assert not fleet_limit.is_withheld(CRITICAL.causes, done.report.memory), "drained: the prolog may refuse"
+
+
+@pytest.mark.parametrize("gap", [601.0, 3600.0, 3 * 86400.0])
+def test_the_wait_for_an_uncounted_drain_begins_again_after_a_gap_without_counts(gap: float) -> None:
+    """A node that was switched off, or could not read its own record, has not waited for a count."""
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    done = look(CRITICAL, [FREE], held, fleet=unreadable, now=later(gap))
+    assert (done.changes(), done.report.memory.uncounted_since) == ([], NOW + gap)
+
+
+def test_an_uncounted_drain_that_a_person_takes_over_requeues_nothing_before_a_count() -> None:
+    due = SlurmMemory(uncounted_since=NOW - 1e6, uncounted_at=NOW - 60)
+    drained = look(CRITICAL, [FREE, DONE, TAKEN], due, fleet=unreadable).report.memory
+    assert drained.uncounted
+    theirs = sinfo("idle+drain", "fan broken, bob")
+    taken_over = look(CRITICAL, [theirs], drained, fleet=unreadable, now=later(60))
+    assert not any("requeue" in line for line in taken_over.sent())
+    assert taken_over.report.memory.uncounted
+    jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
+    counted = look(CRITICAL, [theirs, *jobs], taken_over.report.memory, fleet=held_by_healthd(7), now=later(120))
+    assert (counted.report.requeued, counted.report.memory.uncounted) == (("12",), False)
 
 
 @pytest.mark.parametrize("hours", [0, 1, 24 * 365])

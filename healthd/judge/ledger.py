@@ -133,6 +133,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             unsaved=dataclasses.replace(slurm.unsaved, time=move(slurm.unsaved.time)) if slurm.unsaved else None,
             counted=dataclasses.replace(slurm.counted, time=move(slurm.counted.time)) if slurm.counted else None,
             uncounted_since=move(slurm.uncounted_since),
+            uncounted_at=move(slurm.uncounted_at),
         ),
         pause=dataclasses.replace(
             pause, until=moved_end(pause.until, seconds, until), given=min(move(pause.given), until + seconds)
@@ -179,6 +180,7 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
             clean_since=min(slurm.clean_since, now),
             unsaved=dataclasses.replace(slurm.unsaved, time=min(slurm.unsaved.time, now)) if slurm.unsaved else None,
             uncounted_since=min(slurm.uncounted_since, now),
+            uncounted_at=min(slurm.uncounted_at, now),
             resumed=tuple(old for old in slurm.resumed if max(old.drained_at, old.time) <= now),
         ),
     )

@@ -46,7 +46,7 @@ NEWER_FIELDS: Fields = {
     **MANY,
     "slurm": {
         **dict.fromkeys(("stamp", "earlier", "drained_at", "own_hardware", "clean_since", "clean_seconds")),
-        **dict.fromkeys(("resumed", "spared", "refused", "unsaved", "counted", "uncounted_since")),
+        **dict.fromkeys(("resumed", "spared", "refused", "unsaved", "counted", "uncounted_since", "uncounted_at")),
         "lifted": {"controller": None},
     },
     "inventory": {"gpus": {"mig": None}},

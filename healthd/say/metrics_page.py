@@ -235,19 +235,25 @@ class _Server(socketserver.ThreadingTCPServer):
         self._running = 0
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._spare = shortage.SpareDescriptor()
+        self._spare: shortage.SpareDescriptor | None = None  # super() calls server_close() where it cannot bind
         super().__init__(address, _Handler)
+        try:
+            self._spare = shortage.SpareDescriptor()
+        except OSError:
+            super().server_close()
+            raise
 
     def server_close(self) -> None:
         super().server_close()
-        self._spare.close()
+        if self._spare is not None:
+            self._spare.close()
 
     def get_request(self) -> tuple[socket.socket, object]:
         """Accept a connection. When no descriptor is left, close what waits and pause: poll(2) would return at once."""
         try:
             return super().get_request()
         except OSError as error:
-            if shortage.has_no_descriptor(error):
+            if shortage.has_no_descriptor(error) and self._spare is not None:
                 self.socket.setblocking(False)
                 try:
                     self._spare.shed(self.socket)

@@ -13,7 +13,8 @@ If the fleet cannot be counted (sinfo fails, its table cannot be read), the limi
 
 - A stored count stands in for RECENT_SECONDS. Only counts that gave no room, or that confirmed a drain of this node,
   are stored. Nodes count only when they want to drain, so the nodes that find room in a stored count are nodes whose
-  drain was within the limit and has been resumed since: never more than the limit, however many want to drain.
+  drain was within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
+  RECENT_SECONDS, however many want to drain; with those that drained in their place, at most twice the limit.
 - Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
   CRITICAL fault of the node's own hardware drains without a count.
 - Jobs are requeued only after a count that was made after the drain.
@@ -140,6 +141,17 @@ def stand_in(memory: SlurmMemory, partitions: Collection[str], now: float) -> tu
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
         return ()
     return count.partitions if {each.name for each in count.partitions} == set(partitions) else ()
+
+
+def count_failed(memory: SlurmMemory, now: float) -> SlurmMemory:
+    """Return the memory after a count that failed. Failures further apart than RECENT_SECONDS are not one outage: the
+    wait for an uncounted drain begins again, because nothing is known of the time between."""
+    goes_on = memory.uncounted_since > 0 and now - memory.uncounted_at <= RECENT_SECONDS
+    return replace(memory, uncounted_since=memory.uncounted_since if goes_on else now, uncounted_at=now)
+
+
+def count_succeeded(memory: SlurmMemory) -> SlurmMemory:
+    return replace(memory, uncounted_since=0.0, uncounted_at=0.0)
 
 
 def uncounted_drain_at(memory: SlurmMemory, node_name: str, limits: FleetLimits) -> float:

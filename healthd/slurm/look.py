@@ -343,9 +343,9 @@ class _Look:
         """`wanted`; a new drain only if the fleet can spare this node by now, else Leave."""
         assert self.node is not None
         if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
-            is_counted = not (self.memory.uncounted and isinstance(wanted, Drain))
-            since = 0.0 if is_counted else self.memory.uncounted_since
-            self.memory = replace(self.memory, hold=None, uncounted_since=since)
+            self.memory = replace(self.memory, hold=None)
+            if not (self.memory.uncounted and isinstance(wanted, Drain)):
+                self.memory = fleet_limit.count_succeeded(self.memory)
             return wanted
         self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
@@ -382,7 +382,8 @@ class _Look:
     def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
         """Count again, now that all see our drain. If others took the last room in the same moment, it is lifted."""
         assert self.node is not None
-        if not self.memory.uncounted or owner(self.node, self.memory) is not Owner.OURS:
+        is_healthds = owner(self.node, self.memory) is Owner.OURS
+        if not self.memory.uncounted or not (is_healthds or self.memory.uncounted_since):
             self.memory = replace(self.memory, uncounted=False)
             return done
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
@@ -391,6 +392,9 @@ class _Look:
             return done  # the next look counts
         self.store_count()
         count = fleet_limit.strictest(counts, limits, own)
+        if not is_healthds:  # somebody took over a drain that was set without a count: requeue only if there is room
+            self.memory = replace(self.memory, uncounted=fleet_limit.is_beyond(count, limits, own))
+            return done
         if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
             self.memory = replace(self.memory, uncounted=False, hold=None)
             return done
@@ -414,13 +418,13 @@ class _Look:
             counts = parse_fleet(table.stdout, self.node.partitions, until)
             self.all_drains = parse_fleet(table.stdout, self.node.partitions, float("inf"))
         except SlurmTrouble as error:
-            self.memory = replace(self.memory, uncounted_since=self.memory.uncounted_since or self.now())
+            self.memory = fleet_limit.count_failed(self.memory, self.now())
             self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"
             if not own_hardware:
                 raise SlurmTrouble(self.no_count) from None
             return None
         self.no_count = ""
-        self.memory = replace(self.memory, uncounted_since=0.0)
+        self.memory = fleet_limit.count_succeeded(self.memory)
         return counts
 
     def cluster_size(self) -> Steps[int]:
@@ -444,7 +448,8 @@ class _Look:
         if whose is Owner.NOBODY:
             raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
         if whose is not Owner.OURS:
-            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False, unsaved=None)
+            uncounted = self.memory.uncounted and self.memory.uncounted_since > 0
+            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=uncounted, unsaved=None)
             raise Overtaken
 
     def resume(self) -> Steps[None]:

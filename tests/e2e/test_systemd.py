@@ -156,7 +156,7 @@ def test_slurmd_is_started_after_the_first_verdict(box: SystemdContainer) -> Non
     box.systemctl("stop", "healthd")
 
 
-def test_the_journal_has_each_event_of_the_stream_with_its_fields(box: SystemdContainer) -> None:
+def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_a_start(box: SystemdContainer) -> None:
     install_healthd(box)
     box.systemctl("start", "healthd")
     events = ("cat", "/var/lib/healthd/events.jsonl")
@@ -166,8 +166,14 @@ def test_the_journal_has_each_event_of_the_stream_with_its_fields(box: SystemdCo
     file = box.exec(*events).stdout.splitlines()
     told = [json.loads(line) for line in file]
     journal = box.exec("journalctl", "-o", "json", "--all", "SYSLOG_IDENTIFIER=healthd-events").stdout.splitlines()
-    entries = {(e["HEALTHD_STREAM_ID"], int(e["HEALTHD_SEQ"])): e for e in map(json.loads, journal)}
-    assert {(e["stream_id"], e["seq"]) for e in told} == set(entries)
+    found = list(map(json.loads, journal))
+    entries = {(e["HEALTHD_STREAM_ID"], int(e["HEALTHD_SEQ"])): e for e in found if "HEALTHD_SEQ" in e}
+    assert {(e["stream_id"], e["seq"]) for e in told if e["event"] != "check_enabled"} == set(entries)
+    (enabled,) = (e for e in found if "HEALTHD_SEQ" not in e)
+    checks = [e["check"] for e in told if e["event"] == "check_enabled"]
+    assert enabled["HEALTHD_EVENT"] == "check_enabled"
+    assert len(checks) > 20
+    assert all(f" {check}" in enabled["MESSAGE"] for check in checks)
     opened = next(e for e in told if e["event"] == "opened")
     entry = entries[opened["stream_id"], opened["seq"]]
     assert (entry["MESSAGE"], entry["HEALTHD_EVENT"]) == ("opened exec exec/critical slow: broken", "opened")

@@ -168,12 +168,12 @@ def test_journal_has_each_event_with_its_fields_and_one_entry_for_the_checks_of_
     journal = box.exec("journalctl", "-o", "json", "--all", "SYSLOG_IDENTIFIER=healthd-events").stdout.splitlines()
     found = list(map(json.loads, journal))
     entries = {(e["HEALTHD_STREAM_ID"], int(e["HEALTHD_SEQ"])): e for e in found if "HEALTHD_SEQ" in e}
-    assert {(e["stream_id"], e["seq"]) for e in told if e["event"] != "check_enabled"} == set(entries)
-    (enabled,) = (e for e in found if "HEALTHD_SEQ" not in e)
+    others = {key for key, e in entries.items() if e["HEALTHD_EVENT"] != "check_enabled"}
+    assert {(e["stream_id"], e["seq"]) for e in told if e["event"] != "check_enabled"} == others
     checks = [e["check"] for e in told if e["event"] == "check_enabled"]
-    assert enabled["HEALTHD_EVENT"] == "check_enabled"
-    assert len(checks) > 20
-    assert all(f" {check}" in enabled["MESSAGE"] for check in checks)
+    enabled = [e["MESSAGE"] for e in found if e["HEALTHD_EVENT"] == "check_enabled"]
+    assert 0 < len(enabled) < len(checks)
+    assert all(f" {check}" in " ".join(enabled) for check in checks)
     opened = next(e for e in told if e["event"] == "opened")
     entry = entries[opened["stream_id"], opened["seq"]]
     assert (entry["MESSAGE"], entry["HEALTHD_EVENT"]) == ("opened exec exec/critical slow: broken", "opened")

@@ -142,7 +142,7 @@ _WORDS = {
         services/inactive! services/changing- services/restarting services/wanted_inactive- gpu_fabric/manager!
         clock/offset- clock/slow_source- clock/uncertain- clock/unsynchronised-""",
     "disk_space": "disk_space/no_space! disk_space/no_inodes! disk_space/low_space- disk_space/low_inodes-",
-    OTHER: "exec/critical exec/warning failslow/job- failslow/counters- failslow/loss",
+    OTHER: "exec/critical exec/warning match/missing match/found failslow/job- failslow/counters- failslow/loss",
     USER: "kernel/oom_kill! processes/user_file_system-",
 }
 

@@ -20,7 +20,7 @@ from healthd.host import Host
 from healthd.machine.program import MAX_OUTPUT_BYTES
 from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
-from healthd.plausible import AbsolutePathOrNone
+from healthd.plausible import AbsolutePathOrNone, ExitStatus
 from healthd.text import printable, regex
 from healthd.values import dataclass
 
@@ -46,7 +46,7 @@ class Config(CheckConfig):
     """
 
     command: tuple[str, ...] = ()
-    statuses: tuple[int, ...] = (0,)
+    statuses: tuple[ExitStatus, ...] = (0,)
     file: AbsolutePathOrNone = ""
     requires: str = ""
     forbids: str = ""

@@ -91,6 +91,7 @@ Links = Annotated[int, between(0, 64, " links")]  # of a GPU; NVML_NVLINK_MAX_LI
 Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has 32 at most
 Cpus = Annotated[int, between(0, 8192, " CPUs")]  # NR_CPUS of Linux on x86 at most
 Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
+ExitStatus = Annotated[int, between(0, 255)]  # waitpid(2): the low 8 bits
 Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
 Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
 Celsius = Annotated[float, between(0, 150, " degrees")]

@@ -75,6 +75,30 @@ def no_address(value: str) -> str:
     return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
 
 
+_PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+SHORTEST_PIECE = 4
+LONGEST_PATTERN = 300
+MOST_WILDCARDS = 10
+
+
+def _line_pattern(value: str) -> str:
+    """Lines are found by the longest piece of a pattern: a short one would be found in most lines."""
+    if not value.isprintable() or len(value) > LONGEST_PATTERN:
+        return f"must be printable text of at most {LONGEST_PATTERN} characters, got {show(value)}"
+    if value.count("*") > MOST_WILDCARDS:
+        return f'must have at most {MOST_WILDCARDS} "*", got {show(value)}'
+    if max(map(len, value.split("*"))) < SHORTEST_PIECE:
+        return f'must have {SHORTEST_PIECE} characters in a row without "*", got {show(value)}'
+    return ""
+
+
+def _pattern_names(value: dict[str, object]) -> str:
+    wrong = next((name for name in value if not _PATTERN_NAME.fullmatch(name)), None)
+    if wrong is not None:
+        return f"a name must be letters, digits, dots, hyphens and underscores, at most 40, got {show(wrong)}"
+    return "" if len(value) <= 100 else f"must be at most 100 patterns, got {len(value)}"
+
+
 # Wide enough for each machine that there is or is announced, narrow enough for a slip of the finger: a unit, a digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # how often, or how long at most
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait for, or to remember
@@ -102,6 +126,8 @@ Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
 Mtu = Annotated[int, between(68, 65536, " bytes")]  # what IPv4 needs (RFC 791), and what Linux gives to lo
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
 KernelLog = Annotated[str, Rule(_kernel_log)]
+LinePattern = Annotated[str, Rule(_line_pattern)]  # of a message of the kernel: "LustreError: *evicted*"
+PatternNames = Rule(_pattern_names)  # of a table of patterns: Annotated[dict[str, ...], PatternNames]
 AbsolutePath = Annotated[str, Rule(no_absolute_path)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's

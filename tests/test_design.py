@@ -29,7 +29,7 @@ PURE_OF = {
     "fleet.now": "node text",
     "judge": "absorb bounds condition endings incidents intake ledger log_fields log_lines telling verdict",
     "kernel": "coalesce parse prefix repeats",
-    "kernel.lines": "filesystems host iommu memory network nvidia nvidia_driver pcie rule storage",
+    "kernel.lines": "filesystems host iommu memory network nvidia nvidia_driver pcie rule site storage",
     "live": "budget datagram evidence iterations jobs judged reading rhythm sample series settings told",
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",

@@ -529,4 +529,7 @@ ROWS = [
 LEFT = {
     f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
     for what in ("unsynchronised", "uncertain", "offset")
-} | {"kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one"}
+} | {
+    "kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one",
+    "kernel/pattern": "its patterns are no setting of a check: test_kernel_site.py tells its story",
+}

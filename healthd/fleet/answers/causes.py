@@ -129,7 +129,8 @@ _WORDS = {
         ipmi_sel/power_supply! kernel/too_hot kernel/cpu_throttled- cpu/throttled- cpu/governor-""",
     "kernel": """
         kernel/panic! kernel/oops! kernel/hard_lockup! kernel/soft_lockup! kernel/rcu_stall kernel/hung_task
-        kernel/workqueue kernel/file_max kernel/netdevice- kernel/unread processes/unkillable! processes/zombies-""",
+        kernel/workqueue kernel/file_max kernel/netdevice- kernel/unread kernel/pattern processes/unkillable!
+        processes/zombies-""",
     "driver": """
         gpu_access/driver_mismatch! gpu_access/driver_not_loaded! gpu_access/library_missing! gpu_xid/probe_failed
         gpu_xid/peermem gpu_mig/instances! gpu_mig/mode! gpu_software/driver- gpu_software/vbios-

@@ -37,6 +37,7 @@ PURE_OF = {
     "scan": (
         "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
     ),
+    "settings": "nodes",
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
         "policy reason slurm_reasons told victims"
@@ -187,6 +188,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
 WORDS = {
     *("machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"),
     "control.protocol",
+    "fleet.hostlist",  # Slurm's host lists, which the settings have too
 }
 # Where `python -m healthd`, `-m healthd.worker` and `-m healthd.trial` begin.
 DOORS = {"__main__", "worker", "trial"}

@@ -1,8 +1,9 @@
 """The effective settings, and where each came from. A wrong key, type or unknown check stops the start with one
 sentence.
 
-Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < flags. What lies
-below the file: layers.py. What a setting may be: config.py, and the checks for their own.
+Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < its [[node]]
+sections for this node < flags. What lies below the file: layers.py. The sections: nodes.py. What a setting may be:
+config.py, and the checks for their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthd.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
 from healthd.convert import ConvertError, dump, load, nearest, number, show
@@ -21,6 +22,10 @@ from healthd.model import RunName
 from healthd.settings.registry import Check
 from healthd.text import printable
 
+if TYPE_CHECKING:
+    from healthd.settings.nodes import Section
+
+SECTIONS = "node"  # [[node]]: settings for single nodes (nodes.py)
 _FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
@@ -36,18 +41,27 @@ def settle(
 
     Raises ConfigError with one sentence.
     """
-    plain = {key: value for key, value in table.items() if key != "checks"}
+    plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
+    of_sections = []
+    if SECTIONS in table:
+        node = flags["node_name"][1] if "node_name" in flags else plain.get("node_name") or _host_name()
+        for name, section in _sections_for(str(node), table, source):
+            with _named(name, {}):
+                _known_top_level(dict(section.settings), known)
+            _overlay(plain, section.settings)
+            origins.update(dict.fromkeys(_flat(section.settings), name))
+            of_sections.append(Layer(name, section.checks))
     for name, (flag, value) in flags.items():
         origins[name] = flag
         _put(plain, name, value)
     with _named(source, origins):
         if plain.get("node_name", "") == "":
-            plain["node_name"] = os.uname().nodename.partition(".")[0]
+            plain["node_name"] = _host_name()
         settings = load(Settings, _known_top_level(plain, known), "")
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
-        layers = [*below(settings), Layer(source, table.get("checks", {}))]
+        layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
     for layer in layers:  # each must be right by itself, so that the sentence names the right layer
         with _named(layer.source, {}):
             _require_known(layer.checks, known)
@@ -63,6 +77,24 @@ def settle(
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
 
 
+def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands neither in [checks] nor in a [[node]] section."""
+    return {key: value for key, value in table.items() if key not in ("checks", SECTIONS)}
+
+
+def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
+    """The [[node]] sections that hold for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
+    from healthd.settings import nodes  # few files have sections
+
+    with _named(source, {}):
+        sections = nodes.sections(table)
+    return [(f"{source} {section.name}", section) for section in sections if nodes.holds_for(section, node)]
+
+
+def _host_name() -> str:
+    return os.uname().nodename.partition(".")[0]
+
+
 def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
     """Return everything that is wrong with one settings file, a sentence each, for `healthd config check`.
 
@@ -70,7 +102,7 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     left to settle().
     """
     names = {f.name for f in dataclasses.fields(Settings)}
-    top = {key: value for key, value in table.items() if key != "checks"}
+    top = _top_level(table)
     found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
     plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
     found += _wrong(functools.partial(load, Settings, plain, ""))
@@ -79,7 +111,14 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
         return [*found, "checks: must be a table"]
     for name, own in tables.items():
         found += _wrong(functools.partial(_judge_alone, name, own, known))
-    return [f"{source}: {printable(mistake)}" for mistake in found]
+    of_sections: list[str] = []
+    if SECTIONS in table:
+        from healthd.settings import nodes
+
+        found += _wrong(functools.partial(nodes.sections, table))
+        for section in () if found else nodes.sections(table):
+            of_sections += mistakes({**section.settings, "checks": section.checks}, f"{source} {section.name}", known)
+    return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
 
 
 def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
@@ -225,6 +264,13 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
     if not named:  # a wrong setting is refused also if no instance inherits it
         check.make_config(shared, f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
+
+
+def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put settings over others, setting by setting: the tables [slurm], [fleet] ... are joined."""
+    for key, value in above.items():
+        old = below.get(key)
+        below[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:

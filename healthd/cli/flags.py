@@ -204,8 +204,8 @@ def _checks_of_sections(table: Mapping[str, Any]) -> list[Any]:
 def settings_elsewhere(
     args: argparse.Namespace, node: str, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
-    """The settings file that was named, for another `node`: so over its profile and baseline (`below`); None if none was
-    named. And the checks of this node. Raises ConfigError."""
+    """The settings file that was named, for another `node`: so over its profile and baseline (`below`); None if none
+    was named. And the checks of this node. Raises ConfigError."""
     from healthd import config
     from healthd.settings import registry
     from healthd.settings.settle import settle

@@ -1,0 +1,51 @@
+"""docs/coming-from-nhc.md: its settings are accepted, and each check of NHC has its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from healthd.settings.registry import built_in
+from healthd.settings.settle import mistakes, settle
+from healthd.toml import parse
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "coming-from-nhc.md").read_text("utf-8")
+TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+CHECKS = built_in()
+NHC = re.search(r"\n## NHC\n(.*?)\n## ", (DOCS / "peers.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_each_table_of_settings_is_accepted(text):
+    table = parse(text)
+    assert mistakes(table, "page", CHECKS) == []
+    for node in ("gpu-001", "gpu-042", "cpu-1"):
+        loaded = settle(table, "page", {"node_name": ("--node-name", node)}, CHECKS)
+        named = {(name, each) for name, tables in table.get("checks", {}).items() for each in tables}
+        instances = {(run.check, run.instance) for run in loaded.checks if run.instance}
+        assert instances <= named
+
+
+def test_all_tables_fit_into_one_file():
+    joined = "\n".join(sorted(TABLES, key=lambda text: "[[node]]" in text))
+    loaded = settle(parse(joined), "page", {"node_name": ("--node-name", "gpu-001")}, CHECKS)
+    assert {("exec", "nhc"), ("match", "bios"), ("mount", "/scratch")} <= set(loaded.checks)
+
+
+def test_each_check_of_nhc_is_on_the_page():
+    assert NHC is not None
+    checks = re.findall(r"(?m)^\| (check_[a-z_]+) \|", NHC[1])
+    assert len(checks) == 46
+    assert [check for check in checks if not re.search(rf"\b{check}\b", PAGE)] == []
+
+
+def test_what_nhc_documents_of_hosts_has_its_answer():
+    excluded, other = (
+        settle(parse(next(t for t in TABLES if "[[node]]" in t)), "page", {"node_name": ("--node-name", node)}, CHECKS)
+        for node in ("gpu-042", "gpu-041")
+    )
+    assert excluded.checks["gpu_count", ""].expected != 8
+    assert other.checks["gpu_count", ""].expected == 8

@@ -148,7 +148,8 @@ def _nhc_failures(output: str) -> dict[str, str]:
     The line is what stays the same from run to run; a message may hold numbers that change. Where NHC does not print
     its checks (LOGFILE in its sysconfig file) the first word of the message stands for the line.
     """
-    check, failed = "", {}
+    check = ""
+    failed: dict[str, str] = {}
     for line in output.splitlines():
         if match := _NHC_CHECK.fullmatch(line):
             check = match[1]

@@ -43,7 +43,7 @@ def settle(
     """
     plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
-    of_sections = []
+    of_sections: list[Layer] = []
     if SECTIONS in table:
         node = flags["node_name"][1] if "node_name" in flags else plain.get("node_name") or _host_name()
         for name, section in _sections_for(str(node), table, source):
@@ -115,9 +115,12 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     if SECTIONS in table:
         from healthd.settings import nodes
 
-        found += _wrong(functools.partial(nodes.sections, table))
-        for section in () if found else nodes.sections(table):
-            of_sections += mistakes({**section.settings, "checks": section.checks}, f"{source} {section.name}", known)
+        wrong = _wrong(functools.partial(nodes.sections, table))
+        found += wrong
+        if not wrong:
+            for section in nodes.sections(table):
+                own_table = {**section.settings, "checks": section.checks}
+                of_sections += mistakes(own_table, f"{source} {section.name}", known)
     return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
 
 

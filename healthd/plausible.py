@@ -76,19 +76,25 @@ def no_address(value: str) -> str:
 
 
 _PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and what a log may hold in another form: JSON escapes these
 SHORTEST_PIECE = 4
 LONGEST_PATTERN = 300
 MOST_WILDCARDS = 10
 
 
+def longest_piece(pattern: str) -> str:
+    """The longest text of a pattern that is in each line that it matches, as every log writes it: lines are found by
+    it, so a short one would be found in most lines."""
+    return max(_NOT_PLAIN.split(pattern), key=len)
+
+
 def _line_pattern(value: str) -> str:
-    """Lines are found by the longest piece of a pattern: a short one would be found in most lines."""
     if not value.isprintable() or len(value) > LONGEST_PATTERN:
         return f"must be printable text of at most {LONGEST_PATTERN} characters, got {show(value)}"
     if value.count("*") > MOST_WILDCARDS:
         return f'must have at most {MOST_WILDCARDS} "*", got {show(value)}'
-    if max(map(len, value.split("*"))) < SHORTEST_PIECE:
-        return f'must have {SHORTEST_PIECE} characters in a row without "*", got {show(value)}'
+    if len(longest_piece(value)) < SHORTEST_PIECE:
+        return f'must have {SHORTEST_PIECE} plain characters in a row (no "*", quotes, backslash), got {show(value)}'
     return ""
 
 

@@ -21,6 +21,7 @@ from healthd.config import ConfigError, KernelPattern, kernel_log_of
 from healthd.kernel.parse import LITERALS, parse, use_patterns
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Inventory, Severity
+from healthd.plausible import longest_piece
 from healthd.scan import candidates
 from healthd.scan.events import events
 from healthd.scan.judged import judged
@@ -85,7 +86,7 @@ def test_without_patterns_no_rule_is_added():
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="*"), max_size=8), min_size=1, max_size=5))
 def test_a_pattern_matches_its_own_text_with_anything_in_the_place_of_a_wildcard(pieces):
-    if not any(len(piece) >= 4 for piece in pieces):
+    if len(longest_piece("*".join(pieces))) < 4:
         return
     use_patterns({"it": KernelPattern("*".join(pieces))})
     text = "zz".join(pieces)
@@ -102,7 +103,8 @@ def test_a_pattern_with_many_wildcards_takes_no_time_on_a_line_that_almost_match
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"x": {"pattern": "ab*cd"}}, "kernel_log.patterns.x.pattern: must have 4 characters"),
+        ({"x": {"pattern": "ab*cd"}}, "kernel_log.patterns.x.pattern: must have 4 plain characters"),
+        ({"x": {"pattern": 'ab"c\\def'}}, "kernel_log.patterns.x.pattern: must have 4 plain characters"),
         ({"x": {"pattern": ""}}, "kernel_log.patterns.x.pattern"),
         ({"x": {"pattern": "a\nbcdef"}}, "kernel_log.patterns.x.pattern: must be printable"),
         ({"x": {"pattern": "abcd" + "*" * 11}}, "kernel_log.patterns.x.pattern: must have at most"),
@@ -163,6 +165,14 @@ def test_scan_judges_such_a_line_as_the_daemon_does(monkeypatch, blocks_without_
     assert ("kernel/pattern", Severity.WARNING, "anywhere") in found
     (by_daemon,) = built_in({"kernel"})["kernel"].correlate([event()], Inventory(), kernel_check.Config())[0]
     assert (by_daemon.severity, by_daemon.subject) == (Severity.DEGRADED, "foo_stuck")
+
+
+def test_scan_finds_a_line_that_its_log_writes_with_escapes():
+    use_patterns({"quoted": KernelPattern('driver "é" is very odd')})
+    entry = {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "kernel", "MESSAGE": 'driver "é" is very odd'}
+    block = Block.of(1, [json.dumps(entry).encode()])
+    (one,) = judged(events([block], time.time(), Tally()), correlate_all())
+    assert (one.code, one.meaning.part) == ("kernel/pattern", "quoted")
 
 
 def test_scan_shows_the_line_of_another_program_as_no_fault_of_the_node():

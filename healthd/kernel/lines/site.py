@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from healthd.config import KernelPattern
 from healthd.kernel.lines.rule import Rule, event
 from healthd.model import KernelEvent
+from healthd.plausible import longest_piece
 from healthd.text import regex
 
 SITE = "site"
@@ -27,9 +28,8 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
 
 def _rule(name: str, pattern: KernelPattern) -> Rule:
     first, *rest = pattern.pattern.split("*")
-    longest = max((first, *rest), key=len)
     build = functools.partial(_event, name, tuple(filter(None, rest)), pattern.severity.name.lower())
-    return Rule(SITE, (longest,), regex(re.escape(first)), build)
+    return Rule(SITE, (longest_piece(pattern.pattern),), regex(re.escape(first)), build)
 
 
 def _event(name: str, rest: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:

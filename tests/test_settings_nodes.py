@@ -171,3 +171,58 @@ def test_config_check_reads_a_file_as_a_node_does(tmp_path):
     wrong = healthd("check", str(path))
     assert wrong.returncode == 64
     assert "[[node]] 3: mode" in wrong.stderr
+
+
+OVERRIDES = [
+    (
+        '[checks.exec.lic]\ncommand = ["/bin/true"]',
+        "[node.checks.exec.lic]\nenabled = false",
+        'checks.exec."lic".enabled',
+        False,
+    ),
+    (
+        '[checks.exec.nhc]\ncommand = ["/usr/sbin/nhc"]\nkind = "nhc"',
+        '[node.checks.exec.nhc]\ncritical_severity = "critical"',
+        'checks.exec."nhc".critical_severity',
+        "critical",
+    ),
+    (
+        "[checks.match.bios]\nfile = '/etc/passwd'\nrequires = 'root'",
+        "[node.checks.match.bios]\nenabled = false",
+        'checks.match."bios".enabled',
+        False,
+    ),
+    (
+        "[checks.disk_space]\nwarning_percent = 20",
+        "[node.checks.disk_space]\ndegraded_percent = 12",
+        "checks.disk_space.degraded_percent",
+        12,
+    ),
+]
+
+
+@pytest.mark.parametrize(("outside", "inside", "setting", "value"), OVERRIDES)
+def test_a_section_may_change_one_setting_of_a_check(outside, inside, setting, value):
+    text = f'{outside}\n[[node]]\nmatch = ["gpu-1"]\n{inside}\n'
+    assert values("gpu-1", text)[setting] == (value, f"{FILE} [[node]] 1")
+    assert values("gpu-2", text)[setting] != (value, f"{FILE} [[node]] 1")
+    assert mistakes(parse(text), FILE, KNOWN) == []
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "[node.checks.disk_space]\ndegraded_percent = 25",
+        "[node.checks.exec]\nlic = 5",
+        "[node.checks]\nexec = 5",
+        "[node.checks.exec.lic]\ncomand = []",
+        "[node.checks.exec.lic]\nenabled = true",
+        "[node]\nchecks = 5",
+    ],
+)
+def test_checks_that_are_wrong_over_those_of_the_file_are_refused(inside):
+    inside = inside.removeprefix("[node]\n")
+    text = f'[checks.disk_space]\nwarning_percent = 20\n[[node]]\nmatch = ["gpu-1"]\n{inside}\n'
+    with pytest.raises(ConfigError):
+        values("gpu-1", text)
+    assert [f"{FILE} [[node]] 1: " in mistake for mistake in mistakes(parse(text), FILE, KNOWN)] == [True]

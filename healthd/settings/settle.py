@@ -62,10 +62,15 @@ def settle(
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
-    for layer in layers:  # each must be right by itself, so that the sentence names the right layer
+    for height, layer in enumerate(layers):  # each layer by itself, so that the error names the right layer
         with _named(layer.source, {}):
-            _require_known(layer.checks, known)
-            _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
+            if height >= len(layers) - len(
+                of_sections
+            ):  # may change one setting of a check: complete only over the layers below
+                _check_section(layers[:height], layer, known)
+            else:
+                _require_known(layer.checks, known)
+                _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
     tables, layer_of = _laid(layers, known)
     origins.update({place: layer.source for place, layer in layer_of.items()})
     with _named(source, origins):
@@ -75,6 +80,22 @@ def settle(
     disabled = {name: config for name, config in checks.items() if not config.enabled}
     profile = next((layer.source for layer in layers if layer.guessed), "")
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
+
+
+def _check_section(below: Sequence[Layer], section: Layer, known: Mapping[str, Check]) -> dict[str, Any]:
+    """Check names and types in the checks of a [[node]] section and return its checks laid over the layers below.
+
+    validate() is left to the caller, for the complete tables. Raises ConvertError.
+    """
+    _require_known(section.checks, known)
+    for name, table in section.checks.items():
+        if not isinstance(table, Mapping):
+            raise ConvertError(f"checks.{name}: must be a table, got {show(table)}")
+        _require_tables(name, table, known[name])
+    tables, _ = _laid([*below, section], known)
+    changed = {name: tables[name] for name in section.checks}
+    _check_configs(changed, {name: known[name] for name in changed}, {}, complete=False)
+    return changed
 
 
 def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +140,11 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
         found += wrong
         if not wrong:
             for section in nodes.sections(table):
-                own_table = {**section.settings, "checks": section.checks}
-                of_sections += mistakes(own_table, f"{source} {section.name}", known)
+                name = f"{source} {section.name}"
+                of_sections += mistakes({**section.settings, "checks": {}}, name, known)
+                if not found:  # else the checks of the file, over which the section is judged, may be wrong
+                    judge = functools.partial(_judge_section, tables, section.checks, known)
+                    of_sections += [f"{name}: {printable(mistake)}" for mistake in _wrong(judge)]
     return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
 
 
@@ -128,6 +152,12 @@ def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
     """Raises ConvertError if the table of one check is wrong."""
     _require_known({name: table}, known)
     _check_configs({name: table}, {name: known[name]}, {})
+
+
+def _judge_section(below: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
+    """Raise ConvertError if the checks of a [[node]] section, laid over those of the file, are wrong."""
+    tables = _check_section([Layer("", below)], Layer("", checks), known)
+    _check_configs(tables, {name: known[name] for name in tables}, {})
 
 
 def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
@@ -219,9 +249,9 @@ def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
 
 
 def _check_configs(
-    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
+    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
-    """Every run of the `known` checks."""
+    """Every run of the `known` checks. complete: False = names and types only, no validate()."""
     wanted: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in known.items():
         table = tables.get(name, {})
@@ -235,11 +265,13 @@ def _check_configs(
                 raise ConvertError(f'{where}: unknown setting "guessed"')
             guessed = _guessed(check, instance, layer_of)
             wanted.append((check, where, {**values, "name": instance, "guessed": guessed}))
-    _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
+    if complete:
+        _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
     configs = {}
     for check, where, values in wanted:
         config = check.make_config(values, where)
-        check.check_config(config, where)
+        if complete:
+            check.check_config(config, where)
         configs[RunName(check.name, values["name"])] = config
     return configs
 
@@ -259,14 +291,22 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
     own = {f.name for f in dataclasses.fields(check.config)}
     shared = {key: value for key, value in table.items() if key in own}
     named = {key: value for key, value in table.items() if key not in own}
-    for key, value in named.items():
+    _require_tables(name, table, check)
+    if not named:  # a wrong setting is refused also if no instance inherits it
+        check.make_config(shared, f"checks.{name}")
+    return [(key, {**shared, **value}) for key, value in named.items()]
+
+
+def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
+    """Raise ConvertError if a check with named tables has something else that is no setting of it."""
+    own = {f.name for f in dataclasses.fields(check.config)}
+    for key, value in table.items() if check.per else ():
+        if key in own:
+            continue
         if not isinstance(value, Mapping):
             raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, got {show(key)}")
-    if not named:  # a wrong setting is refused also if no instance inherits it
-        check.make_config(shared, f"checks.{name}")
-    return [(key, {**shared, **value}) for key, value in named.items()]
 
 
 def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:

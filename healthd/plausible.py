@@ -46,10 +46,14 @@ def _kernel_log(value: str) -> str:
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
+def is_node_name(value: str) -> bool:
+    """Return True for what Slurm takes as the name of one node: "ALL" and "n[1-9]" also mean other nodes."""
+    return _NODE_NAME.fullmatch(value) is not None and value.upper() != "ALL"
+
+
 def _node_name(value: str) -> str:
-    """The value becomes scontrol's NodeName, where "ALL" and "n[1-9]" also mean other nodes."""
-    fits = not value or (_NODE_NAME.fullmatch(value) and value.upper() != "ALL")
-    return "" if fits else f"must be the name of one node, got {show(value)}"
+    """The value becomes scontrol's NodeName."""
+    return "" if not value or is_node_name(value) else f"must be the name of one node, got {show(value)}"
 
 
 def _cluster_name(value: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from healthd.convert import ConvertError, show
 from healthd.fleet.hostlist import HostListError, expand
+from healthd.plausible import is_node_name
 
 SECTIONS = "node"
 # These are needed before the node's name is known, or are that name.
@@ -58,6 +59,10 @@ def _section(name: str, table: Mapping[str, Any]) -> Section:
             raise ConvertError(f"{name}: match: {show(hosts)}: {error}") from None
         if not named:
             raise ConvertError(f"{name}: match: {show(hosts)} names no node")
+        wrong = next((node for node in named if not is_node_name(node)), None)
+        if wrong is not None:
+            form = 'write a host list without wildcards, such as "gpu-[001-128]"'
+            raise ConvertError(f"{name}: match: {show(wrong)} is not the name of a node; {form}")
     for key in NOT_IN_A_SECTION:
         if key in table:
             raise ConvertError(f"{name}: {key}: cannot be set for single nodes; set it outside the sections")

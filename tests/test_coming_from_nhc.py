@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from healthd.model import Severity
 from healthd.settings.registry import built_in
 from healthd.settings.settle import mistakes, settle
 from healthd.toml import parse
@@ -49,3 +50,28 @@ def test_what_nhc_documents_of_hosts_has_its_answer():
     )
     assert excluded.checks["gpu_count", ""].expected != 8
     assert other.checks["gpu_count", ""].expected == 8
+
+
+def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
+    root = DOCS.parent
+    files = [root / "README.md", *(p for d in ("docs", "conf", "man") for p in (root / d).rglob("*") if p.is_file())]
+    wrong = [
+        f"{path.relative_to(root)}: {line}"
+        for path in files
+        for line in path.read_text("utf-8", "replace").replace("\\-", "-").splitlines()
+        if re.search(r'nhc", *"-a"', line) and not line.startswith("Do not use ")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [("", False), ("xmrig\n", True), ("minerd\nminerd\n", True)],
+)
+def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
+    loaded = settle(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
+    config = loaded.checks["match", "blacklist"]
+    assert config.command[:2] == ("/usr/bin/ps", "-C")  # each process would exceed what is read of the output
+    assert config.statuses == (0, 1)  # ps ends with 1 if there is none
+    assert config.fault_severity is Severity.WARNING  # every user can name a process so
+    assert bool(re.search(config.forbids, listed)) is found

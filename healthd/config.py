@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from healthd import toml
 from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
-from healthd.convert import ConvertError, load, show
+from healthd.convert import ConvertError, Rule, load, show
 from healthd.errors import HealthdError
 from healthd.machine import ownership
 from healthd.model import Explain, Mode, Requeue, RunName, Severity
@@ -97,6 +97,16 @@ class KernelPattern:
     severity: Severity = Severity.WARNING
 
 
+def _too_severe(pattern: KernelPattern) -> str:
+    """A pattern without a fixed beginning also matches a user's text in the middle of a message (audit lines)."""
+    if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
+        return ""
+    return (
+        'severity: must be "info" or "warning" for a pattern that begins with "*", which also matches text of users, '
+        f'got "{pattern.severity.name.lower()}"'
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
     """source: kmsg, journal, off, or the path of a file or fifo to follow. accept_injected: root's own lines count
@@ -106,7 +116,9 @@ class KernelLogConfig:
     source: KernelLog = "kmsg"
     accept_injected: bool = False
     trust_file: bool = False
-    patterns: Annotated[dict[str, KernelPattern], PatternNames] = field(default_factory=dict)
+    patterns: Annotated[dict[str, Annotated[KernelPattern, Rule(_too_severe)]], PatternNames] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)

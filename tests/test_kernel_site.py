@@ -110,6 +110,9 @@ def test_a_pattern_with_many_wildcards_takes_no_time_on_a_line_that_almost_match
         ({"x": {"pattern": "abcd" + "*" * 11}}, "kernel_log.patterns.x.pattern: must have at most"),
         ({"x": {}}, "kernel_log.patterns.x"),
         ({"x": {"pattern": "abcd", "severity": "bad"}}, "kernel_log.patterns.x.severity"),
+        ({"x": {"pattern": "*abcd", "severity": "degraded"}}, "kernel_log.patterns.x: severity: must be"),
+        ({"x": {"pattern": "*abcd", "severity": "critical"}}, "kernel_log.patterns.x: severity: must be"),
+        ({"x": {"pattern": "**abcd*", "severity": "degraded"}}, "kernel_log.patterns.x: severity: must be"),
         ({"x y": {"pattern": "abcd"}}, "kernel_log.patterns: a name must be"),
         ({"x": "abcd"}, "kernel_log.patterns.x"),
     ],
@@ -120,6 +123,20 @@ def test_a_wrong_pattern_is_refused_with_its_setting(table, words):
     assert words in str(raised.value)
     with pytest.raises(ConfigError):
         kernel_log_of({"kernel_log": {"patterns": table}}, "healthd.toml")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"pattern": "*abcd"},
+        {"pattern": "*abcd", "severity": "info"},
+        {"pattern": "abcd*", "severity": "critical"},
+        {"pattern": "a*abcd", "severity": "degraded"},
+    ],
+)
+def test_a_pattern_that_begins_with_a_wildcard_may_warn_and_others_may_drain(table):
+    kernel_log = {"kernel_log": {"patterns": {"x": table}}}
+    assert kernel_log_of(kernel_log, "healthd.toml").patterns["x"].pattern == table["pattern"]
 
 
 def test_config_show_has_each_pattern_and_its_file():

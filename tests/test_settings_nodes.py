@@ -77,6 +77,11 @@ def test_a_later_section_goes_before_an_earlier_one_and_leaves_the_rest():
     assert 'checks.mount."/data".fstype' not in values("gpu-003")
 
 
+def test_other_settings_of_the_kernel_log_may_be_in_a_section():
+    text = '[[node]]\nmatch = ["gpu-1"]\n[node.kernel_log]\nsource = "journal"\n'
+    assert values("gpu-1", text)["kernel_log.source"] == ("journal", f"{FILE} [[node]] 1")
+
+
 def test_a_flag_goes_before_a_section():
     flags = {"node_name": ("--node-name", "gpu-001"), "mode": ("--mode", "observe")}
     assert settle(parse(TEXT), FILE, flags, KNOWN).settings.mode is Mode.OBSERVE
@@ -129,6 +134,11 @@ def test_any_match_is_taken_or_refused_in_a_sentence(match, name):
         ('[[node]]\nmatch = ["a[1-99999999]"]', "more than"),
         ('[[node]]\nmatch = ["a"]\n[[node]]\nmatch = ["b"]\nnode_name = "c"', "[[node]] 2: node_name"),
         ('[[node]]\nmatch = ["a"]\nstate_dir = "/x"', "[[node]] 1: state_dir"),
+        (
+            '[[node]]\nmatch = ["a"]\n[node.kernel_log.patterns.x]\npattern = "abcd"',
+            "[[node]] 1: kernel_log.patterns: cannot be set for single nodes",
+        ),
+        ('[[node]]\nmatch = ["a"]\n[node.kernel_log]\npatterns = {}', "[[node]] 1: kernel_log.patterns"),
     ],
 )
 def test_a_wrong_section_is_refused_on_every_node(text, words):

@@ -66,6 +66,9 @@ def _section(name: str, table: Mapping[str, Any]) -> Section:
     for key in NOT_IN_A_SECTION:
         if key in table:
             raise ConvertError(f"{name}: {key}: cannot be set for single nodes; set it outside the sections")
+    kernel_log = table.get("kernel_log")
+    if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node
+        raise ConvertError(f"{name}: kernel_log.patterns: cannot be set for single nodes; set it outside the sections")
     settings = {key: value for key, value in table.items() if key not in ("match", "checks")}
     return Section(name, tuple(match), settings, table.get("checks", {}))
 

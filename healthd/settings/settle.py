@@ -299,8 +299,10 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
 
 def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
     """Raise ConvertError if a check with named tables has something else that is no setting of it."""
+    if not check.per:
+        return
     own = {f.name for f in dataclasses.fields(check.config)}
-    for key, value in table.items() if check.per else ():
+    for key, value in table.items():
         if key in own:
             continue
         if not isinstance(value, Mapping):

@@ -119,8 +119,8 @@ def _host_name() -> str:
 def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
     """Return everything that is wrong with one settings file, a sentence each, for `healthd config check`.
 
-    Each table is judged by itself. What only shows in all layers together (a baseline that contradicts the file) is
-    left to settle().
+    Each table is judged by itself, the checks of a [[node]] section over those of the file. What only shows in all
+    layers together (a baseline that contradicts the file) is left to settle().
     """
     names = {f.name for f in dataclasses.fields(Settings)}
     top = _top_level(table)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
 
 from healthd.config import CheckConfig
 from healthd.host import Host
@@ -27,14 +28,25 @@ MOST_LINKS = 40  # as in the kernel
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Other limits for the file system of one path. None: the check's."""
+
+    degraded_percent: Percent | None = None
+    degraded_gib: Gib | None = None
+    warning_percent: Percent | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """paths             where to look; several paths on one file system are judged once
+    limits            further paths, each with limits of its own: the first path on a file system gives its limits
     degraded_percent  less free space or fewer free inodes than this are degraded
     degraded_gib      ... but of space only if less than so many GiB are free, too; else it warns
     warning_percent   less than this warns
     """
 
     paths: tuple[str, ...] = ("/", "/tmp", "/var")
+    limits: dict[str, Limits] = field(default_factory=dict)
     degraded_percent: Percent = 5.0
     degraded_gib: Gib = 20.0
     warning_percent: Percent = 10.0
@@ -44,6 +56,15 @@ def validate(config: Config) -> str | None:
     for path in config.paths:
         if not path.startswith("/"):
             return f'paths: "{path}" must begin with a slash'
+    for path in config.limits:
+        if not path.startswith("/"):
+            return f'limits: "{path}" must begin with a slash'
+        if problem := _problem(_limits_of(config, path)):
+            return f'limits."{path}": {problem}'
+    return _problem(config)
+
+
+def _problem(config: Config) -> str | None:
     if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
         return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
     if not config.degraded_gib > 0:
@@ -51,11 +72,18 @@ def validate(config: Config) -> str | None:
     return None
 
 
+def _limits_of(config: Config, path: str) -> Config:
+    """Return the settings with the limits of one path in the place of the check's."""
+    own = config.limits.get(path, Limits())
+    names = ("degraded_percent", "degraded_gib", "warning_percent")
+    return replace(config, **{name: value for name in names if (value := getattr(own, name)) is not None})
+
+
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
     unreadable = [wrong] if wrong else []
     judged = set()
-    for path in config.paths:
+    for path in (*config.limits, *config.paths):
         mount = holding(mounts, _without_links(host, mounts, path))
         if mount is None or "ro" in mount.options or mount.fstype in ALWAYS_FULL or mount.device in judged:
             continue
@@ -67,9 +95,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         except OSError as error:  # it must not hide the others
             unreadable.append(f"{mount.point}: {error.strerror}")
             continue
+        limits = _limits_of(config, path)
         # A total of 0 is not judged: btrfs counts no inodes, tmpfs may have no limit.
-        yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, config)
-        yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, config)
+        yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, limits)
+        yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, limits)
     if not judged and not unreadable:
         yield NothingToCheck("no local file system at checks.disk_space.paths")
     if unreadable:

@@ -28,7 +28,7 @@ DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """window_seconds       how long a lockup, a hung task, heat or an OOM kill is told after its last line
+    """window_seconds       how long a lockup, a hung task, heat, an OOM kill or a site's line is shown after the last
     oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
     """
 
@@ -74,6 +74,7 @@ RULES = {
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """One finding for each code, resting on all its events. Once all CPUs are cool again, their heat is over."""
+    yield from _of_the_site(events, config)
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
         if rule := RULES.get((event.kind, event.code)):
@@ -100,6 +101,27 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             window_seconds=_window_seconds(rule, config),
             events=tuple(each.sequence for each in group),
             over=over,
+        )
+
+
+def _of_the_site(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]:
+    """One finding for each pattern of the site, at the severity that the site gave it."""
+    groups: dict[str, list[KernelEvent]] = {}
+    for event in events:
+        if event.kind == "site":
+            groups.setdefault(event.code, []).append(event)
+    for name, group in groups.items():
+        newest = max(group, key=lambda each: (each.last_time, each.sequence))
+        lines = sum(each.lines for each in group)
+        message = printable(newest.text[:200]) + (f", {lines} lines" if lines > 1 else "")
+        yield Finding(
+            severity=Severity[newest.field("severity").upper()],
+            code="kernel/pattern",
+            subject=name,
+            message=message,
+            clears=Clears.WINDOW,
+            window_seconds=config.window_seconds,
+            events=tuple(each.sequence for each in group),
         )
 
 
@@ -173,6 +195,16 @@ def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -
 _STACK_TODO = "journalctl -k shows the stack below the line: the functions in it name the driver or file system."
 
 EXPLAIN = {
+    "kernel/pattern": Explain(
+        Severity.DEGRADED,
+        Clears.WINDOW,
+        "The kernel log has a line that the site looks for: a pattern of [kernel_log.patterns]. The part is the "
+        "pattern's name, and the pattern gives the severity.",
+        "What the site made the pattern for.",
+        "journalctl -k shows the line and its surroundings. healthd config show has the pattern.",
+        also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
+        window="window_seconds",
+    ),
     "kernel/hard_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,

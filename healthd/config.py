@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from healthd import toml
 from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
-from healthd.convert import ConvertError, show
+from healthd.convert import ConvertError, Rule, load, show
 from healthd.errors import HealthdError
 from healthd.machine import ownership
 from healthd.model import Explain, Mode, Requeue, RunName, Severity
@@ -26,8 +26,10 @@ from healthd.plausible import (
     Few,
     FileOrName,
     KernelLog,
+    LinePattern,
     NodeName,
     Nodes,
+    PatternNames,
     Percent,
     Times,
     no_absolute_path,
@@ -87,13 +89,36 @@ class NvmlConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelPattern:
+    """A line of the kernel that means something at this site. pattern: plain text, "*" = any text, from the beginning
+    of the message on (kernel/lines/site.py)."""
+
+    pattern: LinePattern
+    severity: Severity = Severity.WARNING
+
+
+def _too_severe(pattern: KernelPattern) -> str:
+    """A pattern without a fixed beginning also matches a user's text in the middle of a message (audit lines)."""
+    if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
+        return ""
+    return (
+        'severity: must be "info" or "warning" for a pattern that begins with "*", which also matches text of users, '
+        f'got "{pattern.severity.name.lower()}"'
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class KernelLogConfig:
     """source: kmsg, journal, off, or the path of a file or fifo to follow. accept_injected: root's own lines count
-    (drills). trust_file: what a followed file says may drain, though users can forge its lines."""
+    (drills). trust_file: what a followed file says may drain, though users can forge its lines. patterns: lines of the
+    site's own, by name, for what no built-in rule reads."""
 
     source: KernelLog = "kmsg"
     accept_injected: bool = False
     trust_file: bool = False
+    patterns: Annotated[dict[str, Annotated[KernelPattern, Rule(_too_severe)]], PatternNames] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +260,14 @@ def directory(table: Mapping[str, Any], source: str, name: str) -> str:
     if not isinstance(found, str):
         raise ConfigError(f"{source}: {name}: must be text, got {show(found)}")
     return found
+
+
+def kernel_log_of(table: Mapping[str, Any], source: str) -> KernelLogConfig:
+    """[kernel_log] of a settings file, whatever else is in it. Raises ConfigError."""
+    try:
+        return load(KernelLogConfig, table.get("kernel_log", {}), "kernel_log")
+    except ConvertError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ from healthd.host import Host
 from healthd.judge import absorb, log_fields, telling, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.listener import Listener
+from healthd.kernel.parse import use_patterns
 from healthd.machine import detection_pause, shortage
 from healthd.machine.files import newest, remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
@@ -130,6 +131,7 @@ class Daemon:
         self.verdict = Verdict(Health.UNKNOWN)
 
         self.memory = Memory(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
+        use_patterns(settings.kernel_log.patterns)
         kernel = Listener(
             settings.kernel_log.source,
             settings.root,

@@ -46,10 +46,14 @@ def _kernel_log(value: str) -> str:
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
+def is_node_name(value: str) -> bool:
+    """Return True for what Slurm takes as the name of one node: "ALL" and "n[1-9]" also mean other nodes."""
+    return _NODE_NAME.fullmatch(value) is not None and value.upper() != "ALL"
+
+
 def _node_name(value: str) -> str:
-    """The value becomes scontrol's NodeName, where "ALL" and "n[1-9]" also mean other nodes."""
-    fits = not value or (_NODE_NAME.fullmatch(value) and value.upper() != "ALL")
-    return "" if fits else f"must be the name of one node, got {show(value)}"
+    """The value becomes scontrol's NodeName."""
+    return "" if not value or is_node_name(value) else f"must be the name of one node, got {show(value)}"
 
 
 def _cluster_name(value: str) -> str:
@@ -75,6 +79,36 @@ def no_address(value: str) -> str:
     return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
 
 
+_PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+_NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and what a log may hold in another form: JSON escapes these
+SHORTEST_PIECE = 4
+LONGEST_PATTERN = 300
+MOST_WILDCARDS = 10
+
+
+def longest_piece(pattern: str) -> str:
+    """The longest text of a pattern that is in each line that it matches, as every log writes it: lines are found by
+    it, so a short one would be found in most lines."""
+    return max(_NOT_PLAIN.split(pattern), key=len)
+
+
+def _line_pattern(value: str) -> str:
+    if not value.isprintable() or len(value) > LONGEST_PATTERN:
+        return f"must be printable text of at most {LONGEST_PATTERN} characters, got {show(value)}"
+    if value.count("*") > MOST_WILDCARDS:
+        return f'must have at most {MOST_WILDCARDS} "*", got {show(value)}'
+    if len(longest_piece(value)) < SHORTEST_PIECE:
+        return f'must have {SHORTEST_PIECE} plain characters in a row (no "*", quotes, backslash), got {show(value)}'
+    return ""
+
+
+def _pattern_names(value: dict[str, object]) -> str:
+    wrong = next((name for name in value if not _PATTERN_NAME.fullmatch(name)), None)
+    if wrong is not None:
+        return f"a name must be letters, digits, dots, hyphens and underscores, at most 40, got {show(wrong)}"
+    return "" if len(value) <= 100 else f"must be at most 100 patterns, got {len(value)}"
+
+
 # Wide enough for each machine that there is or is announced, narrow enough for a slip of the finger: a unit, a digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # how often, or how long at most
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait for, or to remember
@@ -91,6 +125,7 @@ Links = Annotated[int, between(0, 64, " links")]  # of a GPU; NVML_NVLINK_MAX_LI
 Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has 32 at most
 Cpus = Annotated[int, between(0, 8192, " CPUs")]  # NR_CPUS of Linux on x86 at most
 Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
+ExitStatus = Annotated[int, between(0, 255)]  # waitpid(2): the low 8 bits
 Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
 Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
 Celsius = Annotated[float, between(0, 150, " degrees")]
@@ -101,6 +136,8 @@ Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
 Mtu = Annotated[int, between(68, 65536, " bytes")]  # what IPv4 needs (RFC 791), and what Linux gives to lo
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
 KernelLog = Annotated[str, Rule(_kernel_log)]
+LinePattern = Annotated[str, Rule(_line_pattern)]  # of a message of the kernel: "LustreError: *evicted*"
+PatternNames = Rule(_pattern_names)  # of a table of patterns: Annotated[dict[str, ...], PatternNames]
 AbsolutePath = Annotated[str, Rule(no_absolute_path)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's

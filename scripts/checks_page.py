@@ -39,8 +39,9 @@ those of [severity.md](severity.md): warning never touches Slurm, degraded drain
 is the usual one: some findings are milder at first, and the settings can say another.
 
 There are {checks} checks: {run} run by themselves ({idle} of them only while the node is drained and idle), {listen}
-only read the kernel log. `mount` and `exec` run once for each of their tables, and not at all without one. `healthd
-status` counts them in the same way: those that passed, those with nothing to check here, and the rest by the reason.
+only read the kernel log. `mount`, `exec` and `match` run once for each of their tables, and not at all without one.
+`healthd status` counts them in the same way: those that passed, those with nothing to check here, and the rest by the
+reason.
 
 "Clears after" is what `healthd status` prints. Clean runs: the check finds nothing `clear_after` times in a row. Time
 without a repeat does not count while the node is drained, unless the part was reset or the node rebooted.

@@ -71,7 +71,7 @@ def test_the_sample_shows_no_setting_that_the_daemon_does_not_have():
 
 
 def test_the_named_examples_in_the_sample_are_accepted():
-    examples = re.sub(r"(?m)^# (?=\[checks\.|[a-z_]+ = )", "", TEXT)
+    examples = re.sub(r"(?m)^# (?=\[(?:checks|kernel_log|node)\.|\[\[node\]\]|[a-z_]+ = )", "", TEXT)
     loaded = settle(tomllib.loads(examples), "healthd.toml", {}, CHECKS)
     assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)
 

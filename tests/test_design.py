@@ -29,7 +29,7 @@ PURE_OF = {
     "fleet.now": "node text",
     "judge": "absorb bounds condition endings incidents intake ledger log_fields log_lines telling verdict",
     "kernel": "coalesce parse prefix repeats",
-    "kernel.lines": "filesystems host iommu memory network nvidia nvidia_driver pcie rule storage",
+    "kernel.lines": "filesystems host iommu memory network nvidia nvidia_driver pcie rule site storage",
     "live": "budget datagram evidence iterations jobs judged reading rhythm sample series settings told",
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",
@@ -37,6 +37,7 @@ PURE_OF = {
     "scan": (
         "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
     ),
+    "settings": "nodes",
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
         "policy reason slurm_reasons told victims"
@@ -187,6 +188,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
 WORDS = {
     *("machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"),
     "control.protocol",
+    "fleet.hostlist",  # Slurm's host lists, which the settings have too
 }
 # Where `python -m healthd`, `-m healthd.worker` and `-m healthd.trial` begin.
 DOORS = {"__main__", "worker", "trial"}

@@ -14,6 +14,7 @@ from trees import captured, write
 
 from healthd.checks import disk_space
 from healthd.checks.disk_space import Config, validate
+from healthd.convert import ConvertError, load
 from healthd.host import Host
 from healthd.machine.system import FileSystem, Tree
 from healthd.model import Clears, Finding, Severity
@@ -302,3 +303,51 @@ def test_a_disk_that_fills_up_further_is_drained_and_afterwards_warns_again(node
     assert story.drained
     story.looks(node(spaces={"/tmp": free(7)}), 2)
     assert (story.codes, story.drained) == (["disk_space/low_space"], False)
+
+
+# --- limits of one path
+
+
+def limited(**limits: disk_space.Limits) -> Config:
+    return Config(paths=("/", "/tmp"), limits={f"/{name}": each for name, each in limits.items()})
+
+
+def test_a_path_with_limits_of_its_own_is_judged_by_these_alone(node):
+    host = node(spaces={"/": free(4), "/tmp": free(4)})
+    assert codes(findings(disk_space, host, limited())) == ["disk_space/no_space"] * 2
+    found = findings(disk_space, host, limited(tmp=disk_space.Limits(degraded_percent=3.0, warning_percent=3.5)))
+    assert [(each.code, each.subject) for each in found] == [("disk_space/no_space", "/")]
+
+
+def test_a_path_with_limits_need_not_be_among_the_paths(node):
+    config = Config(paths=("/",), limits={"/var": disk_space.Limits(warning_percent=70.0)})
+    found = findings(disk_space, node(spaces={"/var": free(60)}), config)
+    assert [(each.code, each.subject) for each in found] == [("disk_space/low_space", "/var")]
+
+
+def test_a_limit_that_a_path_does_not_set_is_the_checks(node):
+    config = limited(tmp=disk_space.Limits(degraded_gib=1.0))
+    found = findings(disk_space, node(spaces={"/tmp": free(4)}), config)
+    assert [(each.code, each.subject) for each in found] == [("disk_space/low_space", "/tmp")]
+
+
+@pytest.mark.parametrize(
+    ("path", "limits", "words"),
+    [
+        ("scratch", disk_space.Limits(), "slash"),
+        ("/scratch", disk_space.Limits(degraded_percent=20.0), "warning_percent"),
+        ("/scratch", disk_space.Limits(warning_percent=1.0), "degraded_percent"),
+        ("/scratch", disk_space.Limits(degraded_gib=0.0), "degraded_gib"),
+    ],
+)
+def test_limits_that_contradict_are_refused_with_their_path(path, limits, words):
+    problem = validate(Config(limits={path: limits})) or ""
+    assert words in problem
+    assert path in problem
+
+
+def test_limits_are_read_from_the_settings_file():
+    table = {"limits": {"/scratch": {"degraded_percent": 3, "degraded_gib": 500}}}
+    assert load(Config, table, "checks.disk_space").limits == {"/scratch": disk_space.Limits(3.0, 500.0)}
+    with pytest.raises(ConvertError, match="degraded_percnt"):
+        load(Config, {"limits": {"/scratch": {"degraded_percnt": 3}}}, "checks.disk_space")

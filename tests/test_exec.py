@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import findings, run_check
+from fakes import BOOT, NOW, findings, run_check
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
 
 from healthd.checks import exec as exec_check
-from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, validate
+from healthd.checks.exec import MAX_MESSAGE, Config, Kind, _first_line, _nhc_failures, validate
 from healthd.host import Host
 from healthd.machine.program import ENVIRONMENT, Ran
-from healthd.model import Clears, Observation, Severity
+from healthd.model import Clears, NothingToCheck, Observation, Severity
+from healthd.past import Past
 
 HOST = Host()
 
@@ -240,6 +242,194 @@ def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_
     with pytest.raises(PermissionError, match=rf"^refused: {folders[0]} is writable by anybody"):
         HOST.run(["check"], 20.0)
     assert HOST.run(["none"], 20.0) is None
+
+
+# --- NHC
+
+# What the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4 printed and returned for NHC_CONF below, with and without
+# -a. test_real_nhc_does_what_the_stand_in_does compares the two.
+STAND_IN = """
+for word; do case $word in -a) all=1;; -v) verbose=1;; -l) ;; MARK_OFFLINE=0) offline=0;; esac; done
+[ "$verbose$offline" = 10 ] || exit 99
+echo "Node Health Check starting."
+echo 'Running check:  "check_file_test -r /etc/passwd"'
+echo 'Running check:  "check_file_test -r /nope/one"'
+echo "ERROR:  nhc:  Health check failed:  check_file_test:  -r /nope/one returned 1."
+[ "$all" ] || exit 1
+echo 'Running check:  "/bin/false"'
+echo 'Running check:  "check_hw_eth nope9"'
+echo "ERROR:  nhc:  Health check failed:  check_hw_eth:  Ethernet device nope9 not detected."
+echo "ERROR:  nhc:  2 health checks failed."
+exit 2
+"""
+NHC_CONF = """\
+* || check_file_test -r /etc/passwd
+* || check_file_test -r /nope/one
+* || /bin/false
+another-host || check_file_test -r /nope/two
+* || check_hw_eth nope9
+"""
+NHC_FAILURES = {
+    "nhc: check_file_test -r /nope/one": "check_file_test:  -r /nope/one returned 1.",
+    "nhc: check_hw_eth nope9": "check_hw_eth:  Ethernet device nope9 not detected.",
+}
+
+
+def real_nhc() -> Path | None:
+    """The NHC of this machine, or the checkout that the environment variable NHC names."""
+    found = Path(os.environ["NHC"], "nhc") if os.environ.get("NHC") else Path("/usr/sbin/nhc")
+    return found if found.exists() else None
+
+
+def nhc(*command: str | Path, **settings) -> Config:
+    return Config(name="nhc", command=tuple(map(str, command)), kind=Kind.NHC, timeout_seconds=120.0, **settings)
+
+
+def stand_in(folder: Path, script: str) -> Config:
+    return nhc(program(folder, script, "nhc"))
+
+
+needs_real_nhc = pytest.mark.skipif(real_nhc() is None, reason="no /usr/sbin/nhc, and NHC names no checkout")
+
+
+def real(folder: Path, conf: str) -> Config:
+    path = folder / "nhc.conf"
+    path.write_text(conf)
+    found = real_nhc()
+    assert found is not None
+    scripts = [f"INCDIR={found.parent / 'scripts'}"] if os.environ.get("NHC") else []
+    return nhc(found, "-c", path, *scripts, "NHC_RM=slurm", f"OFFLINE_NODE='touch {folder}/offline;:'", "ONLINE_NODE=:")
+
+
+def failures(config: Config) -> dict[str, str]:
+    found = findings(exec_check, HOST, config)
+    assert {finding.code for finding in found} <= {"exec/critical"}
+    return {finding.subject: finding.message for finding in found}
+
+
+def nothing_to_check(config: Config) -> bool:
+    return any(isinstance(given, NothingToCheck) for given in exec_check.run(HOST, config, Past({}, NOW, BOOT)))
+
+
+def test_each_failed_check_of_nhc_is_a_critical_finding(tmp_path):
+    assert failures(stand_in(tmp_path, STAND_IN)) == NHC_FAILURES
+
+
+@needs_real_nhc
+def test_real_nhc_does_what_the_stand_in_does(tmp_path):
+    assert failures(real(tmp_path, NHC_CONF)) == NHC_FAILURES
+    assert not (tmp_path / "offline").exists()
+
+
+@needs_real_nhc
+def test_real_nhc_drains_by_itself_without_mark_offline_0(tmp_path):
+    config = real(tmp_path, NHC_CONF)
+    HOST.run(config.command, 60.0, {}, anywhere=True)
+    assert (tmp_path / "offline").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 77, 127, 142])
+def test_a_failure_line_of_nhc_is_a_fault_whatever_its_exit_status(tmp_path, status):
+    """0: NHC_CHECK_FORKED=1 with -a loses the count."""
+    lines = [
+        "Node Health Check starting.",
+        'Running check:  "check_hw_eth nope9" (forked PID 22022)',
+        "ERROR:  nhc:  Health check failed:  check_hw_eth:  no nope9",
+    ]
+    echo = "; ".join(f"echo '{line}'" for line in lines)
+    assert failures(stand_in(tmp_path, f"{echo}; exit {status}")) == {
+        "nhc: check_hw_eth nope9": "check_hw_eth:  no nope9"
+    }
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 4, 9, 11, 77, 142])
+def test_any_exit_status_but_0_of_nhc_is_a_fault(tmp_path, status):
+    config = stand_in(tmp_path, f"echo Node Health Check starting.; echo no log file >&2; exit {status}")
+    assert failures(config) == {"nhc": "no log file"}
+
+
+def test_a_check_that_nhc_ignores_with_a_is_found(tmp_path):
+    """A script in nhc.conf that fails: without -a NHC ends with 1, with -a it passes."""
+    script = """
+for word; do [ "$word" = -a ] && { echo Node Health Check starting.; exit 0; }; done
+echo Node Health Check starting.
+echo 'Running check:  "/bin/false"'
+echo "Node Health Check failed.  Check /bin/false returned 1"
+echo "ERROR:  nhc:  Health check failed:  Check /bin/false returned 1"
+exit 1
+"""
+    assert failures(stand_in(tmp_path, script)) == {"nhc: /bin/false": "Check /bin/false returned 1"}
+
+
+@needs_real_nhc
+def test_a_script_and_a_misspelt_check_that_fail_in_real_nhc_are_found(tmp_path):
+    assert failures(real(tmp_path, "* || /bin/false\n")) == {"nhc: /bin/false": "Check /bin/false returned 1"}
+    assert failures(real(tmp_path, "* || check_nope 1\n")) == {"nhc: check_nope 1": "Check check_nope 1 returned 127"}
+
+
+@needs_real_nhc
+def test_real_nhc_that_fails_nothing_passes(tmp_path):
+    assert failures(real(tmp_path, "* || check_file_test -r /etc/passwd\n")) == {}
+
+
+@needs_real_nhc
+def test_a_check_that_hangs_in_real_nhc_is_a_fault(tmp_path):
+    config = real(tmp_path, "* || sleep 60\n")
+    (subject,) = failures(replace(config, command=(*config.command, "TIMEOUT=1")))
+    assert subject == "nhc: sleep 60"
+
+
+def test_nhc_without_settings_is_no_pass(tmp_path):
+    with pytest.raises(RuntimeError, match=r"nhc\.conf is missing"):
+        run_check(exec_check, HOST, stand_in(tmp_path, "exit 0"))
+
+
+@needs_real_nhc
+def test_real_nhc_without_settings_is_no_pass(tmp_path):
+    config = real(tmp_path, "")
+    (tmp_path / "nhc.conf").unlink()
+    with pytest.raises(RuntimeError, match=r"nhc\.conf is missing"):
+        run_check(exec_check, HOST, config)
+
+
+def test_nhc_with_no_check_for_this_node_has_nothing_to_check(tmp_path):
+    config = stand_in(tmp_path, "echo Node Health Check starting.; echo Node Health Check completed")
+    assert nothing_to_check(config)
+
+
+@needs_real_nhc
+def test_real_nhc_with_no_check_for_this_node_has_nothing_to_check(tmp_path):
+    config = real(tmp_path, "another-host || check_file_test -r /nope\n")
+    assert nothing_to_check(config)
+
+
+@pytest.mark.parametrize(("script", "error"), [("exit 10", "command line"), ("kill -SEGV $$", "SIGSEGV")])
+def test_nhc_that_cannot_run_is_a_failure_and_no_finding(tmp_path, script, error):
+    with pytest.raises(RuntimeError, match=error):
+        run_check(exec_check, HOST, stand_in(tmp_path, script))
+
+
+def test_a_second_run_of_nhc_that_is_too_slow_leaves_what_the_first_one_found(tmp_path):
+    first = STAND_IN.replace('[ "$all" ] || exit 1', '[ "$all" ] && exec sleep 60; exit 1')
+    config = replace(stand_in(tmp_path, first), timeout_seconds=10.0)
+    assert failures(config) == dict([next(iter(NHC_FAILURES.items()))])
+
+
+def test_a_failed_check_of_nhc_drains_and_two_good_runs_resume(tmp_path):
+    story = Story(exec_check, stand_in(tmp_path, STAND_IN)).look(HOST)
+    assert story.drained
+    stand_in(tmp_path, """echo Node Health Check starting.; echo 'Running check:  "true"'""")
+    assert story.look(HOST).drained
+    assert not story.look(HOST).drained
+
+
+def test_nhc_with_a_of_the_site_is_refused():
+    assert "must not contain -a" in (validate(nhc("/usr/sbin/nhc", "-a")) or "")
+
+
+@given(st.text(max_size=300))
+def test_output_that_is_not_nhcs_names_no_failed_check(output):
+    assert all(message.isprintable() for message in _nhc_failures(output).values())
 
 
 # --- stories

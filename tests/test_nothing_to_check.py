@@ -86,7 +86,7 @@ def test_checks_without_a_result_are_counted_by_the_reason():
     every = registry.built_in()
     loaded = settle({"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.without_baseline)
     left = registry.without_result(every, loaded)
-    assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "mount"], ["gpu_processes"])
+    assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "match", "mount"], ["gpu_processes"])
     assert left["listens"] == [name for name, check in every.items() if not check.runs]
     ran = [name for name in loaded.checks if every[name.check].runs and not every[name.check].when]
     assert len(ran) + sum(map(len, left.values())) == len(every)

@@ -131,7 +131,7 @@ def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search:
 def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
     search = literals.by_re2()
     assert search is not None, "google-re2 is in the extra `dev`"
-    for literal in (*literals.ALL, *literals.IN_NUMBERS):
+    for literal in (*literals.of_rules(), *literals.IN_NUMBERS):
         text = b"\xff\x00 first\n\nbefore " + literal.encode() + b" behind\nlast"
         ((begins, end),) = search(text, 0)
         assert text[begins:end] == b"before " + literal.encode() + b" behind"

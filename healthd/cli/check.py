@@ -130,7 +130,7 @@ def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
     except recording.RecordingError as error:
         raise Stop(f"healthd check: {error}") from None
     with wrong_settings_are_wrong_use():
-        given, checks = flags.settings_elsewhere(args, lambda *asked: replay.below(recorded, *asked))
+        given, checks = flags.settings_elsewhere(args, recorded.node, lambda *asked: replay.below(recorded, *asked))
     loaded, lost = replay.settings_of(recorded, checks) if given is None else (replay.at_that_node(given, recorded), [])
     lost = [result for result in lost if not args.names or result.check in args.names]
     if args.names or given is not None:

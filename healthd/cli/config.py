@@ -14,6 +14,9 @@ def _config_check_arguments(parser: Parser) -> None:
     parser.add_argument(
         "config", metavar="FILE", nargs="?", default=flags.DEFAULT_FILE, help=f"default: {flags.DEFAULT_FILE}"
     )
+    parser.add_argument(
+        "--node", metavar="NAME", dest="node_name", help="as this node reads it: with its [[node]] sections"
+    )
 
 
 def _config_check(args: argparse.Namespace) -> int:
@@ -80,12 +83,14 @@ COMMANDS = {
         _config_check,
         "Read a settings file and print everything that is wrong with it, a line each.\n"
         "Exit status: 0 the file is right (warnings are printed), 64 it is not.",
-        "  healthd config check\n  healthd config check new.toml && healthd reload\n",
+        "  healthd config check\n"
+        "  healthd config check new.toml && healthd reload\n"
+        "  healthd config check new.toml --node gpu-042\n",
     ),
     "config show": Command(
         _config_show_arguments,
         _config_show,
         "Every setting in force, and where it comes from.",
-        "  healthd config show --changed\n",
+        "  healthd config show --changed\n  healthd config show --changed --node-name gpu-042\n",
     ),
 }

@@ -78,6 +78,10 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
         loaded, checks = load_settings(args)
     except ConfigError as error:  # the person who is woken needs the texts all the same
         checks, trouble = registry.built_in(), str(error)
+    if loaded is not None:
+        from healthd.kernel.parse import use_patterns
+
+        use_patterns(loaded.settings.kernel_log.patterns)
     found = typed.asked(words, checks, _correlate(loaded, checks))
     if isinstance(found, typed.OfCheck):
         check = checks[found.name]

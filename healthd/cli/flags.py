@@ -185,7 +185,7 @@ def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Load
 
     def below(settings: Settings) -> Sequence[Layer]:
         found = layers.below(settings)
-        tables = [table.get("checks"), *(layer.checks for layer in found)]
+        tables = [table.get("checks"), *_checks_of_sections(table), *(layer.checks for layer in found)]
         named = {name for one in tables if isinstance(one, Mapping) for name in one}
         checks.update(registry.built_in(named - {*checks}))
         return found
@@ -195,11 +195,17 @@ def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Load
     return loaded
 
 
+def _checks_of_sections(table: Mapping[str, Any]) -> list[Any]:
+    """The [node.checks.*] of each [[node]] section."""
+    sections = table.get("node", [])
+    return [section.get("checks", {}) for section in sections] if isinstance(sections, list) else []
+
+
 def settings_elsewhere(
-    args: argparse.Namespace, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
+    args: argparse.Namespace, node: str, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
-    """The settings file that was named, for another node: so over that node's profile and baseline (`below`); None if
-    none was named. And the checks of this node. Raises ConfigError."""
+    """The settings file that was named, for another `node`: so over its profile and baseline (`below`); None if none
+    was named. And the checks of this node. Raises ConfigError."""
     from healthd import config
     from healthd.settings import registry
     from healthd.settings.settle import settle
@@ -209,7 +215,8 @@ def settings_elsewhere(
     checks = registry.find(config.checks_dir(table))
     if not given:
         return None, checks
-    return settle(table, file, {}, checks, lambda settings: below(settings, checks)), checks
+    named = {"node_name": ("the recording", node)}
+    return settle(table, file, named, checks, lambda settings: below(settings, checks)), checks
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
-from healthd.cli.flags import Command, Parser
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, wrong_settings_are_wrong_use
 from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ T = TypeVar("T")
 def _scan_arguments(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
     parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help=f"settings whose [kernel_log.patterns] are used (default: {DEFAULT_FILE}, if there is one)",
+    )
     parser.add_argument(
         "--unknown", action="store_true", help="list the lines of known drivers that no rule recognises"
     )
@@ -42,6 +47,7 @@ def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
     # million messages takes a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000)
+    _use_patterns(args.config)
     tally = Tally()
     trouble: list[str] = []
     worst = Severity.INFO
@@ -69,6 +75,27 @@ def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
     if not tally.kernel:
         return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
     return status
+
+
+def _use_patterns(given: str | None) -> None:
+    """Read the site's own lines as the daemon does. A default file that cannot be read is only a note: scan is for logs
+    of any machine, and for users who may not read this machine's settings."""
+    import os
+
+    from healthd.config import ConfigError, kernel_log_of, read_file
+    from healthd.kernel.parse import use_patterns
+
+    if given is None and not os.path.exists(DEFAULT_FILE):
+        return
+    with wrong_settings_are_wrong_use():
+        try:
+            patterns = kernel_log_of(read_file(given or DEFAULT_FILE, required=True), given or DEFAULT_FILE).patterns
+        except ConfigError as error:
+            if given is not None:
+                raise
+            complain(f"healthd scan: note: without the site's patterns: {error}")
+            return
+    use_patterns(patterns)
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:

@@ -10,12 +10,13 @@ Some of the kernel's own lines begin with user text all the same: those about a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from healthd.config import KernelPattern
 from healthd.guard import KERNEL_LOG, drop
-from healthd.kernel.lines import filesystems, host, iommu, memory, network, nvidia, nvidia_driver, pcie, storage
+from healthd.kernel.lines import filesystems, host, iommu, memory, network, nvidia, nvidia_driver, pcie, site, storage
 from healthd.kernel.lines.rule import MAX_TEXT, Rule
 from healthd.model import KernelEvent
 from healthd.text import regex
@@ -31,9 +32,13 @@ RULES: tuple[Rule, ...] = (
     *memory.RULES,
     *host.RULES,
 )
-LITERALS: dict[str, tuple[Rule, ...]] = {
-    literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
-}
+
+
+def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
+    return {literal: tuple(rule for rule in rules if literal in rule.needs) for rule in rules for literal in rule.needs}
+
+
+LITERALS = _by_literal(RULES)  # with those of the site, once it has some (use_patterns)
 # A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with its name report at most a fault
 # of memory, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
@@ -48,6 +53,14 @@ _USER_TEXT_FIRST = regex(
 
 
 UNREAD = "unread"  # the kind of a line on which a rule fails: the line may be of any fault, so people are told
+
+
+def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
+    """Read the site's own lines as well, from now on, in the place of earlier ones. Called once, before any line is
+    read: what is parsed then stays parsed. They count only for a line that no built-in rule reads."""
+    by_literal = _by_literal((*RULES, *site.rules(patterns)))
+    LITERALS.clear()
+    LITERALS.update(by_literal)
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
@@ -76,6 +89,7 @@ def as_unread(event: KernelEvent) -> KernelEvent:
 
 def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
     of_a_process: re.Match[str] | Literal[False] | None = None
+    of_the_site: KernelEvent | None = None
     for literal in literals:
         if literal in text:
             if of_a_process is None:
@@ -85,5 +99,7 @@ def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
                     continue
                 match = rule.pattern.match(text)
                 if match is not None and (found := rule.build(rule.kind, match)) is not None:
-                    return found
-    return None
+                    if rule.kind != site.SITE:
+                        return found
+                    of_the_site = of_the_site or found
+    return of_the_site

@@ -75,7 +75,7 @@ def candidates(
             literals = skeletons.of(line) if _may_be_the_kernels(line) else ()
             if literals and literals[-1] in IN_NUMBERS:
                 of_a_rule = tuple([literal for literal in literals if literal not in IN_NUMBERS])
-                literals = literals_of.ALL if line.startswith(JSON) else of_a_rule
+                literals = literals_of.of_rules() if line.startswith(JSON) else of_a_rule
             if not literals:
                 found = found or (with_re2 or skeletons.search)(text, at)
                 continue

@@ -18,10 +18,19 @@ SKELETONS_BYTES = 8 << 20  # for all skeletons
 A_SKELETON = 100  # bytes that one takes beside its own
 
 VARIES = b"0123456789abcdef"
-ALL = tuple(kernel_parse.LITERALS)
 # journalctl -o json writes a message that is no UTF-8 as the numbers of its bytes: any literal may be in it.
 IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for after in ("", " "))
-_LITERALS = tuple((text.encode().translate(None, VARIES), text.encode(), text) for text in (*ALL, *IN_NUMBERS))
+
+
+def of_rules() -> tuple[str, ...]:
+    """The literals of all rules, the site's included."""
+    return tuple(kernel_parse.LITERALS)
+
+
+def _searched() -> tuple[tuple[bytes, bytes, str], ...]:
+    """(skeleton, bytes, text) of each literal."""
+    return tuple((text.encode().translate(None, VARIES), text.encode(), text) for text in (*of_rules(), *IN_NUMBERS))
+
 
 Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
 
@@ -35,6 +44,7 @@ class Skeletons:
 
     def __init__(self, may_be: Callable[[bytes], bool]) -> None:
         self._may_be = may_be
+        self._literals = _searched()
         self._known: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
         self._seen: set[bytes] = set()  # once, in lines of other programs
         self._size = 0
@@ -82,7 +92,7 @@ class Skeletons:
                 yield end - len(line), end
 
     def _learn(self, skeleton: bytes) -> tuple[tuple[bytes, str], ...]:
-        literals = tuple((literal, text) for left, literal, text in _LITERALS if left in skeleton)
+        literals = tuple((literal, text) for left, literal, text in self._literals if left in skeleton)
         if self._has_room(skeleton):
             self._known[skeleton] = literals
         return literals
@@ -105,7 +115,7 @@ def by_re2() -> Search | None:
 
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # bytes are bytes
-        pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _LITERALS), options)
+        pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _searched()), options)
     except (ImportError, AttributeError, TypeError):  # other packages have a module of this name (pyre2, fb-re2)
         return None
 

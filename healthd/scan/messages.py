@@ -19,7 +19,7 @@ from healthd.kernel.prefix import Stripped, strip_prefix
 from healthd.model import Clears, Inventory, KernelEvent, Severity
 from healthd.scan.candidates import candidates, skeletons_of_lines
 from healthd.scan.lines import Block, Tally
-from healthd.scan.literals import ALL, Search
+from healthd.scan.literals import Search, of_rules
 from healthd.scan.neighbours import Heads, Neighbours
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 from healthd.scan.unprefixed import JSON, exported, prefix_width, stripped
@@ -146,7 +146,7 @@ class Reader:
 
     def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
         for number, found in exported(blocks, tally):
-            message = self._parsed(found.text, ALL)
+            message = self._parsed(found.text, of_rules())
             if isinstance(message, Message):
                 yield number, found.uptime, found.epoch, found.host, found.lines, message
             elif message is not None:
@@ -188,7 +188,7 @@ class Reader:
         if found_in is not None:
             text, uptime, epoch, host, count = found_in[:5]
             # Escaped text may have other literals than the line itself.
-            message = self._parsed(text, ALL if b"\\" in line else literals)
+            message = self._parsed(text, of_rules() if b"\\" in line else literals)
             told = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
         told = told or _in_quotes(line, found_in, self._now, self._message)
         if told is None and isinstance(message, Unrecognised):
@@ -236,13 +236,13 @@ def _in_quotes(
     text = line.decode("utf-8", "replace")
     if found is None and (written := with_host(text)) is not None:
         found = strip_prefix(written, now)
-        message = None if found is None else parsed(found.text, ALL)
+        message = None if found is None else parsed(found.text, of_rules())
         return None if found is None or message is None else (found.uptime, found.epoch, found.host, 1, message)
     behind = None
     if found is not None:
         behind = quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
     behind = behind or dated_by_a_program(text)
-    message = None if behind is None else parsed(behind.text, ALL)
+    message = None if behind is None else parsed(behind.text, of_rules())
     if behind is None or message is None:
         return None
     if found is None or not behind.proven:

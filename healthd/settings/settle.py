@@ -1,8 +1,9 @@
 """The effective settings, and where each came from. A wrong key, type or unknown check stops the start with one
 sentence.
 
-Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < flags. What lies
-below the file: layers.py. What a setting may be: config.py, and the checks for their own.
+Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < its [[node]]
+sections for this node < flags. What lies below the file: layers.py. The sections: nodes.py. What a setting may be:
+config.py, and the checks for their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthd.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
 from healthd.convert import ConvertError, dump, load, nearest, number, show
@@ -21,6 +22,10 @@ from healthd.model import RunName
 from healthd.settings.registry import Check
 from healthd.text import printable
 
+if TYPE_CHECKING:
+    from healthd.settings.nodes import Section
+
+SECTIONS = "node"  # [[node]]: settings for single nodes (nodes.py)
 _FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
@@ -36,22 +41,36 @@ def settle(
 
     Raises ConfigError with one sentence.
     """
-    plain = {key: value for key, value in table.items() if key != "checks"}
+    plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
+    of_sections: list[Layer] = []
+    if SECTIONS in table:
+        node = flags["node_name"][1] if "node_name" in flags else plain.get("node_name") or _host_name()
+        for name, section in _sections_for(str(node), table, source):
+            with _named(name, {}):
+                _known_top_level(dict(section.settings), known)
+            _overlay(plain, section.settings)
+            origins.update(dict.fromkeys(_flat(section.settings), name))
+            of_sections.append(Layer(name, section.checks))
     for name, (flag, value) in flags.items():
         origins[name] = flag
         _put(plain, name, value)
     with _named(source, origins):
         if plain.get("node_name", "") == "":
-            plain["node_name"] = os.uname().nodename.partition(".")[0]
+            plain["node_name"] = _host_name()
         settings = load(Settings, _known_top_level(plain, known), "")
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
-        layers = [*below(settings), Layer(source, table.get("checks", {}))]
-    for layer in layers:  # each must be right by itself, so that the sentence names the right layer
+        layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
+    for height, layer in enumerate(layers):  # each layer by itself, so that the error names the right layer
         with _named(layer.source, {}):
-            _require_known(layer.checks, known)
-            _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
+            if height >= len(layers) - len(
+                of_sections
+            ):  # may change one setting of a check: complete only over the layers below
+                _check_section(layers[:height], layer, known)
+            else:
+                _require_known(layer.checks, known)
+                _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
     tables, layer_of = _laid(layers, known)
     origins.update({place: layer.source for place, layer in layer_of.items()})
     with _named(source, origins):
@@ -63,14 +82,48 @@ def settle(
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
 
 
+def _check_section(below: Sequence[Layer], section: Layer, known: Mapping[str, Check]) -> dict[str, Any]:
+    """Check names and types in the checks of a [[node]] section and return its checks laid over the layers below.
+
+    validate() is left to the caller, for the complete tables. Raises ConvertError.
+    """
+    _require_known(section.checks, known)
+    for name, table in section.checks.items():
+        if not isinstance(table, Mapping):
+            raise ConvertError(f"checks.{name}: must be a table, got {show(table)}")
+        _require_tables(name, table, known[name])
+    tables, _ = _laid([*below, section], known)
+    changed = {name: tables[name] for name in section.checks}
+    _check_configs(changed, {name: known[name] for name in changed}, {}, complete=False)
+    return changed
+
+
+def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands neither in [checks] nor in a [[node]] section."""
+    return {key: value for key, value in table.items() if key not in ("checks", SECTIONS)}
+
+
+def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
+    """The [[node]] sections that hold for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
+    from healthd.settings import nodes  # few files have sections
+
+    with _named(source, {}):
+        sections = nodes.sections(table)
+    return [(f"{source} {section.name}", section) for section in sections if nodes.holds_for(section, node)]
+
+
+def _host_name() -> str:
+    return os.uname().nodename.partition(".")[0]
+
+
 def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
     """Return everything that is wrong with one settings file, a sentence each, for `healthd config check`.
 
-    Each table is judged by itself. What only shows in all layers together (a baseline that contradicts the file) is
-    left to settle().
+    Each table is judged by itself, the checks of a [[node]] section over those of the file. What only shows in all
+    layers together (a baseline that contradicts the file) is left to settle().
     """
     names = {f.name for f in dataclasses.fields(Settings)}
-    top = {key: value for key, value in table.items() if key != "checks"}
+    top = _top_level(table)
     found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
     plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
     found += _wrong(functools.partial(load, Settings, plain, ""))
@@ -79,13 +132,32 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
         return [*found, "checks: must be a table"]
     for name, own in tables.items():
         found += _wrong(functools.partial(_judge_alone, name, own, known))
-    return [f"{source}: {printable(mistake)}" for mistake in found]
+    of_sections: list[str] = []
+    if SECTIONS in table:
+        from healthd.settings import nodes
+
+        wrong = _wrong(functools.partial(nodes.sections, table))
+        found += wrong
+        if not wrong:
+            for section in nodes.sections(table):
+                name = f"{source} {section.name}"
+                of_sections += mistakes({**section.settings, "checks": {}}, name, known)
+                if not found:  # else the checks of the file, over which the section is judged, may be wrong
+                    judge = functools.partial(_judge_section, tables, section.checks, known)
+                    of_sections += [f"{name}: {printable(mistake)}" for mistake in _wrong(judge)]
+    return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
 
 
 def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
     """Raises ConvertError if the table of one check is wrong."""
     _require_known({name: table}, known)
     _check_configs({name: table}, {name: known[name]}, {})
+
+
+def _judge_section(below: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
+    """Raise ConvertError if the checks of a [[node]] section, laid over those of the file, are wrong."""
+    tables = _check_section([Layer("", below)], Layer("", checks), known)
+    _check_configs(tables, {name: known[name] for name in tables}, {})
 
 
 def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
@@ -177,9 +249,9 @@ def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
 
 
 def _check_configs(
-    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
+    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
-    """Every run of the `known` checks."""
+    """Every run of the `known` checks. complete: False = names and types only, no validate()."""
     wanted: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in known.items():
         table = tables.get(name, {})
@@ -193,11 +265,13 @@ def _check_configs(
                 raise ConvertError(f'{where}: unknown setting "guessed"')
             guessed = _guessed(check, instance, layer_of)
             wanted.append((check, where, {**values, "name": instance, "guessed": guessed}))
-    _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
+    if complete:
+        _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
     configs = {}
     for check, where, values in wanted:
         config = check.make_config(values, where)
-        check.check_config(config, where)
+        if complete:
+            check.check_config(config, where)
         configs[RunName(check.name, values["name"])] = config
     return configs
 
@@ -217,14 +291,31 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
     own = {f.name for f in dataclasses.fields(check.config)}
     shared = {key: value for key, value in table.items() if key in own}
     named = {key: value for key, value in table.items() if key not in own}
-    for key, value in named.items():
+    _require_tables(name, table, check)
+    if not named:  # a wrong setting is refused also if no instance inherits it
+        check.make_config(shared, f"checks.{name}")
+    return [(key, {**shared, **value}) for key, value in named.items()]
+
+
+def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
+    """Raise ConvertError if a check with named tables has something else that is no setting of it."""
+    if not check.per:
+        return
+    own = {f.name for f in dataclasses.fields(check.config)}
+    for key, value in table.items():
+        if key in own:
+            continue
         if not isinstance(value, Mapping):
             raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, got {show(key)}")
-    if not named:  # a wrong setting is refused also if no instance inherits it
-        check.make_config(shared, f"checks.{name}")
-    return [(key, {**shared, **value}) for key, value in named.items()]
+
+
+def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Put settings over others, setting by setting: the tables [slurm], [fleet] ... are joined."""
+    for key, value in above.items():
+        old = below.get(key)
+        below[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:

@@ -16,7 +16,7 @@ from healthd.judge import bounds, intake, verdict
 from healthd.judge.ledger import Ledger
 from healthd.judge.limits import shown_health
 from healthd.kernel.open import open_source
-from healthd.kernel.parse import parse
+from healthd.kernel.parse import parse, use_patterns
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
@@ -79,6 +79,7 @@ def look(
     that did not answer is not asked. `besides`: results that exist already.
     """
     settings = loaded.settings
+    use_patterns(settings.kernel_log.patterns)
     boot_id = then.boot_id if then else Host(settings.root).boot_id()
     started = then.time if then else time.time()
     ledger = Ledger(boot_id=boot_id)

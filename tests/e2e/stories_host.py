@@ -402,6 +402,24 @@ ROWS = [
         settings={"exec": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",)}},
         programs=(PROGRAM,),
     ),
+    Row(
+        "match/missing",
+        "site",
+        well=ends(0, "fine"),
+        fault=ends(0, "broken"),
+        repair=ends(0, "fine"),
+        settings={"match": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",), "requires": "^fine$"}},
+        programs=(PROGRAM,),
+    ),
+    Row(
+        "match/found",
+        "site",
+        well=ends(0, "fine"),
+        fault=ends(0, "broken"),
+        repair=ends(0, "fine"),
+        settings={"match": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",), "forbids": "broken"}},
+        programs=(PROGRAM,),
+    ),
     entry("bus_fatal", "Critical Interrupt PCIe Err", "Bus Fatal Error"),
     entry("critical_interrupt", "Critical Interrupt PCIe Err", "PCI SERR"),
     entry("power_supply", "Power Supply PS1 Status", "Power Supply AC lost"),
@@ -511,4 +529,7 @@ ROWS = [
 LEFT = {
     f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
     for what in ("unsynchronised", "uncertain", "offset")
-} | {"kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one"}
+} | {
+    "kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one",
+    "kernel/pattern": "its patterns are no setting of a check: test_kernel_site.py tells its story",
+}

@@ -130,7 +130,8 @@ _WORDS = {
         ipmi_sel/power_supply! kernel/too_hot kernel/cpu_throttled- cpu/throttled- cpu/governor-""",
     "kernel": """
         kernel/panic! kernel/oops! kernel/hard_lockup! kernel/soft_lockup! kernel/rcu_stall kernel/hung_task
-        kernel/workqueue kernel/file_max kernel/netdevice- kernel/unread processes/unkillable! processes/zombies-""",
+        kernel/workqueue kernel/file_max kernel/netdevice- kernel/unread kernel/pattern processes/unkillable!
+        processes/zombies-""",
     "driver": """
         gpu_access/driver_mismatch! gpu_access/driver_not_loaded! gpu_access/library_missing! gpu_xid/probe_failed
         gpu_xid/peermem gpu_mig/instances! gpu_mig/mode! gpu_software/driver- gpu_software/vbios-
@@ -143,7 +144,7 @@ _WORDS = {
         services/inactive! services/changing- services/restarting services/wanted_inactive- gpu_fabric/manager!
         clock/offset- clock/slow_source- clock/uncertain- clock/unsynchronised-""",
     "disk_space": "disk_space/no_space! disk_space/no_inodes! disk_space/low_space- disk_space/low_inodes-",
-    OTHER: "exec/critical exec/warning failslow/job- failslow/counters- failslow/loss",
+    OTHER: "exec/critical exec/warning match/missing match/found failslow/job- failslow/counters- failslow/loss",
     USER: "kernel/oom_kill! processes/user_file_system-",
 }
 

@@ -1,0 +1,43 @@
+"""The site's own lines of the kernel log, by [kernel_log.patterns.NAME]. Pure.
+
+A pattern is plain text in which each "*" stands for any text. It must match from the beginning of the kernel's message,
+as every rule does: the text inside may be a user's. What follows the pattern's end does not matter. There are no
+regular expressions: matching takes time linear in the line's length, so no pattern can hold up the daemon.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+
+from healthd.config import KernelPattern
+from healthd.kernel.lines.rule import Rule, event
+from healthd.model import KernelEvent
+from healthd.plausible import longest_piece
+from healthd.text import regex
+
+SITE = "site"
+SEVERITY = "severity"  # a field of the event: what the site says, as written in the settings
+
+
+def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
+    """Return one rule for each pattern, in the order of the settings."""
+    return tuple(_rule(name, pattern) for name, pattern in patterns.items())
+
+
+def _rule(name: str, pattern: KernelPattern) -> Rule:
+    first, *rest = pattern.pattern.split("*")
+    build = functools.partial(_event, name, tuple(filter(None, rest)), pattern.severity.name.lower())
+    return Rule(SITE, (longest_piece(pattern.pattern),), regex(re.escape(first)), build)
+
+
+def _event(name: str, rest: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
+    """The event of a line that begins with the pattern's first piece; None if the others do not follow in order."""
+    at = match.end()
+    for piece in rest:
+        found = match.string.find(piece, at)
+        if found < 0:
+            return None
+        at = found + len(piece)
+    return event(kind, match, name, fields=((SEVERITY, severity),))

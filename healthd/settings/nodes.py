@@ -1,0 +1,84 @@
+"""[[node]] sections of the settings: one file for nodes of several kinds. Pure.
+
+    [[node]]
+    match = ["gpu-[001-128]", "!gpu-042"]
+    mode = "drain"
+    [node.checks.gpu_count]
+    expected = 8
+
+A section holds for a node whose name is in one of its host lists (Slurm's: "rack[1-2]n[01-16]") and in none of those
+that begin with "!". With lists that begin with "!" alone it holds for all other nodes. Its settings go before those
+outside the sections, setting by setting, and a later section's before an earlier one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from healthd.convert import ConvertError, show
+from healthd.fleet.hostlist import HostListError, expand
+from healthd.plausible import is_node_name
+
+SECTIONS = "node"
+# These are needed before the node's name is known, or are that name.
+NOT_IN_A_SECTION = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTIONS)
+
+
+class Section(NamedTuple):
+    """One [[node]] section. name: "[[node]] 2", the second of the file. match: its host lists, as written. settings:
+    the top-level settings; checks: its [node.checks.*]."""
+
+    name: str
+    match: tuple[str, ...]
+    settings: Mapping[str, Any]
+    checks: Any
+
+
+def sections(table: Mapping[str, Any]) -> list[Section]:
+    """The sections of a settings file, in order. Raises ConvertError, also for a host list that is none."""
+    found = table.get(SECTIONS, [])
+    if (
+        not isinstance(found, Sequence)
+        or isinstance(found, str)
+        or not all(isinstance(each, Mapping) for each in found)
+    ):
+        raise ConvertError(f"{SECTIONS}: must be [[{SECTIONS}]] sections, got {show(found)}")
+    return [_section(f"[[{SECTIONS}]] {number}", each) for number, each in enumerate(found, 1)]
+
+
+def _section(name: str, table: Mapping[str, Any]) -> Section:
+    match = table.get("match")
+    if not isinstance(match, list) or not match or not all(isinstance(each, str) for each in match):
+        example = 'match = ["gpu-[001-128]", "!gpu-042"]'
+        raise ConvertError(f"{name}: match: must be a list of host lists, such as {example}")
+    for hosts in match:
+        try:
+            named = expand(hosts.removeprefix("!"))
+        except HostListError as error:
+            raise ConvertError(f"{name}: match: {show(hosts)}: {error}") from None
+        if not named:
+            raise ConvertError(f"{name}: match: {show(hosts)} names no node")
+        wrong = next((node for node in named if not is_node_name(node)), None)
+        if wrong is not None:
+            form = 'write a host list without wildcards, such as "gpu-[001-128]"'
+            raise ConvertError(f"{name}: match: {show(wrong)} is not the name of a node; {form}")
+    for key in NOT_IN_A_SECTION:
+        if key in table:
+            raise ConvertError(f"{name}: {key}: cannot be set for single nodes; set it outside the sections")
+    kernel_log = table.get("kernel_log")
+    if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node
+        raise ConvertError(f"{name}: kernel_log.patterns: cannot be set for single nodes; set it outside the sections")
+    settings = {key: value for key, value in table.items() if key not in ("match", "checks")}
+    return Section(name, tuple(match), settings, table.get("checks", {}))
+
+
+def holds_for(section: Section, node: str) -> bool:
+    """Return True if the section's settings are those of this node."""
+    excluded = [hosts[1:] for hosts in section.match if hosts.startswith("!")]
+    included = [hosts for hosts in section.match if not hosts.startswith("!")]
+    return not _is_in(node, excluded) and (not included or _is_in(node, included))
+
+
+def _is_in(node: str, host_lists: Sequence[str]) -> bool:
+    return any(node in expand(hosts) for hosts in host_lists)

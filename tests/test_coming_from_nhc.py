@@ -1,0 +1,77 @@
+"""docs/coming-from-nhc.md: its settings are accepted, and each check of NHC has its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from healthd.model import Severity
+from healthd.settings.registry import built_in
+from healthd.settings.settle import mistakes, settle
+from healthd.toml import parse
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "coming-from-nhc.md").read_text("utf-8")
+TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+CHECKS = built_in()
+NHC = re.search(r"\n## NHC\n(.*?)\n## ", (DOCS / "peers.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_each_table_of_settings_is_accepted(text):
+    table = parse(text)
+    assert mistakes(table, "page", CHECKS) == []
+    for node in ("gpu-001", "gpu-042", "cpu-1"):
+        loaded = settle(table, "page", {"node_name": ("--node-name", node)}, CHECKS)
+        named = {(name, each) for name, tables in table.get("checks", {}).items() for each in tables}
+        instances = {(run.check, run.instance) for run in loaded.checks if run.instance}
+        assert instances <= named
+
+
+def test_all_tables_fit_into_one_file():
+    joined = "\n".join(sorted(TABLES, key=lambda text: "[[node]]" in text))
+    loaded = settle(parse(joined), "page", {"node_name": ("--node-name", "gpu-001")}, CHECKS)
+    assert {("exec", "nhc"), ("match", "bios"), ("mount", "/scratch")} <= set(loaded.checks)
+
+
+def test_each_check_of_nhc_is_on_the_page():
+    assert NHC is not None
+    checks = re.findall(r"(?m)^\| (check_[a-z_]+) \|", NHC[1])
+    assert len(checks) == 46
+    assert [check for check in checks if not re.search(rf"\b{check}\b", PAGE)] == []
+
+
+def test_what_nhc_documents_of_hosts_has_its_answer():
+    excluded, other = (
+        settle(parse(next(t for t in TABLES if "[[node]]" in t)), "page", {"node_name": ("--node-name", node)}, CHECKS)
+        for node in ("gpu-042", "gpu-041")
+    )
+    assert excluded.checks["gpu_count", ""].expected != 8
+    assert other.checks["gpu_count", ""].expected == 8
+
+
+def test_no_page_recommends_nhc_with_all_checks_and_without_kind():
+    root = DOCS.parent
+    files = [root / "README.md", *(p for d in ("docs", "conf", "man") for p in (root / d).rglob("*") if p.is_file())]
+    wrong = [
+        f"{path.relative_to(root)}: {line}"
+        for path in files
+        for line in path.read_text("utf-8", "replace").replace("\\-", "-").splitlines()
+        if re.search(r'nhc", *"-a"', line) and not line.startswith("Do not use ")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [("", False), ("xmrig\n", True), ("minerd\nminerd\n", True)],
+)
+def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found):
+    loaded = settle(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
+    config = loaded.checks["match", "blacklist"]
+    assert config.command[:2] == ("/usr/bin/ps", "-C")  # each process would exceed what is read of the output
+    assert config.statuses == (0, 1)  # ps ends with 1 if there is none
+    assert config.fault_severity is Severity.WARNING  # every user can name a process so
+    assert bool(re.search(config.forbids, listed)) is found

@@ -13,7 +13,7 @@ _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
-# Names of the times only if no column has one of the names above: such a column may also count the time since the start.
+# Names of the times only if no column has a name above: such a column may also count the time since the start.
 _PLAIN_VALUES = ("seconds", "secs", "sec", "milliseconds", "millis", "ms")
 _COUNTERS = ("step", "iteration", "iter", "batch")  # times if they have a unit: step_ms
 _UNIT = regex(

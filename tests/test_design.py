@@ -21,7 +21,7 @@ PURE_OF = {
     "": "convert errors model past plausible text",
     "failslow": (
         "answer bocd detect groups iteration_time level model names outliers peers period slow_groups slow_nodes "
-        "steps stream times told windows"
+        "steps stream throughout times told windows"
     ),
     "failslow.mitigation": "advice micro_batches planner replay stages",
     "failslow.readers": "clean columns",

@@ -125,7 +125,7 @@ def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None
     (tmp_path / "steps.csv").write_text("step_time\n" + "1.5\n" * 100)
     status, out, _ = ran(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")
     assert status == 0
-    assert "nothing is slow in 100 samples" in out
+    assert "nothing became slow in 100 samples" in out
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def _now(one: Stretch | None) -> Document:
 
 def _text(told: Document) -> Iterator[str]:
     if not told["slow"]:
-        yield f"nothing is slow in {told['samples']:,} samples: there is nothing to do\n"
+        yield f"nothing became slow in {told['samples']:,} samples: there is nothing to do\n"
     for one in told["slow"][:MOST_SHOWN]:
         who = ", ".join(printable(name) for name in one["who"][:4]) + (", ..." if len(one["who"]) > 4 else "")
         until = "until now" if one["lasts"] else "until its end" if one["relief"] is None else f"until {one['relief']}"

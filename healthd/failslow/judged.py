@@ -37,4 +37,4 @@ def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judge
     notes: list[str] = []
     if not (any(found.points) or found.suspects or found.job_slow or slow):
         notes = [f"{count:,} series not compared with peers: {why}" for why, count in sorted(beside.why.items())]
-    return replace(found, slow_throughout=slow, compared=beside.count, notes=(*found.notes, *notes))
+    return replace(found, slow_throughout=slow, compared=beside.number, notes=(*found.notes, *notes))

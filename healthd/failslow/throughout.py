@@ -38,16 +38,17 @@ LEAST_SPREAD = 0.02
 
 
 class Compared(NamedTuple):
-    """slow: the series that are slower throughout. count: how many series had peers to be compared with. why: how many
+    """slow: the series that are slower throughout. number: how many series had peers to be compared with. why: how many
     series were not compared, by reason; without those that are too short, which their reader reports."""
 
     slow: tuple[SlowThroughout, ...]
-    count: int
+    number: int
     why: dict[str, int]
 
 
 NO_PEERS = "their group has fewer than four series of 20 samples or more"
 NO_GROUP = "no groups of peers with the same work are known (--group)"
+APART = "their samples are of different times or regimes"
 ONLY_WHOLE = "only whole iterations are known, which are equally long for all ranks that wait for each other"
 
 
@@ -75,8 +76,12 @@ def compared(series: Sequence[Series]) -> Compared:
         if measure == "iteration" and _together(series, role.members):
             why[ONLY_WHOLE] += len(role.members)
             continue
+        parts = _parts([series[one] for one in role.members], times)
+        if not parts:
+            why[APART] += len(role.members)
+            continue
         count += len(role.members)
-        slow += _slow(series, role, measure, times)
+        slow += _slow(series, role, measure, parts)
     return Compared(tuple(slow), count, {reason: number for reason, number in why.items() if number})
 
 
@@ -119,17 +124,14 @@ def _together(series: Sequence[Series], members: Sequence[int]) -> bool:
 
 
 def _slow(
-    series: Sequence[Series], role: _Role, measure: str, times: Sequence[Sequence[float]]
+    series: Sequence[Series], role: _Role, measure: str, parts: Sequence[Sequence[float]]
 ) -> list[SlowThroughout]:
-    parts = _parts([series[one] for one in role.members], times)
-    if not parts:
-        return []
     slow_in = [_slow_in(part, role.told) for part in parts]
     found = []
     for at, one in enumerate(role.members):
         if at in slow_in[0] and sum(at in some for some in slow_in) >= len(parts) - (len(parts) > LEAST):
             now = statistics.median(part[at] for part in parts)
-            others = statistics.median(statistics.median(part[:at] + part[at + 1 :]) for part in parts)
+            others = statistics.median(statistics.median([*part[:at], *part[at + 1 :]]) for part in parts)
             about = series[one]
             peers = len(role.members) - 1
             found.append(

@@ -61,6 +61,14 @@ def test_workers_of_a_told_group_are_compared_by_their_busy_time() -> None:
     assert slow(series) == [("d0", "busy")]
 
 
+def test_an_index_with_gaps_that_all_share_is_compared() -> None:
+    """A trace that has every hundredth stretch of a job's steps."""
+    series = gang(16, busy=[2.0] + [1.0] * 15, groups=STAGES, samples=44)
+    index = [step if step < 5 else 900 + step if step < 40 else 50_000 + step for step in range(44)]
+    found = compared([replace(one, index=index) for one in series])
+    assert ([one.series for one in found.slow], found.number) == (["0"], 16)
+
+
 def test_stages_of_other_levels_without_groups_are_not_slow() -> None:
     assert slow(gang(16, busy=[1.0] * 4 + [1.8] * 4 + [3.2] * 4 + [0.6] * 4)) == []
     assert slow(gang(8, busy=[1.0, 1.5, 2.4, 4.0, 6.1, 9.3, 14.0, 21.0])) == []

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from healthd.failslow import windows
@@ -181,13 +180,20 @@ def _parts(some: Sequence[Series], times: Sequence[Sequence[float]]) -> list[lis
 
 
 def _edges(one: Series, some: Sequence[Series], count: int) -> list[int]:
-    """Return where its parts begin and the last one ends: by the index, by position if a job started anew."""
+    """Return where its parts begin and the last one ends; [] if the series have no time in common.
+
+    By the index, in parts of as many samples of the first series: an index may have gaps that all of them share. By
+    position if a job started anew.
+    """
     length = len(one.value)
     if any(len(each.starts) > 1 for each in some):
         return [length * nth // count for nth in range(count + 1)]
-    begin, end = max(each.index[0] for each in some), min(each.index[-1] for each in some)
-    edges = [bisect_left(one.index, begin + (end - begin) * nth / count) for nth in range(count)]
-    return [*edges, length] if all(before <= after for before, after in pairwise(edges)) else []
+    clock = some[0].index
+    begin = bisect_left(clock, max(each.index[0] for each in some))
+    end = bisect_right(clock, min(each.index[-1] for each in some))
+    if end - begin < count:
+        return []
+    return [*(bisect_left(one.index, clock[begin + (end - begin) * nth // count]) for nth in range(count)), length]
 
 
 def _regime(some: Sequence[Series], stretches: Sequence[range]) -> str:

@@ -121,6 +121,12 @@ def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_pat
     assert (status, told["now"]["action"], [one["who"] for one in told["slow"]]) == (1, "s2", [["gpu-1"]])
 
 
+def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:
+    stall = str(Path(__file__).parent / "data/failslow/input_stall_rank2.csv")
+    status, out, _ = ran(capsys, "plan", stall, "--index", "step", "--gpus", "4", "--json")
+    assert (status, sum("rank 2 is slower" in note for note in json.loads(out)["notes"])) == (0, 1)
+
+
 def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step_time\n" + "1.5\n" * 100)
     status, out, _ = ran(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
-from healthd.fleet.answers import nccl
+from healthd.fleet.answers import nccl, nccl_transport
 from healthd.fleet.collectives import rank_log, transport
 from healthd.fleet.collectives.transport import Failed
 
@@ -176,6 +176,18 @@ def test_the_registration_of_memory_is_told_from_the_network(tmp_path: Path) -> 
         (0, "memory", 3),
         (1, "network", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(2, "adapter"), (4, "memory"), (5, "network"), (9, "remote"), (12, "network"), (19, "adapter"), (99, "network")],
+)
+def test_the_kind_is_the_source_of_the_first_failure(tmp_path: Path, status: int, kind: str) -> None:
+    line = f"{HEAD}NET/IB : Got completion from peer 192.0.2.9<4> with status={status} opcode=1 len=4 vendor err 1"
+    told = answer(tmp_path, {"rank0.log": [line]})
+    assert (told["kind"], told["suspects"]) == (kind, [])
+    assert nccl.verdict(told) == nccl_transport.failures_verdict(told)
+    assert nccl.advice(told) == nccl_transport.failures_advice(told)
 
 
 def test_the_rank_is_that_of_the_process_in_the_job(tmp_path: Path) -> None:

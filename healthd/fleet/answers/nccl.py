@@ -11,6 +11,7 @@ from typing import Any
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, head
 from healthd.fleet.answers.nccl_transport import (
+    FAILURE_KINDS,
     MOST_SHOWN,
     failure_rows,
     failure_sentence,
@@ -244,7 +245,7 @@ def verdict(nccl: Document) -> str:
             f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
             f"nobody{sure}."
         )
-    if nccl["failures"] and kind in ("network", "memory"):
+    if nccl["failures"] and kind in FAILURE_KINDS:
         return failures_verdict(nccl)
     if kind == "hang":
         return hangs_verdict(nccl)
@@ -299,7 +300,7 @@ def advice(nccl: Document) -> str:
             "Next: on which node such a rank ran (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
             "it), then `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
         )
-    if nccl["failures"] and nccl["kind"] in ("network", "memory"):
+    if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
         return failures_advice(nccl)
     if nccl["kind"] == "hang":
         return hangs_advice()

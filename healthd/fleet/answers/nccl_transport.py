@@ -20,6 +20,8 @@ _ORDER = (
     transport.FLUSHED,
 )
 
+FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transport.REMOTE)
+
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
     """Return a row for each kind of failed request, the cause before what follows from it."""
@@ -60,10 +62,14 @@ def _failure(one: Failure) -> dict[str, Any]:
 
 
 def kind_of(failures: Sequence[dict[str, Any]]) -> str:
-    """Return "memory" if an adapter may not access memory, "network" for all other failed requests, "" for none."""
+    """Return the source of the first failed request, one of FAILURE_KINDS, and "" for none.
+
+    A flushed request and one without a more exact source are "network".
+    """
     if not failures:
         return ""
-    return "memory" if failures[0]["source"] == transport.MEMORY else "network"
+    source: str = failures[0]["source"]
+    return source if source in FAILURE_KINDS else transport.NETWORK
 
 
 def single_out(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.cli import main
+from healthd.failslow import answer
 from healthd.failslow.judged import judged
 from healthd.failslow.model import Series
 from healthd.failslow.throughout import compared
+from healthd.say.render import Page
 
 pytestmark = pytest.mark.one_python
 
@@ -80,6 +82,28 @@ def test_a_rank_with_little_more_work_is_not_slow_without_groups() -> None:
 
 def test_half_of_a_group_is_not_slow() -> None:
     assert slow(gang(16, busy=[1.0, 1.0, 1.5, 1.5] * 4, groups=STAGES)) == []
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize(
+    "busy", [[1.0, 1.0, 2.0, 2.0], [1.0] * 4 + [2.0] * 4, [1.00, 1.15, 1.30, 1.45], [0.5, 0.5, 0.5, 0.25]]
+)
+def test_a_group_that_differs_without_a_named_rank_is_not_compared(busy: list[float], grouped: bool) -> None:
+    series = gang(len(busy), busy=busy, groups=dict.fromkeys(range(len(busy)), "s0") if grouped else None)
+    found = compared(series)
+    assert (found.slow, found.number, list(found.why.values())) == ((), 0, [len(busy)])
+    judgement = judged(series)
+    assert (judgement.suspects, len(judgement.notes)) == ((), 1)
+    out = answer.text(answer.document(["job.csv"], series, judgement), Page(100))
+    assert "nothing became slow" in out
+    assert ("group s0" in out) == grouped
+
+
+def test_several_groups_that_differ_are_one_reason_and_the_others_are_compared() -> None:
+    found = compared(gang(16, busy=[1.0] * 8 + [1.0, 1.0, 1.5, 1.5] + [1.0, 1.0, 2.0, 2.0], groups=STAGES))
+    assert (found.slow, found.number) == ((), 8)
+    ((reason, number),) = found.why.items()
+    assert ("group s3" in reason, number) == (True, 8)
 
 
 def test_workers_of_no_group_are_not_compared_and_the_answer_has_that() -> None:

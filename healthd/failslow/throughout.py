@@ -9,8 +9,11 @@ if they have the same work:
   others take the same time within ALIKE. Stages and a rank with extra work differ by less, or not alone.
 
 Workers of no told group that wait for nobody are not compared: they may have other GPUs or other shards (in the public
-trace of Alibaba they differ four times). Compared are each series' own time (the value without waiting, else its busy
-time), or the value of workers that tell neither. In a synchronous job the value shows nothing: all ranks have the same.
+trace of Alibaba they differ four times). Where the slowest member takes more than LIMIT times as long as the fastest
+one and none is named (half of a group, or times spread evenly), the group does not count as compared.
+
+The time compared is each series' own time (the value without waiting, else its busy time), or the value of workers that
+tell neither. In a synchronous job the value shows nothing: all ranks have the same.
 
 "Throughout" means in the first of up to PARTS parts of the time that all series cover, and in all but one of the parts.
 """
@@ -56,11 +59,20 @@ class _Role(NamedTuple):
     told: bool  # the group was named in the file
 
 
+class _Unlike(NamedTuple):
+    """A group whose members differ by more than LIMIT although none is named. ratio: slowest over fastest."""
+
+    ratio: float
+    group: str
+    number: int
+
+
 def compared(series: Sequence[Series]) -> Compared:
     """Return which series are slower than their peers throughout, and which were not compared."""
     why: Counter[str] = Counter()
     long = [at for at, one in enumerate(series) if len(one.value) >= FEWEST_SAMPLES]
     slow: list[SlowThroughout] = []
+    unlike: list[_Unlike] = []
     count = 0
     for role in _roles(series, long, why):
         if len(role.members) < FEWEST:
@@ -79,9 +91,30 @@ def compared(series: Sequence[Series]) -> Compared:
         if not parts:
             why[APART] += len(role.members)
             continue
+        found = _slow(series, role, measure, parts)
+        if not found and (ratio := _largest_ratio(parts)) > LIMIT:
+            unlike.append(_Unlike(ratio, series[role.members[0]].group, len(role.members)))
+            continue
         count += len(role.members)
-        slow += _slow(series, role, measure, parts)
+        slow += found
+    if unlike:
+        why[_differ(unlike)] += sum(one.number for one in unlike)
     return Compared(tuple(slow), count, {reason: number for reason, number in why.items() if number})
+
+
+def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
+    """Return the slowest member's time over the fastest one's, each the median of its parts."""
+    times = [statistics.median(some) for some in zip(*parts, strict=True)]
+    return max(times) / min(times)
+
+
+def _differ(unlike: Sequence[_Unlike]) -> str:
+    """Return the reason why these groups are not compared: with the name and the ratio of the worst one."""
+    worst = max(unlike, key=lambda one: one.ratio)
+    name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
+    more = len(unlike) - 1
+    others = f" ({more:,} more group{'' if more == 1 else 's'} by less)" if more else ""
+    return f"{name} differ by {worst.ratio:.1f} x{others}, and which of them are slow is not known"
 
 
 def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) -> list[_Role]:

@@ -170,6 +170,12 @@ def test_one_of_four_nodes_is_named_although_it_is_half_of_its_stage(what: str, 
     assert found.suspects[0].confidence is Confidence.MEDIUM
 
 
+@pytest.mark.parametrize(("by", "confidence"), [(0.15, Confidence.LOW), (0.3, Confidence.MEDIUM)])
+def test_half_of_a_stage_is_of_medium_confidence_only_if_it_is_clearly_slow(by: float, confidence: Confidence) -> None:
+    found = judged(gang(32, [Fault("busy", range(8, 16), by)], groups=stages(16), per_node=8))
+    assert [(one.subject, one.confidence) for one in found.suspects] == [("gpu-1", confidence)]
+
+
 @pytest.mark.parametrize(
     "faults",
     [

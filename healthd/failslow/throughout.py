@@ -104,7 +104,7 @@ def compared(series: Sequence[Series]) -> Compared:
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
     """Return the slowest member's time over the fastest one's, each the median of its parts."""
-    times = [statistics.median(some) for some in zip(*parts, strict=True)]
+    times: list[float] = [statistics.median(some) for some in zip(*parts, strict=True)]
     return max(times) / min(times)
 
 

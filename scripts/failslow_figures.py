@@ -30,10 +30,11 @@ SEED = 14
 
 
 def write_data(folder: Path) -> None:
-    """job.csv, gang.csv and sequences.csv."""
+    """Write job.csv, gang.csv, sequences.csv and stall.csv."""
     (folder / "job.csv").write_text(_job(random.Random(SEED)))
     (folder / "gang.csv").write_text(_gang(random.Random(SEED)))
     (folder / "sequences.csv").write_text(_sequences(random.Random(SEED)))
+    (folder / "stall.csv").write_text(_stall(random.Random(SEED)))
 
 
 def _job(made: random.Random) -> str:
@@ -69,6 +70,16 @@ def _sequences(made: random.Random) -> str:
         for rank, own in enumerate(busy):
             times = ",".join(f"{one:.4f}" for one in (seconds, own, seconds - own - transfer, transfer))
             rows.append(f"{rank},gpu-{1 + rank // 4},{step},{times}")
+    return "\n".join(rows) + "\n"
+
+
+def _stall(made: random.Random) -> str:
+    """Four ranks that wait for each other; the input of rank 2 stalls in every step."""
+    rows = ["rank,step,step_time,busy,wait"]
+    for step in range(300):
+        busy = [(352 if rank == 2 else 162) * made.gauss(1, 0.01) for rank in range(4)]
+        seconds = max(busy) + 10 * made.gauss(1, 0.03)
+        rows += [f"{rank},{step},{seconds:.2f},{own:.2f},{seconds - own:.2f}" for rank, own in enumerate(busy)]
     return "\n".join(rows) + "\n"
 
 

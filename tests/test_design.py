@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PURE_OF = {
     "": "convert errors model past plausible text",
     "failslow": (
-        "answer bocd detect groups iteration_time level model names outliers peers period slow_groups steps stream "
-        "times told windows"
+        "answer bocd detect groups iteration_time level model names outliers peers period slow_groups slow_nodes "
+        "steps stream throughout times told windows"
     ),
     "failslow.mitigation": "advice micro_batches planner replay stages",
     "failslow.readers": "clean columns",

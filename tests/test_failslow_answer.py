@@ -275,7 +275,7 @@ def test_many_that_became_slow_together_are_one_line():
 
 
 def test_nothing_is_said_to_be_slow_where_nothing_is():
-    assert text(Judgement(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing is slow\n"
+    assert text(Judgement(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
 
 
 def test_names_of_others_cannot_steer_the_terminal():
@@ -371,8 +371,10 @@ def test_a_note_that_is_true_of_all_files_is_told_once_with_their_number(tmp_pat
     for rank in range(64):
         written(tmp_path, "seconds\n" + "1.0\n" * 30, f"times-{rank}.csv")
     taken = "64 files: columns taken by their names: value seconds"
-    assert document(str(tmp_path))[1]["notes"] == [taken]
-    assert run(str(tmp_path))[1].splitlines()[1:] == [f"note: {taken}"]
+    told = document(str(tmp_path))[1]
+    assert (told["notes"][0], len(told["notes"]), told["compared"]) == (taken, 2, 0)
+    assert "64 series not compared with peers" in told["notes"][1]
+    assert run(str(tmp_path))[1].splitlines()[1:] == [f"note: {note}" for note in told["notes"]]
 
 
 def test_of_many_notes_the_first_are_shown_and_the_others_counted():

@@ -140,6 +140,62 @@ def test_a_whole_stage_that_works_longer_is_the_jobs_imbalance() -> None:
     ]
 
 
+def stages(ranks: int) -> dict[int, str]:
+    """Groups of so many ranks each, of 32."""
+    return {rank: f"g{rank // ranks}" for rank in range(32)}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_node_with_a_whole_stage_is_a_suspect_of_low_confidence(seed: int) -> None:
+    faults = [Fault("busy", range(8, 16), 0.4)]
+    found = judged(gang(32, faults, groups=stages(8), per_node=8, seed=seed))
+    assert [(*named(found)[0], found.suspects[0].confidence)] == [("node", "gpu-1", "compute_gpu", Confidence.LOW)]
+    assert found.job_slow == ()
+
+
+def test_evidence_of_the_node_makes_a_node_with_a_whole_stage_surer() -> None:
+    series = gang(32, [Fault("busy", range(8, 16), 0.4)], groups=stages(8), per_node=8)
+    evidence = [Evidence("gpu-1", ONSET, None, "gpu_clocks/hw_thermal", "the clocks are held down")]
+    (found,) = judged(series, evidence).suspects
+    assert (found.subject, found.confidence) == ("gpu-1", Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("what", "by", "cause"),
+    [("busy", 0.4, "compute_gpu"), ("host", 0.4, "compute_cpu"), ("transfer", 1.5, "communication_inter_node")],
+)
+def test_one_of_four_nodes_is_named_although_it_is_half_of_its_stage(what: str, by: float, cause: str) -> None:
+    found = judged(gang(32, [Fault(what, range(8, 16), by)], groups=stages(16), per_node=8))
+    assert named(found) == [("node", "gpu-1", cause)]
+    assert found.suspects[0].confidence is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize(("by", "confidence"), [(0.15, Confidence.LOW), (0.3, Confidence.MEDIUM)])
+def test_half_of_a_stage_is_of_medium_confidence_only_if_it_is_clearly_slow(by: float, confidence: Confidence) -> None:
+    found = judged(gang(32, [Fault("busy", range(8, 16), by)], groups=stages(16), per_node=8))
+    assert [(one.subject, one.confidence) for one in found.suspects] == [("gpu-1", confidence)]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("busy", range(8, 16), 0.3), Fault("busy", [*range(8), *range(16, 32)], -0.1)],
+        [Fault("busy", range(32), 0.3)],
+        [Fault("busy", range(16), 0.3)],
+        [Fault("host", range(8), 0.4)],
+    ],
+    ids=["work moved to one stage", "more work for all", "two nodes", "the first stage loads data"],
+)
+def test_a_changed_work_names_no_node(faults: list[Fault]) -> None:
+    found = judged(gang(32, faults, groups=stages(8), per_node=8))
+    assert (named(found), [one.cause.value for one in found.job_slow]) == ([], ["imbalance"])
+
+
+def test_a_stage_on_one_of_two_nodes_is_not_called_imbalance() -> None:
+    found = judged(gang(16, [Fault("busy", range(8), 0.4)], groups=stages(8), per_node=8))
+    assert (named(found), [one.cause.value for one in found.job_slow]) == ([], ["compute_gpu"])
+
+
 def test_the_node_common_to_the_slow_groups_is_named() -> None:
     """Of eight groups across nodes two transfer long; they share node gpu-9 and no other."""
     faults = [Fault("transfer", range(8), 2.0)]

@@ -91,7 +91,7 @@ def test_what_lasts_has_no_relief_and_reaches_the_end(tmp_path: Path) -> None:
 
 def test_where_nothing_is_slow_a_series_is_shown_among_its_peers(tmp_path: Path) -> None:
     root = drawn([worker(str(at)) for at in range(5)], Judgement(((),) * 5), tmp_path)
-    assert "nothing is slow; beside 4 peers" in words(root)
+    assert "nothing became slow; beside 4 peers" in words(root)
     assert len(in_panels(root, "peers")) == 1
     assert in_panels(root, "onset") == []
 
@@ -197,7 +197,7 @@ def test_the_headline_counts_suspects_or_says_that_there_are_none(tmp_path: Path
     assert headline(series, judgement) == "10 series, 3,000 samples: 1 suspect"
     assert headline(series, Judgement(judgement.points, (), (job,))).endswith(": the job is slow")
     assert headline(series, Judgement(judgement.points)).endswith(": 1 slow, nobody is suspected")
-    assert headline(series, Judgement(((),) * 10)).endswith(": nothing is slow")
+    assert headline(series, Judgement(((),) * 10)).endswith(": nothing became slow")
 
 
 def test_a_file_is_replaced_whole_and_no_leftover_stays(tmp_path: Path) -> None:

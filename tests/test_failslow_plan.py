@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gangs import Fault, gang
 
 from healthd.cli import main
 
@@ -106,11 +107,31 @@ def test_a_remedy_that_is_due_at_the_end_is_exit_status_1(capsys: Captured, fold
     assert "now: S2, move micro-batches; then S3, change the topology, when" in out
 
 
+def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_path: Path) -> None:
+    rows = ["rank,node,stage,step,step_time,busy,wait,transfer"]
+    slow = [Fault("busy", range(8, 16), 0.4)]
+    for one in gang(32, slow, per_node=8, groups={rank: f"s{rank // 8}" for rank in range(32)}):
+        for at, value in enumerate(one.value):
+            parts = [times[at] for times in (one.busy, one.wait, one.transfer) if times is not None]
+            rows.append(",".join(map(str, (one.name, one.node, one.group, at, value, *parts))))
+    (tmp_path / "job.csv").write_text("\n".join(rows) + "\n")
+    words = (str(tmp_path / "job.csv"), "--index", "step", "--group", "stage", "--gpus", "32")
+    status, out, _ = ran(capsys, "plan", *words, "--overhead", "s2=0.1,s3=1000,s4=1000", "--json")
+    told = json.loads(out)
+    assert (status, told["now"]["action"], [one["who"] for one in told["slow"]]) == (1, "s2", [["gpu-1"]])
+
+
+def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:
+    stall = str(Path(__file__).parent / "data/failslow/input_stall_rank2.csv")
+    status, out, _ = ran(capsys, "plan", stall, "--index", "step", "--gpus", "4", "--json")
+    assert (status, sum("rank 2 is slower" in note for note in json.loads(out)["notes"])) == (0, 1)
+
+
 def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("step_time\n" + "1.5\n" * 100)
     status, out, _ = ran(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")
     assert status == 0
-    assert "nothing is slow in 100 samples" in out
+    assert "nothing became slow in 100 samples" in out
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from healthd.errors import HealthdError
 from healthd.failslow.model import Series
 from healthd.failslow.readers import chunks
 from healthd.failslow.readers.chunks import Unreadable
-from healthd.failslow.readers.columns import Columns
+from healthd.failslow.readers.columns import Columns, chosen
 from healthd.failslow.readers.table import read
 
 WORKER = Columns(series=("worker",), value="t")
@@ -277,6 +277,30 @@ def test_columns_that_are_not_named_are_found_and_told(tmp_path):
         ("3", "Rank", "n1", [5.0, 6.0])
     ]
     assert found.notes[0] == "columns taken by their names: value Step Time (ms); series Rank; node hostname"
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("step,rank,stage,seconds", "seconds"),
+        ("step,rank,loss,seconds", "seconds"),
+        ("iteration,rank,loss,secs", "secs"),
+        ("step,rank,loss,Milliseconds", "Milliseconds"),
+        ("rank,seconds,loss,step_time", "step_time"),
+        ("iteration,rank,stage,iteration_ms", "iteration_ms"),
+        ("rank,stage,step,step_seconds", "step_seconds"),
+    ],
+)
+def test_a_known_name_of_the_times_is_used_beside_other_numbers(tmp_path, header, value):
+    text = header + "\n" + "".join(f"{at % 7 + 1},{at % 3},{at / 8 + 1},{at % 5 + 1}\n" for at in range(30))
+    found = read(table(tmp_path, text), Columns())
+    assert any(f"value {value};" in f"{note};" for note in found.notes)
+
+
+@given(st.permutations(["rank", "step", "stage", "loss", "tokens", "seconds"]))
+def test_the_order_of_columns_does_not_change_which_are_the_times(names):
+    found, _, problem = chosen(Columns(), names, lambda name: True)
+    assert (found.value, found.series, problem) == ("seconds", ("rank",), "")
 
 
 def test_a_series_may_be_named_by_several_columns(tmp_path):

@@ -59,7 +59,7 @@ def outcome(made: Made, answer: Judgement) -> Outcome:
     if len(answer.points) != len(made.series):
         raise ValueError(f"{made.name}: points of {len(answer.points)} series, not of {len(made.series)}")
     told = _told(made, answer)
-    alarmed = any(answer.points) or bool(answer.suspects) or bool(answer.job_slow)
+    alarmed = any(answer.points) or bool(answer.suspects or answer.job_slow or answer.slow_throughout)
     found, matched = [], set[tuple[int, int]]()
     for event in made.events:
         firsts: list[tuple[int, int, int | None]] = []  # the first point in the event, of each series
@@ -96,9 +96,11 @@ def _told(made: Made, answer: Judgement) -> list[list[Point]]:
 
 
 def _blamed(made: Made, answer: Judgement) -> tuple[str, bool | None]:
+    slow = frozenset[str]().union(*(event.slow for event in made.events))
+    if not slow.issuperset(one.series for one in answer.slow_throughout):
+        return "wrong", None
     if not answer.suspects:
         return "nobody", None
-    slow = frozenset[str]().union(*(event.slow for event in made.events))
     names = frozenset[str]().union(*(event.names for event in made.events))
     for one in answer.suspects:
         if not ((one.series and slow.issuperset(one.series)) or one.subject in slow | names):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from healthd.failslow.model import Evidence, Judgement, Series
     from healthd.failslow.readers.columns import Columns
 
-EXIT = "Exit status: 0 nothing is slow, 1 somebody or the job is, 3 a file cannot be read, 64 wrong use."
+EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 wrong use."
 
 
 @contextmanager

@@ -166,6 +166,11 @@ def _plan(args: argparse.Namespace) -> int:
         # After a remedy as many iterations pass as the detector needs to see that it helped.
         stretches = replayed(series, judgement, gpus, overheads, UNITS[args.unit], 2 * LASTS)
         told = _document(args.files, series, stretches, gpus, overheads)
+        notes += [
+            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): not "
+            "planned for, since its healthy time is not known"
+            for one in judgement.slow_throughout
+        ]
         told |= {"notes": [*notes, *judgement.notes], "unread": [dict(one) for one in unread]}
     status = REFUSED if told["now"]["action"] != "s1" else OK
     return say(as_json(told) if args.json else "".join(_text(told)), status)
@@ -228,7 +233,7 @@ def _now(one: Stretch | None) -> Document:
 
 def _text(told: Document) -> Iterator[str]:
     if not told["slow"]:
-        yield f"nothing is slow in {told['samples']:,} samples: there is nothing to do\n"
+        yield f"nothing became slow in {told['samples']:,} samples: there is no remedy to plan\n"
     for one in told["slow"][:MOST_SHOWN]:
         who = ", ".join(printable(name) for name in one["who"][:4]) + (", ..." if len(one["who"]) > 4 else "")
         until = "until now" if one["lasts"] else "until its end" if one["relief"] is None else f"until {one['relief']}"

@@ -10,7 +10,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from healthd.failslow import times
-from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
+from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, SlowThroughout, Suspect
+from healthd.failslow.outliers import duration
 from healthd.failslow.stream import FailStop
 from healthd.say.render import Page, plain
 
@@ -55,6 +56,8 @@ def document(
         "series": [_series(one, points) for one, points in zip(series, judgement.points, strict=True)],
         "suspects": [_suspect(one, by_name) for one in judgement.suspects],
         "job_slow": [_job_slow(one, by_name) for one in judgement.job_slow],
+        "slow_throughout": [_slow_throughout(one) for one in judgement.slow_throughout],
+        "compared": judgement.compared,
         "fail_stop": [one._asdict() for one in fail_stops],
         "notes": [*notes, *judgement.notes],
         "unread": [dict(one) for one in unread],
@@ -62,8 +65,8 @@ def document(
 
 
 def found(told: Document) -> bool:
-    """Whether there is a suspect, a slow job, or a rank that stands still."""
-    return bool(told["suspects"] or told["job_slow"] or told["fail_stop"])
+    """Return True for a suspect, a slow job, a series that is slow throughout, or a rank that stands still."""
+    return bool(told["suspects"] or told["job_slow"] or told["slow_throughout"] or told["fail_stop"])
 
 
 def _series(one: Series, points: Sequence[Point]) -> Document:
@@ -116,6 +119,20 @@ def _suspect(one: Suspect, by_name: Mapping[str, Series]) -> Document:
     }
 
 
+def _slow_throughout(one: SlowThroughout) -> Document:
+    return {
+        "series": one.series,
+        "kind": one.series_kind,
+        "group": one.group,
+        "node": one.node,
+        "measure": one.measure,
+        "ratio": round(one.ratio, 4),
+        "time": one.time,
+        "peers_time": one.peers_time,
+        "peers": one.peers,
+    }
+
+
 def _job_slow(one: JobSlow, by_name: Mapping[str, Series]) -> Document:
     of = next((by_name[name] for name in one.series if name in by_name), None)
     return {
@@ -155,7 +172,8 @@ def text(told: Document, page: Page) -> str:
     page = page if page.fold else page._replace(width=WHOLE_LINE)
     lines = page.wrap(_heading(told))
     suspects = _suspects(told)
-    others = _jobs(told) + [_Row(_name("rank", one["series"]), _of_stop(one)) for one in told["fail_stop"]]
+    others = _jobs(told) + [_of_throughout(one) for one in told["slow_throughout"]]
+    others += [_Row(_name("rank", one["series"]), _of_stop(one)) for one in told["fail_stop"]]
     others += _unsuspected(told)
     shown = [*suspects, *others[:MOST_SHOWN]]
     wide = min(max((len(row.subject) for row in shown), default=0), WIDEST_SUBJECT)
@@ -185,9 +203,15 @@ def _heading(told: Document) -> str:
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(one["subject_kind"], one["subject"], _onset(one.get("point"))) for one in told["suspects"]}
     count, stops = len(suspects) + len(_slow_jobs(told)), len(told["fail_stop"])
-    slow = f"{count:,} fail-slow" if count else "nothing is slow"
-    if not count and any(one["points"] for one in told["series"]):
+    # Without peers nobody knows what was slow from the first sample on.
+    slow = "nothing is slow" if told["compared"] == len(told["series"]) else "nothing became slow"
+    if count:
+        slow = f"{count:,} fail-slow"
+    elif any(one["points"] for one in told["series"]):
         slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, nobody is suspected"
+    if throughout := len(told["slow_throughout"]):
+        before = f"{slow}, " if count or slow.endswith("suspected") else ""
+        slow = f"{before}{throughout:,} slower than the peers throughout"
     still = f", {stops:,} standing still" if stops else ""
     return f"{name}: {len(told['series']):,} series, {_many(told['samples'], 'sample')}; {slow}{still}"
 
@@ -334,6 +358,19 @@ def _jobs(told: Document) -> list[_Row]:
         cause = "" if first["cause"] == Cause.UNKNOWN.value else f"; {_CAUSES[Cause(first['cause'])]}"
         rows.append(_Row(subject, f"{_spans(some)}{count}{cause}: nobody is named: {first['why']}"))
     return rows
+
+
+_MEASURES = {"own": "its time without waiting", "busy": "busy", "iteration": "an iteration"}
+
+
+def _of_throughout(one: Mapping[str, Any]) -> _Row:
+    peers = _many(one["peers"], "peer")
+    what = (
+        f"slower than its peers throughout ({one['ratio']:.2f} x): {_MEASURES[one['measure']]} "
+        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; when it became slow is not known"
+    )
+    caution = () if one["group"] else ("no groups are known: a rank with more work looks the same",)
+    return _Row(_name(one["kind"], one["series"]), what, caution)
 
 
 # --- what neither a suspect nor a slow job is about

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from healthd.failslow.detect import detect
 from healthd.failslow.model import Evidence, Judgement, Point, Series
 from healthd.failslow.peers import judge
+from healthd.failslow.throughout import compared
 
 MANY_SAMPLES = 20_000  # below, to import numpy takes longer than it saves
 
@@ -24,5 +26,15 @@ def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
 
 
 def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judgement:
-    """evidence: what the nodes of these series told by themselves."""
-    return judge(series, points_of(series), evidence)
+    """Judge these series. evidence: conditions of their nodes, as root recorded them.
+
+    If nothing is found, the notes give how many series were not compared with peers, and why.
+    """
+    found = judge(series, points_of(series), evidence)
+    beside = compared(series)
+    named = {name for one in found.suspects for name in one.series}
+    slow = tuple(one for one in beside.slow if one.series not in named)
+    notes: list[str] = []
+    if not (any(found.points) or found.suspects or found.job_slow or slow):
+        notes = [f"{count:,} series not compared with peers: {why}" for why, count in sorted(beside.why.items())]
+    return replace(found, slow_throughout=slow, compared=beside.number, notes=(*found.notes, *notes))

@@ -117,10 +117,32 @@ class JobSlow:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowThroughout:
+    """A series that was slower than its peers from the first sample on: when it became slow is not known.
+
+    measure: what was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time / peers_time, both
+    in the unit of the values. group: "" if the peers are all ranks that wait for each other.
+    """
+
+    series: str
+    series_kind: str
+    group: str
+    node: str
+    measure: str
+    ratio: float
+    time: float
+    peers_time: float
+    peers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
-    """points: by series, in the order of the series that were given."""
+    """points: by series, in the order of the series that were given. compared: how many series had peers with the same
+    work, so that one that was slow from its first sample would be in slow_throughout."""
 
     points: tuple[tuple[Point, ...], ...]
     suspects: tuple[Suspect, ...] = ()
     job_slow: tuple[JobSlow, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    slow_throughout: tuple[SlowThroughout, ...] = ()
+    compared: int = 0

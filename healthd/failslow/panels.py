@@ -186,12 +186,12 @@ def _of_measure(one: Series, measure: str, point: Point) -> Point:
 
 
 def _calm(series: Sequence[Series]) -> list[Wanted]:
-    """Nothing is slow: of each group one series, among its peers."""
+    """Return a panel of one series of each group among its peers: nothing became slow."""
     first: dict[str, int] = {}
     for at, one in enumerate(series):
         if len(one.value):
             first.setdefault(one.group, at)
-    return [Wanted(at, "", "nothing is slow", ()) for at in first.values()]
+    return [Wanted(at, "", "nothing became slow", ()) for at in first.values()]
 
 
 # --- one panel

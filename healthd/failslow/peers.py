@@ -10,7 +10,8 @@ The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588,
 which varies more (its table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released detector
 takes 1.2); in addition CLEAR standard errors, of the series' own scatter and of the peers' spread. In a gang the time
 that rose must also make up EXPLAINS of what an iteration lost. The median is the upper one of all peers, the suspect's
-too: half of a role or more is no minority, and nobody is named.
+too: half of a role or more is no minority, and nobody is named, unless it is one of four nodes or more, which are
+peers then (slow_nodes.py).
 
 What an iteration is made of: busy (compute), transfer, wait, and the rest, which is the host's. A rank that only waits
 is a victim. Peers of one role: groups.py; in a role of fewer than FEWEST nobody is named, nor a group of fewer groups.
@@ -52,6 +53,7 @@ from healthd.failslow.outliers import (
     outliers,
 )
 from healthd.failslow.slow_groups import slow_groups
+from healthd.failslow.slow_nodes import cause_of, slow_node, suspect, too_few_nodes
 from healthd.failslow.steps import LASTING, STEPS, TOGETHER, Observed, Step
 from healthd.failslow.told import named_by_evidence
 from healthd.failslow.windows import Change, changed, position
@@ -147,7 +149,13 @@ class _World:
             if groups:
                 self.suspects += groups
                 return
+            node = slow_node(self.seen, role_of, busy, transfer, host, values, lost)
+            if node is not None and node.nodes >= FEWEST:
+                self.suspects.append(suspect(self.seen, step, node))
+                return
         cause, why = self._of_the_job(role_of, busy, transfer, host, lost)
+        if node is not None and node.whole:
+            cause, why = cause_of(self.seen, node), too_few_nodes(self.seen, node)
         largest = max(len(role) for role in role_of.values())
         if largest < FEWEST:
             why = _too_few(largest)

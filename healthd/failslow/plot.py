@@ -65,8 +65,12 @@ def headline(series: Sequence[Series], judgement: Judgement) -> str:
     slow = sum(bool(points) for points in judgement.points)
     found = [_count(len(judgement.suspects), "suspect")] if judgement.suspects else []
     found += ["the job is slow"] if judgement.job_slow else []
+    if not found and slow:
+        found = [f"{slow:,} slow, nobody is suspected"]
+    if judgement.slow_throughout:
+        found += [f"{len(judgement.slow_throughout):,} slower than the peers throughout"]
     if not found:
-        found = [f"{slow:,} slow, nobody is suspected" if slow else "nothing is slow"]
+        found = ["nothing became slow"]
     samples = sum(len(one.value) for one in series)
     return f"{len(series):,} series, {_count(samples, 'sample')}: {', '.join(found)}"
 
@@ -150,6 +154,12 @@ def _found(judgement: Judgement) -> Iterator[str]:
         yield (
             f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, and nobody is named: {_text(job.why)} "
             f"({len(job.series):,} of {job.peers:,} series).</p>"
+        )
+    for slow in judgement.slow_throughout:
+        of = f"{slow.series_kind} {slow.series}".strip()
+        yield (
+            f"<p><bdi>{_text(of)}</bdi> is slower than its {slow.peers:,} peers throughout ({slow.ratio:.2f} x): when "
+            "it became slow is not known.</p>"
         )
     if not judgement.suspects and not judgement.job_slow:
         yield "<p>Nobody is suspected, and no job is slow as a whole.</p>"

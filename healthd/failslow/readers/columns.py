@@ -10,9 +10,12 @@ from healthd.values import dataclass
 
 # As training loops and their loggers write them, without the unit behind.
 _VALUES = (
-    *("iteration_time", "iter_time", "iteration_duration", "iteration", "step_time", "step_duration", "batch_time"),
+    *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
+# Names of the times only if no column has a name above: such a column may also count the time since the start.
+_PLAIN_VALUES = ("seconds", "secs", "sec", "milliseconds", "millis", "ms")
+_COUNTERS = ("step", "iteration", "iter", "batch")  # times if they have a unit: step_ms
 _UNIT = regex(
     r"(?i)[_ .(\[-]{1,8}(seconds|secs|sec|s|milliseconds|millis|ms|microseconds|us|nanoseconds|ns|norm)[)\]]?$"
 )
@@ -82,9 +85,10 @@ def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool])
     free = [name for name in names if name and name not in asked.used() and names.count(name) == 1]
     found = asked
     if not found.value:
-        likely = [name for name in free if _bare(name) in _VALUES and numeric(name)]
+        likely = [name for name in free if _is_time(name) and numeric(name)]
+        plain = [name for name in free if name.strip().lower() in _PLAIN_VALUES and numeric(name)]
         others = [name for name in free if numeric(name) and not _known(name)]
-        best = likely or [name for name in free if _bare(name) in _VALUES][:1] or others
+        best = likely or plain or [name for name in free if _is_time(name)][:1] or others
         if len(best) != 1:
             if best:
                 return asked, [], f"which of {listed(best)} are the times? Say it with --value"
@@ -126,6 +130,14 @@ def _series(free: Sequence[str]) -> tuple[str, ...]:
     node = tuple(by_name[name] for name in _NODES if name in by_name)[:1]
     gpu = tuple(by_name[name] for name in _GPUS if name in by_name)[:1]
     return node + gpu
+
+
+def _is_time(name: str) -> bool:
+    """Return True for the name of an iteration's time. A counter such as "iteration" is a time only with a unit."""
+    bare = _bare(name)
+    if bare in _COUNTERS:
+        return _UNIT.search(name.strip()) is not None
+    return bare in _VALUES
 
 
 def _known(name: str) -> bool:

@@ -10,6 +10,20 @@ from typing import Any
 
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, head
+from healthd.fleet.answers.nccl_transport import (
+    FAILURE_KINDS,
+    MOST_SHOWN,
+    failure_rows,
+    failure_sentence,
+    failures_advice,
+    failures_verdict,
+    hang_rows,
+    hang_sentence,
+    hangs_advice,
+    hangs_verdict,
+    kind_of,
+    single_out,
+)
 from healthd.fleet.collectives import files
 from healthd.fleet.collectives.view import View
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
@@ -21,17 +35,19 @@ MOST_WITHOUT_DUMP = 4096  # so many of them are listed
 
 
 def nccl(folder: str) -> Document:
-    """kind: missing, network, mismatch, none; suspects: ranks; groups: [{group, collective, entered, missing, ...}].
+    """kind: missing, network, memory, hang, mismatch, none; suspects: ranks; groups: [{group, collective, entered,
+    missing, ...}]; failures: failed requests; hangs: ranks whose watchdog made no progress.
+
     Raises Unanswerable if nothing in the folder tells of a rank."""
     try:
         read = files.read(folder)
     except files.NoFolder as error:
         raise Unanswerable(str(error)) from None
-    if not read.views:
+    if not (read.views or read.failures or read.hangs):
         first = next((f" ({shown(one.file)} {one.why})" for one in read.unread), "")
         raise Unanswerable(
             f"{shown(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's watchdog "
-            f"or NCCL_DEBUG tells of collectives{first}"
+            f"or NCCL_DEBUG tells of collectives or failed requests{first}"
         )
     return of(judge(read.views), read)
 
@@ -41,12 +57,21 @@ def of(judged: Judgement, read: files.Folder) -> Document:
     views = {view.rank: view for view in read.views}
     used = [view for rank, view in views.items() if rank not in judged.aside]
     reasons = [_reason(blame, judged, views) for blame in judged.suspects]
+    failures, hangs = failure_rows(read.failures), hang_rows(read.hangs)
+    suspects = [blame.rank for blame in judged.suspects]
+    kind = judged.kind
+    if kind in ("none", "network"):  # the ranks' own records name nobody
+        singled = single_out(hangs, len({*views, *judged.unseen, *(row["rank"] for row in hangs)}))
+        kind = kind_of(failures) or ("hang" if singled or (hangs and kind == "none") else kind)
+        suspects = singled if kind == "hang" else suspects
     return {
         **head("nccl", None, None, {}, _notes(judged, read)),
-        "kind": judged.kind,
-        "suspects": [blame.rank for blame in judged.suspects],
+        "kind": kind,
+        "suspects": suspects,
         "groups": [_group(stall, judged.groups) for stall in judged.stalls],
         "reasons": reasons,
+        "failures": failures,
+        "hangs": hangs,
         "mismatch": _mismatch(judged),
         "held_up": judged.held_up,
         "ranks": len(used) + len(judged.unseen),
@@ -220,6 +245,10 @@ def verdict(nccl: Document) -> str:
             f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
             f"nobody{sure}."
         )
+    if nccl["failures"] and kind in FAILURE_KINDS:
+        return failures_verdict(nccl)
+    if kind == "hang":
+        return hangs_verdict(nccl)
     if kind == "network":
         row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
         return (
@@ -271,11 +300,24 @@ def advice(nccl: Document) -> str:
             "Next: on which node such a rank ran (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
             "it), then `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
         )
+    if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
+        return failures_advice(nccl)
+    if nccl["kind"] == "hang":
+        return hangs_advice()
     if nccl["kind"] == "network":
         return "Next: `healthd fleet links` for the ports and switches between these nodes at that time."
     if nccl["kind"] == "mismatch":
         return "Next: who wrote the program; no node is to be taken out for this."
     return "Next: dumps of all ranks, if some are missing." if nccl["ranks_without_dump"] else ""
+
+
+def more_sentences(nccl: Document) -> list[str]:
+    """Return the failed requests and the hanging ranks as sentences, of many the first."""
+    found = []
+    for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
+        found += [sentence(row) for row in rows[:MOST_SHOWN]]
+        found += [f"and {len(rows) - MOST_SHOWN:,} more: --json has them"] if len(rows) > MOST_SHOWN else []
+    return found
 
 
 def group_rows(nccl: Document) -> list[tuple[str, ...]]:
@@ -299,6 +341,7 @@ def text(nccl: Document, page: Page) -> str:
     reasons = [line for one in nccl["reasons"][:MOST_SUSPECTS] for line in page.item(reason(one))]
     if len(nccl["reasons"]) > MOST_SUSPECTS:
         reasons += page.item(f"so do {len(nccl['reasons']) - MOST_SUSPECTS:,} more")
+    reasons += [line for one in more_sentences(nccl) for line in page.item(one)]
     rows = group_rows(nccl)
     blocks = ["\n".join(page.wrap(verdict(nccl))), "\n".join(reasons)]
     if rows:

@@ -28,7 +28,8 @@ def chapter(nccl: Document) -> Chapter:
             shape=alt.Shape("stands:N", scale=alt.Scale(domain=list(_STANDS)), title=None),
         )
     )
-    sentences = [answer.verdict(nccl), *(f"{one[:1].upper()}{one[1:]}" for one in map(answer.reason, _few(nccl)))]
+    details = [*map(answer.reason, _few(nccl)), *answer.more_sentences(nccl)]
+    sentences = [answer.verdict(nccl), *(f"{one[:1].upper()}{one[1:]}" for one in details)]
     advice = answer.advice(nccl)
     return Chapter(
         "nccl",

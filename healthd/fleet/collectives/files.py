@@ -10,12 +10,13 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
 from healthd.errors import HealthdError
 from healthd.fleet.collectives import rank_log
 from healthd.fleet.collectives.dump import NoDump, ranks_possible, view
+from healthd.fleet.collectives.rank_log import Failure, Hang, RankLog
 from healthd.fleet.collectives.view import View
 from healthd.text import regex
 from healthd.unpickle import MOST_CONTAINERS, NotPlain, plain
@@ -57,11 +58,13 @@ class NoFolder(HealthdError):
 
 @dataclass(slots=True)
 class Folder:
-    """views: one a rank. others: files that are neither a dump nor a log of this kind, by name."""
+    """views: one a rank. failures, hangs: of all logs. others: names of files that are no dump and no such log."""
 
     views: list[View]
     unread: list[Unread]
     others: list[str]
+    failures: list[Failure] = field(default_factory=list)
+    hangs: list[Hang] = field(default_factory=list)
 
 
 def read(folder: str) -> Folder:
@@ -93,8 +96,10 @@ def _read(folder: str) -> Folder:
             why = f"cannot be read: {error.strerror or error}" if isinstance(error, OSError) else str(error)
             found.unread.append(Unread(name, why))
             continue
-        views += seen
-        if not seen:
+        views += seen.views
+        found.failures += seen.failures
+        found.hangs += seen.hangs
+        if not (seen.views or seen.failures or seen.hangs):
             found.others.append(name)
     named = [seen for seen in views if seen.rank < 0]
     _name_ranks(named, {seen.rank for seen in views} - {-1}, found.unread)
@@ -123,8 +128,8 @@ def _names(folder: str, found: Folder) -> Iterator[str]:
             yield os.path.normpath(os.path.join(below, file))
 
 
-def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> list[View]:
-    """A dump's view; of a log those of the ranks that it names. Raises NotPlain, NoDump, OSError."""
+def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> RankLog:
+    """Return a dump's view, or what a log has of its ranks. Raises NotPlain, NoDump, OSError."""
     about = os.stat(path)
     if not stat.S_ISREG(about.st_mode):
         raise NoDump("is no regular file")
@@ -144,7 +149,7 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
             possible = ranks_possible(seen)
             if seen.rank < 0 and possible is not None and len(possible) == 1:
                 seen.rank = next(iter(possible))
-            return [seen]
+            return RankLog([seen])
         if about.st_size > MOST_LOG_BYTES:
             raise NoDump(f"has {about.st_size:,} bytes: a log of more than {MOST_LOG_BYTES:,} is not read")
         if not any(begin) and about.st_blocks * 512 < about.st_size // 2:
@@ -152,7 +157,7 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
         file.seek(0)
         labelled, numbers = _labelled(name), [one for one in _numbers(name) if one is not None]
         rank, number = (next(iter(some), None) for some in (labelled[::-1], (labelled or numbers)[::-1]))
-        return rank_log.views(_lines(file), name, _host(name), rank, number)
+        return rank_log.read(_lines(file), name, _host(name), rank, number)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

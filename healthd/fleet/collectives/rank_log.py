@@ -15,6 +15,14 @@ PyTorch (ProcessGroupNCCL.cpp), as it was written over the versions:
 
 "[rank2]:" is the global rank, "[Rank 2]" the one in the group; before 2.3 only this one stands there. NCCL numbers the
 operations of a communicator (opCount, hexadecimal) and says of each that it was entered, never that it was done.
+
+A second thread of PyTorch monitors the watchdog (2.2 on). It ends a process whose watchdog made no progress, since it
+hangs in a call of CUDA or NCCL, or waits for Python's lock:
+
+    [rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] ... ProcessGroupNCCL's watchdog got stuck for 600 seconds
+        without making progress in monitoring enqueued collectives. ...
+    [rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be terminated ...
+    [rank7]:[E ...] [PG 3 Rank 7] First PG on this rank that detected no heartbeat of its watchdog.
 """
 
 from __future__ import annotations
@@ -22,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from healthd.fleet.collectives import transport
+from healthd.fleet.collectives.transport import Failed
 from healthd.fleet.collectives.view import Lane, Membership, Operation, Progress, View
 from healthd.text import regex
 
@@ -42,6 +52,11 @@ _ENTERED = regex(
     r".*?\bcomm (0x[0-9a-f]+)(?: \[nranks=(\d{1,7})\])?"
 )
 _COMM = regex(r"comm (0x[0-9a-f]+) rank (\d{1,7}) n[Rr]anks (\d{1,7}) .*?(?:commId (0x[0-9a-f]+).*)?$")
+_PROCESS = regex(r"(?<![\w.-])([\w.-]+):(\d{1,10}):\d{1,10} \[\d{1,10}\] ")
+_STUCK = regex(
+    r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|detected no heartbeat of its watchdog"
+)
+MOST_FAILED = 4096  # different ones of a log
 _TIMED_OUT = "Watchdog caught collective operation timeout"
 _POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
 
@@ -65,6 +80,36 @@ class _Comm:
 
 
 @dataclass(slots=True)
+class Failure:
+    """Failed requests of one kind of a rank. rank: -1 if it is not known. count: how often."""
+
+    rank: int
+    host: str
+    source: str
+    failed: Failed
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Hang:
+    """A rank whose watchdog made no progress. seconds: for how long; 0 if the log does not have it."""
+
+    rank: int
+    host: str
+    source: str
+    seconds: int = 0
+
+
+@dataclass(slots=True)
+class RankLog:
+    """What a log has of its ranks."""
+
+    views: list[View] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    hangs: list[Hang] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Process:
     rank: int | None
     host: str
@@ -78,29 +123,71 @@ def views(
 ) -> list[View]:
     """What the ranks of one log tell. rank: whose log it is by its name, for lines that do not say it; number: another
     one in its name, where nothing else tells. A log without any such line tells nothing, and is no view."""
+    return read(lines, source, host, rank, number).views
+
+
+def read(lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None) -> RankLog:
+    """Return what a log has of its ranks. rank, number: as `views`."""
     told: dict[object, _Process] = {}
+    failures: dict[tuple[object, Failed], Failure] = {}
+    hangs: dict[int, Hang] = {}
     for order, raw in enumerate(lines):
-        if b"NCCL" not in raw:
+        if b"NCCL" not in raw and b"NET/IB" not in raw:
             continue
         line = raw.decode("utf-8", "replace")
         if "ProcessGroupNCCL" in line or _TIMED_OUT in line:
+            _hang(hangs, line, source, host, rank)
             _watchdog(told, line, order, host, rank)
+        elif (failed := transport.parse(line)) is not None:
+            _failed(failures, line, failed, source, host)
         elif (about := _NCCL.search(line)) is not None:
             _nccl(told, about.group(1), about.group(2), about.group(3), order, rank)
     found = [_view(process, source, number) for process in told.values()]
-    return [seen for seen in found if seen.lanes and seen.rank >= 0]
+    for (key, _), failure in failures.items():
+        failure.rank = _rank_of(told.get(key), rank, number)
+    return RankLog(
+        [seen for seen in found if seen.lanes and seen.rank >= 0], list(failures.values()), list(hangs.values())
+    )
+
+
+def _rank_of(process: _Process | None, rank: int | None, number: int | None) -> int:
+    """Return the rank of a process by its communicators, else by the log's name; -1 if neither has it."""
+    comms = process.comms.values() if process is not None else ()
+    widest = max(comms, key=lambda comm: comm.ranks, default=_Comm())
+    known = (one for one in (rank, widest.rank if widest.rank >= 0 else None, number) if one is not None)
+    return next(known, -1)
+
+
+def _failed(failures: dict[tuple[object, Failed], Failure], line: str, failed: Failed, source: str, host: str) -> None:
+    process = _PROCESS.search(line)
+    key = (process.groups() if process else None, failed)
+    if key in failures:
+        failures[key].count += 1
+    elif len(failures) < MOST_FAILED:
+        failures[key] = Failure(-1, process.group(1) if process else host, source, failed)
+
+
+def _hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank: int | None) -> None:
+    found = _STUCK.search(line)
+    number = _rank_in(line, rank) if found is not None else None
+    if found is None or number is None:
+        return
+    hang = hangs.setdefault(number, Hang(number, host, source))
+    hang.seconds = max(hang.seconds, int(found.group(1) or 0))
+
+
+def _rank_in(line: str, rank: int | None) -> int | None:
+    """Return the rank of a watchdog's line: the global one, that of the log's name, or the one in the group."""
+    whole, in_group = _GLOBAL.search(line), _IN_GROUP.search(line)
+    if whole is not None:
+        return int(whole.group(1))
+    return rank if rank is not None or in_group is None else int(in_group.group(1))
 
 
 def _watchdog(told: dict[object, _Process], line: str, order: int, host: str, rank: int | None) -> None:
     where, work, status = _PG.search(line), _WORK.search(line), _STATUS.search(line)
-    whole = _GLOBAL.search(line)
-    if work is None and status is None:
-        return
-    in_group = _IN_GROUP.search(line)
-    number = int(whole.group(1)) if whole else rank
-    if number is None and in_group:
-        number = int(in_group.group(1))
-    if number is None:
+    number = _rank_in(line, rank)
+    if number is None or (work is None and status is None):
         return
     process = told.setdefault(("rank", number), _Process(number, host))
     operation = None

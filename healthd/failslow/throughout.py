@@ -1,0 +1,237 @@
+"""Series that were slower than their peers from the first sample to the last. Pure.
+
+The detector compares a series with its own past, so that it cannot see what was slow from the start. Peers can show it
+if they have the same work:
+
+- Ranks of one told group (a pipeline stage): FEWEST or more, LIMIT times the median of the others, and CLEAR deviations
+  of these from each other.
+- Ranks that tell their own time and no group: only one rank that takes ALONE times as long as any other, while the
+  others take the same time within ALIKE. Stages and a rank with extra work differ by less, or not alone.
+
+Workers of no told group that wait for nobody are not compared: they may have other GPUs or other shards (in the public
+trace of Alibaba they differ four times). Where the slowest member takes more than LIMIT times as long as the fastest
+one and none is named (half of a group, or times spread evenly), the group does not count as compared.
+
+The time compared is each series' own time (the value without waiting, else its busy time), or the value of workers that
+tell neither. In a synchronous job the value shows nothing: all ranks have the same.
+
+"Throughout" means in the first of up to PARTS parts of the time that all series cover, and in all but one of the parts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from healthd.failslow import windows
+from healthd.failslow.groups import pools
+from healthd.failslow.model import Series, SlowThroughout
+from healthd.failslow.outliers import CLEAR, FEWEST
+
+LIMIT = 1.2
+ALONE, ALIKE = 1.5, 1.15
+PARTS, LEAST = 8, 5  # parts, and samples of each
+FEWEST_SAMPLES = 20  # of a series, as readers/table.py
+LEAST_SPREAD = 0.02
+
+
+class Compared(NamedTuple):
+    """slow: the series that are slower throughout. number: how many series had peers to be compared with. why: how many
+    series were not compared, by reason; without those that are too short, which their reader reports."""
+
+    slow: tuple[SlowThroughout, ...]
+    number: int
+    why: dict[str, int]
+
+
+NO_PEERS = "their group has fewer than four series of 20 samples or more"
+NO_GROUP = "no groups of peers with the same work are known (--group)"
+APART = "their samples are of different times or regimes"
+ONLY_WHOLE = "only whole iterations are known, which are equally long for all ranks that wait for each other"
+
+
+class _Role(NamedTuple):
+    members: tuple[int, ...]
+    told: bool  # the group was named in the file
+
+
+class _Unlike(NamedTuple):
+    """A group whose members differ by more than LIMIT although none is named. ratio: slowest over fastest."""
+
+    ratio: float
+    group: str
+    number: int
+
+
+def compared(series: Sequence[Series]) -> Compared:
+    """Return which series are slower than their peers throughout, and which were not compared."""
+    why: Counter[str] = Counter()
+    long = [at for at, one in enumerate(series) if len(one.value) >= FEWEST_SAMPLES]
+    slow: list[SlowThroughout] = []
+    unlike: list[_Unlike] = []
+    count = 0
+    for role in _roles(series, long, why):
+        if len(role.members) < FEWEST:
+            why[NO_PEERS if role.told else NO_GROUP] += len(role.members)
+            continue
+        own = [_own(series[one]) for one in role.members]
+        measure = _measure(own)
+        times = [
+            series[one].value if measure == "iteration" else some[1]
+            for one, some in zip(role.members, own, strict=True)
+        ]
+        if measure == "iteration" and _together(series, role.members):
+            why[ONLY_WHOLE] += len(role.members)
+            continue
+        parts = _parts([series[one] for one in role.members], times)
+        if not parts:
+            why[APART] += len(role.members)
+            continue
+        found = _slow(series, role, measure, parts)
+        if not found and (ratio := _largest_ratio(parts)) > LIMIT:
+            unlike.append(_Unlike(ratio, series[role.members[0]].group, len(role.members)))
+            continue
+        count += len(role.members)
+        slow += found
+    if unlike:
+        why[_differ(unlike)] += sum(one.number for one in unlike)
+    return Compared(tuple(slow), count, {reason: number for reason, number in why.items() if number})
+
+
+def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
+    """Return the slowest member's time over the fastest one's, each the median of its parts."""
+    times: list[float] = [statistics.median(some) for some in zip(*parts, strict=True)]
+    return max(times) / min(times)
+
+
+def _differ(unlike: Sequence[_Unlike]) -> str:
+    """Return the reason why these groups are not compared: with the name and the ratio of the worst one."""
+    worst = max(unlike, key=lambda one: one.ratio)
+    name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
+    more = len(unlike) - 1
+    others = f" ({more:,} more group{'' if more == 1 else 's'} by less)" if more else ""
+    return f"{name} differ by {worst.ratio:.1f} x{others}, and which of them are slow is not known"
+
+
+def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) -> list[_Role]:
+    """Return the told groups, and the gangs of ranks that tell their own time and no group."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for one in among:
+        groups[series[one].group].append(one)
+    alone = groups.pop("", [])
+    found = [_Role(tuple(some), True) for _, some in sorted(groups.items())]
+    telling = [one for one in alone if series[one].wait is not None or series[one].busy is not None]
+    why[NO_GROUP] += len(alone) - len(telling)
+    if telling:
+        for pool in pools([series[one] for one in telling]):
+            members = tuple(telling[one] for one in pool.members)
+            if pool.synchronous or all(series[one].wait is not None for one in members):
+                found.append(_Role(members, False))
+            else:
+                why[NO_GROUP] += len(members)
+    return found
+
+
+def _own(series: Series) -> tuple[str, Sequence[float]]:
+    """Return the name of a rank's own time and its samples; "" and none if the series does not tell it."""
+    if series.wait is not None:
+        return "own", [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
+    return ("busy", series.busy) if series.busy is not None else ("", ())
+
+
+def _measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Return what all of them tell: "own" or "busy", else "iteration"."""
+    names = {name for name, _ in own}
+    return next(iter(names)) or "iteration" if len(names) == 1 else "iteration"
+
+
+def _together(series: Sequence[Series], members: Sequence[int]) -> bool:
+    """Return True if these may wait for each other: their iterations are equally long within one percent."""
+    levels = [statistics.median(series[one].value) for one in members]
+    return max(levels) <= 1.01 * min(levels)
+
+
+def _slow(
+    series: Sequence[Series], role: _Role, measure: str, parts: Sequence[Sequence[float]]
+) -> list[SlowThroughout]:
+    slow_in = [_slow_in(part, role.told) for part in parts]
+    found = []
+    for at, one in enumerate(role.members):
+        if at in slow_in[0] and sum(at in some for some in slow_in) >= len(parts) - (len(parts) > LEAST):
+            now = statistics.median(part[at] for part in parts)
+            others = statistics.median(statistics.median([*part[:at], *part[at + 1 :]]) for part in parts)
+            about = series[one]
+            peers = len(role.members) - 1
+            found.append(
+                SlowThroughout(
+                    about.name, about.kind_of, about.group, about.node, measure, now / others, now, others, peers
+                )
+            )
+    return found
+
+
+def _slow_in(part: Sequence[float], told: bool) -> set[int]:
+    """Return the places of the slow ones among the medians of one part."""
+    if not told:
+        *others, second, most = sorted(part)
+        alone = most >= ALONE * second and second <= ALIKE * (others or [second])[0]
+        return {list(part).index(most)} if alone else set()
+    logs = [math.log(one) for one in part]
+    middle = statistics.median_high(logs)
+    least = max(math.log(LIMIT), CLEAR * max(windows.spread(logs), LEAST_SPREAD))
+    return {at for at, one in enumerate(logs) if one - middle > least}
+
+
+def _parts(some: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return for each part of the time the median of each series; no part in which a series has too few samples of the
+    regime that is the most frequent one of all."""
+    count = min(PARTS, min(len(one.value) for one in some) // LEAST)
+    edges = [_edges(one, some, count) for one in some]
+    if not all(edges):
+        return []
+    found = []
+    for nth in range(count):
+        stretches = [range(*pair[nth : nth + 2]) for pair in edges]
+        regime = _regime(some, stretches)
+        medians = []
+        for one, values, stretch in zip(some, times, stretches, strict=True):
+            here = [
+                values[at]
+                for at in stretch
+                if (one.regimes is None or one.regimes[at] == regime) and values[at] > 0  # False for NaN
+            ]
+            if len(here) < LEAST - 2:
+                break
+            medians.append(statistics.median(here))
+        else:
+            found.append(medians)
+    return found if len(found) * 2 > count else []
+
+
+def _edges(one: Series, some: Sequence[Series], count: int) -> list[int]:
+    """Return where its parts begin and the last one ends; [] if the series have no time in common.
+
+    By the index, in parts of as many samples of the first series: an index may have gaps that all of them share. By
+    position if a job started anew.
+    """
+    length = len(one.value)
+    if any(len(each.starts) > 1 for each in some):
+        return [length * nth // count for nth in range(count + 1)]
+    clock = some[0].index
+    begin = bisect_left(clock, max(each.index[0] for each in some))
+    end = bisect_right(clock, min(each.index[-1] for each in some))
+    if end - begin < count:
+        return []
+    return [*(bisect_left(one.index, clock[begin + (end - begin) * nth // count]) for nth in range(count)), length]
+
+
+def _regime(some: Sequence[Series], stretches: Sequence[range]) -> str:
+    names: Counter[str] = Counter()
+    for one, stretch in zip(some, stretches, strict=True):
+        if one.regimes is not None:
+            names.update(one.regimes[at] for at in stretch)
+    return names.most_common(1)[0][0] if names else ""

@@ -1,0 +1,180 @@
+"""What logs of ranks have beside their collectives: failed InfiniBand requests and hanging watchdogs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from healthd.fleet.answers.document import Document
+from healthd.fleet.collectives import transport
+from healthd.fleet.collectives.rank_log import Failure, Hang
+
+MOST_SHOWN = 16
+# The cause first: at the other end of a connection that broke, requests are flushed or their retries are exhausted.
+_ORDER = (
+    transport.MEMORY,
+    transport.ADAPTER,
+    transport.NETWORK,
+    transport.REMOTE,
+    transport.OTHER,
+    transport.FLUSHED,
+)
+
+FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transport.REMOTE)
+
+
+def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Return a row for each kind of failed request, the cause before what follows from it."""
+    rows = [_failure(one) for one in failures]
+    return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
+
+
+def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
+    """Return a row for each rank whose watchdog made no progress."""
+    longest: dict[int, Hang] = {}
+    for one in hangs:
+        if one.rank not in longest or one.seconds > longest[one.rank].seconds:
+            longest[one.rank] = one
+    return [
+        {"rank": rank, "host": one.host, "file": _text(one.source), "seconds": one.seconds or None}
+        for rank, one in sorted(longest.items())
+    ]
+
+
+def _failure(one: Failure) -> dict[str, Any]:
+    failed, status = one.failed, transport.status_of(one.failed.status)
+    return {
+        "rank": one.rank if one.rank >= 0 else None,
+        "host": one.host,
+        "file": _text(one.source),
+        "status": failed.status,
+        "name": status.name,
+        "meaning": status.meaning,
+        "source": status.source,
+        "vendor_error": failed.vendor_error,
+        "request": failed.request,
+        "local": failed.local,
+        "remote": failed.remote,
+        "peer": failed.peer,
+        "adapter": failed.adapter,
+        "count": one.count,
+    }
+
+
+def kind_of(failures: Sequence[dict[str, Any]]) -> str:
+    """Return the source of the first failed request, one of FAILURE_KINDS, and "" for none.
+
+    A flushed request and one without a more exact source are "network".
+    """
+    if not failures:
+        return ""
+    source: str = failures[0]["source"]
+    return source if source in FAILURE_KINDS else transport.NETWORK
+
+
+def single_out(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
+    """Return the hanging ranks that are suspects: none if every one of several ranks hangs, for all may wait then."""
+    hanging = [row["rank"] for row in hangs]
+    return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
+
+
+def failures_verdict(nccl: Document) -> str:
+    """Return what failed between which two ends, in one or two sentences."""
+    first = nccl["failures"][0]
+    ends = f"{_local_end(first)} and {_remote_end(first)}"
+    if first["source"] == transport.MEMORY:
+        return (
+            f"The registration of memory with the network adapter, not the network: between {ends} {first['meaning']} "
+            f"({_status(first)})."
+        )
+    if first["source"] == transport.FLUSHED:
+        return (
+            f"A connection between {ends} broke before: {first['meaning']} ({_status(first)}). The first error is in "
+            "the log of another rank."
+        )
+    what = {
+        transport.NETWORK: "The network, or the process at the other end",
+        transport.REMOTE: "The other end",
+        transport.ADAPTER: "The local adapter",
+    }.get(first["source"], "The transport")
+    return f"{what}: between {ends} {first['meaning']} ({_status(first)})."
+
+
+def hangs_verdict(nccl: Document) -> str:
+    """Return which ranks hang, in one or two sentences."""
+    hanging = [row["rank"] for row in nccl["hangs"]]
+    names = ", ".join(map(str, hanging[:MOST_SHOWN])) + (", ..." if len(hanging) > MOST_SHOWN else "")
+    if not nccl["suspects"]:
+        return (
+            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL by their own monitors (ranks {names}): which one "
+            "they wait for is not known from that."
+        )
+    one = len(hanging) == 1
+    return (
+        f"{'Rank' if one else 'Ranks'} {names} {'hangs' if one else 'hang'} in a call of CUDA or NCCL, or "
+        f"{'waits' if one else 'wait'} for Python's lock: the watchdog made no progress."
+    )
+
+
+def failure_sentence(row: Document) -> str:
+    """Return a failed request with both of its ends, as a sentence."""
+    times = f" ({row['count']:,} times)" if row["count"] > 1 else ""
+    request = f"{row['request']}: " if row["request"] else ""
+    vendor = f", vendor error {row['vendor_error']}" if row["vendor_error"] is not None else ""
+    return f"{_local_end(row)} to {_remote_end(row)}: {request}{row['meaning']} ({_status(row)}{vendor}){times}."
+
+
+def hang_sentence(row: Document) -> str:
+    """Return which rank hangs for how long, as a sentence."""
+    where = f" on {row['host']}" if row["host"] else ""
+    since = f" for {row['seconds']:,} s" if row["seconds"] else ""
+    stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"
+    return f"rank {row['rank']}{where}: {stuck}."
+
+
+def failures_advice(nccl: Document) -> str:
+    """Return what to do about failed requests."""
+    source = nccl["failures"][0]["source"]
+    if source == transport.MEMORY:
+        return (
+            "Next: run the job once with NCCL_NET_GDR_LEVEL=LOC. If that helps, check GPUDirect RDMA on both ends: the "
+            "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the limit of locked memory."
+        )
+    if source == transport.FLUSHED:
+        return "Next: read the logs of the other end's ranks, which have the first error."
+    return (
+        "Next: check whether the process at the other end ended first. If not: `healthd fleet links` for the ports and "
+        "switches between these two ends, and `healthd status` on both."
+    )
+
+
+def hangs_advice() -> str:
+    """Return what to do about a hanging rank."""
+    return (
+        "Next: read the stack of such a process (`py-spy dump`, gdb) while it hangs, and run `healthd scan` on its "
+        "node's kernel log."
+    )
+
+
+def _status(row: Document) -> str:
+    number = f"status {row['status']}"
+    return f"IBV_WC_{row['name']}, {number}" if row["name"] != number else number
+
+
+def _local_end(row: Document) -> str:
+    who = f"rank {row['rank']}" if row["rank"] is not None else "a rank"
+    about = [
+        *([f"on {row['host']}"] if row["host"] else []),
+        *([f"adapter {row['adapter']}"] if row["adapter"] else []),
+        *([f"GID {row['local']}"] if row["local"] else []),
+    ]
+    return f"{who} ({', '.join(about)})" if about else who
+
+
+def _remote_end(row: Document) -> str:
+    peer = f"peer {row['peer']}" if row["peer"] else "an unnamed peer"
+    return f"{peer} (GID {row['remote']})" if row["remote"] else peer
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -22,6 +22,7 @@ ROWS = [json.loads(line) for data in DATA for line in data.read_text("utf-8").sp
 UNKNOWN = "NVRM: krcFrobnicate_IMPL: the frobnicator is gone"
 CARD = "mlx5_core 0000:5c:00.0: frobnication failed"
 CUT = "EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Ch"
+IOMMU = "iommu ivhd0: AMD-Vi: Event logged [FROBNICATION_ERROR address=0x10014a0a0]"
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a, GPU has fallen off the bus."
 
 
@@ -36,7 +37,7 @@ def test_harmless_captured_line_is_not_counted(row):
     assert counted(*row["text"].split("\n")).drivers == {}
 
 
-@pytest.mark.parametrize(("line", "driver"), [(UNKNOWN, "NVRM"), (CARD, "mlx5"), (CUT, "EDAC")])
+@pytest.mark.parametrize(("line", "driver"), [(UNKNOWN, "NVRM"), (CARD, "mlx5"), (CUT, "EDAC"), (IOMMU, "IOMMU")])
 @pytest.mark.parametrize("prefix", ["", "[   12.000000] ", "Mar 29 15:38:59 gpu-1 kernel: [   12.000000] "])
 def test_line_of_a_known_driver_that_no_rule_reads_is_counted(line, driver, prefix):
     tally = counted(prefix + line)

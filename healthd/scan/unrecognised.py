@@ -34,7 +34,7 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("PCIe", rf"(?:pcieport|aer|pciehp|dpc) {_PCI}"),
         ("EDAC", r"EDAC "),
         ("machine check", r"mce: |(?:\{\d{1,10}\})?\[Hardware Error\]: "),
-        ("IOMMU", r"DMAR: |AMD-Vi: |arm-smmu(?:-v3)? |[\w-]{1,32} " + _PCI + ": AMD-Vi: "),
+        ("IOMMU", r"DMAR: |(?:iommu ivhd\d{1,3}: )?AMD-Vi: |arm-smmu(?:-v3)? |[\w-]{1,32} " + _PCI + ": AMD-Vi: "),
         ("file system", r"(?:EXT[234]-fs|XFS|BTRFS|JBD2|F2FS-fs)[ :(]"),
         ("file server", r"(?:Lustre|LustreError|LNet|LNetError|CIFS|libceph|ceph|beegfs|NFS4?): "),
     )
@@ -42,7 +42,7 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _TROUBLE = regex(
     r"(?i)\b(?:fail\w*|errors?|time(?:d|s)? ?-?outs?|fatal|lost|dead|locked|stuck|hung|hangs?|corrupt\w*|unable|cannot"
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
-    r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b"
+    r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
 )
 # NVIDIA's driver while it starts and ends, and further lines of its messages of several lines.
 _HARMLESS_NVRM = regex(

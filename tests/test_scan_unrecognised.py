@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
+from healthd.kernel.lines import network
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
 from healthd.scan import lines as scan_lines
@@ -42,6 +43,11 @@ def test_harmless_captured_line_is_not_counted(row):
 def test_line_of_a_known_driver_that_no_rule_reads_is_counted(line, driver, prefix):
     tally = counted(prefix + line)
     assert (tally.drivers, tally.texts) == ({driver: 1}, {(driver, line): (1, 1)})
+
+
+@pytest.mark.parametrize("driver", [*network.CARD_DRIVERS, "efa"])
+def test_unread_line_of_every_card_that_has_rules_is_counted(driver):
+    assert counted(f"[   12.000000] {driver} 0000:5c:00.0: frobnication failed").drivers == {"network": 1}
 
 
 @pytest.mark.parametrize(

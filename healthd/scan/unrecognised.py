@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from healthd.kernel.lines.network import CARD_DRIVERS
 from healthd.text import regex
 
 
@@ -29,7 +30,7 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("nvidia", r"nvidia-(?:nvlink|nvswitch\d{0,3}|peermem|modeset|uvm)\b|nvidia " + _PCI),
         ("mlx5", r"mlx5_core\b|mlx5_ib\b|infiniband mlx5_"),
         ("mlx4", r"mlx4_(?:core|en|ib)\b"),
-        ("network", rf"(?:bnxt_en|ice|ena|efa|i40e|ixgbe) {_PCI}|infiniband \w"),
+        ("network", rf"(?:{'|'.join((*CARD_DRIVERS, 'efa'))}) {_PCI}|infiniband \w"),
         ("NVMe", r"nvme (?:nvme\d|" + _PCI + ")|nvme\\d{1,5}(?:c\\d{1,5})?n\\d{1,9}: "),
         ("PCIe", rf"(?:pcieport|aer|pciehp|dpc) {_PCI}"),
         ("EDAC", r"EDAC "),

@@ -288,6 +288,7 @@ _CARD_FORMS = tuple(
         ("tx_timeout", ("TX timeout detected, starting",), r"TX timeout detected, starting reset task"),
     )
 )
+_CARD_LITERALS = tuple(literal for _, needs, _ in _CARD_FORMS for literal in needs)
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = regex(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = regex(
@@ -373,6 +374,7 @@ RULES = (
     Rule(
         "ib",
         (
+            "efa 0000:",
             "completion (polling) timeout",
             "completion for admin cmd",
             "(opcode ",
@@ -383,7 +385,8 @@ RULES = (
         _EFA,
         _efa,
     ),
-    Rule("ib", tuple(literal for _, needs, _ in _CARD_FORMS for literal in needs), _CARD, _card),
+    # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
+    Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
     Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),

@@ -48,11 +48,11 @@ _TROUBLE = regex(
 # NVIDIA's driver while it starts and ends, and further lines of its messages of several lines.
 _HARMLESS_NVRM = regex(
     r"NVRM: (?:GPU (?:at )?\S{7,24}:? (?:GPU-|GPU serial number is|GPU is on Board|has software scheduler"
-    r"|is already bound|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX|NVLink link training completed"
+    r"|is already bound to vfio-pci|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX"
+    r"|NVLink link training completed"
     r"|The NVIDIA GPU |\(PCI ID: |This can occur when |nouveau, rivafb|was loaded and obtained|obtained ownership"
-    r"|installed in|nvidia\.ko because|System Processor \(GSP\)|No NVIDIA (?:graphics adapter|GPU|device)"
-    r"|NVIDIA init module failed|API mismatch|has the version|the version |kernel module and all|this kernel module"
-    r"|have the same version|make sure that|components have|A GPU crash dump has been|nvidia-bug-report\.sh as root"
+    r"|installed in|nvidia\.ko because|System Processor \(GSP\)|has the version|the version |kernel module and all"
+    r"|this kernel module|have the same version|make sure that|components have|A GPU crash dump has been|nvidia-bug-report\.sh as root"
     r"|the NVIDIA kernel module is unloaded|nv(?:Assert|Check)\w{0,20}: [^\n]{0,40}Out of memory|_iovaspaceCreate"
     r"|os_(?:pci_init_handle|schedule): |failed to copy vbios|nvidia_frontend_open: |testIfDsm|CPUID: "
     r"|GPU\d{1,3} (?:kbifCacheVFInfo|gpuClearFbhubPoisonIntr)|Attempting to remove |Xid \(\d{1,4}, pid: )"

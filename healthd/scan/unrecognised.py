@@ -52,8 +52,9 @@ _HARMLESS_NVRM = regex(
     r"|NVLink link training completed"
     r"|The NVIDIA GPU |\(PCI ID: |This can occur when |nouveau, rivafb|was loaded and obtained|obtained ownership"
     r"|installed in|nvidia\.ko because|System Processor \(GSP\)|has the version|the version |kernel module and all"
-    r"|this kernel module|have the same version|make sure that|components have|A GPU crash dump has been|nvidia-bug-report\.sh as root"
-    r"|the NVIDIA kernel module is unloaded|nv(?:Assert|Check)\w{0,20}: [^\n]{0,40}Out of memory|_iovaspaceCreate"
+    r"|this kernel module|have the same version|make sure that|components have|A GPU crash dump has been"
+    r"|nvidia-bug-report\.sh as root|the NVIDIA kernel module is unloaded"
+    r"|nv(?:Assert|Check)\w{0,20}: [^\n]{0,40}Out of memory|_iovaspaceCreate"
     r"|os_(?:pci_init_handle|schedule): |failed to copy vbios|nvidia_frontend_open: |testIfDsm|CPUID: "
     r"|GPU\d{1,3} (?:kbifCacheVFInfo|gpuClearFbhubPoisonIntr)|Attempting to remove |Xid \(\d{1,4}, pid: )"
 )

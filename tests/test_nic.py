@@ -150,6 +150,12 @@ def test_lines_of_mlx5_are_left_to_its_own_check():
     assert [each.code for each in findings_of(mlx5, *lines)] == ["mlx5/health_fatal", "mlx5/port_failed"]
 
 
+def test_port_of_a_renamed_rdma_device_is_judged_here_whatever_its_driver():
+    line = "infiniband ibp65s0: Couldn't open port 1 for agents"
+    assert (one(line).code, one(line).subject) == ("nic/port_failed", "ibp65s0")
+    assert findings_of(mlx5, line) == []
+
+
 @pytest.mark.parametrize(
     "line",
     [

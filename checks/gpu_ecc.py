@@ -70,7 +70,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         judged = judged or not (isinstance(item, Observation) and item.name == "gpu_ecc_counts_kept")
         yield item
     if not judged:
-        yield NothingToCheck("no GPU with ECC memory")
+        yield NothingToCheck("no GPU with ECC on")
 
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:

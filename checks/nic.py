@@ -6,7 +6,9 @@ does an EFA card that did not answer a command: its driver sends no further comm
 EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be made warn, since a job can also
 run out of them; so do a reset that the driver does by itself, other time-outs, and ports that cannot be opened.
 A link that goes down and requests that fail are recorded only: ib_link, ib_flap and eth_link judge links.
-InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are judged here too.
+InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are judged here too: also those of an
+mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), since neither the line nor the inventory
+has the driver of an RDMA device.
 """
 
 from __future__ import annotations

@@ -62,6 +62,8 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     Args, both optional, of any type that float() accepts:
         busy: seconds of own work of this rank in the iteration
         wait: seconds in which it waited for other ranks
+
+    A tensor on a GPU is copied to the host, which waits for the GPU.
     """
     global _last, _step, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
     try:

@@ -9,9 +9,10 @@ from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.model import Clears, Finding, Gpu, Repair, Severity
+from healthd.model import Clears, Finding, Gpu, NothingToCheck, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
+from healthd.past import Past
 from healthd.slurm.victims import OnGpus, is_hit, reach
 
 PCI = fake_pci_gpus("dgx-h100")[3]
@@ -197,6 +198,13 @@ def test_ecc_that_is_on_but_counts_nowhere_is_unknown_and_hides_no_other_gpu(hos
 
 def test_gpu_ecc_is_silent_where_ecc_is_off_by_factory_default(host):
     assert findings(gpu_ecc, host("[gpu.3]\necc = false\necc_default = false")) == []
+
+
+def test_gpu_ecc_has_nothing_to_check_where_ecc_is_off_on_every_gpu_by_factory_default(host):
+    off = "\n".join(
+        f"[gpu.{index}]\necc = false\necc_default = false" for index in range(len(fake_pci_gpus("dgx-h100")))
+    )
+    assert list(gpu_ecc.run(host(off), Config(), Past({}, 1000.0, "b"))) == [NothingToCheck("no GPU with ECC on")]
 
 
 def test_gpu_ecc_warns_where_an_old_driver_has_no_default_mode(host):

@@ -70,6 +70,24 @@ INTEL = [
         "",
     ),
     ("DMAR: INTR-REMAP: Request device [[01:00.0] fault index 22", "interrupt_fault", ""),
+    (
+        "DMAR: [DMA Read NO_PASID] Request device [0x01:0x00.0] fault addr 0x7d3a0000 [fault reason 0x06] PTE Read "
+        "access is not set",
+        "dma_fault",
+        "read",
+    ),
+    (
+        "DMAR: [DMA Write PASID 0x1] Request device [0x01:0x00.0] fault addr 0x1000 [fault reason 0x71] SM: Present "
+        "bit in first-level paging entry is clear",
+        "dma_fault",
+        "write",
+    ),
+    (
+        "DMAR: [INTR-REMAP] Request device [0x01:0x00.0] fault index 0x22 [fault reason 0x26] Blocked an interrupt "
+        "request due to source-id verification failure",
+        "interrupt_fault",
+        "",
+    ),
 ]
 AMD = [
     (
@@ -99,6 +117,13 @@ AMD = [
         "",
     ),
     ("pci 0000:00:00.2: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:01:00.0 address=0x10014a0a0]", "stuck", ""),
+    ("iommu ivhd0: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:01:00.0 address=0x10014a0a0]", "stuck", ""),
+    (
+        "iommu ivhd12: AMD-Vi: Event logged [ILLEGAL_DEV_TABLE_ENTRY device=0000:01:00.0 pasid=0x00000 "
+        "address=0xfffffffdf8000000 flags=0x0a00]",
+        "dma_fault",
+        "read",
+    ),
 ]
 
 
@@ -145,6 +170,15 @@ def test_parse_reads_arm_smmu_lines_with_the_unit_that_reports(text, code, pci):
 )
 def test_parse_reads_iommu_that_does_not_carry_out_commands(text, pci):
     assert read(text) == ("stuck", pci, "")
+
+
+@pytest.mark.parametrize("name", ["ILLEGAL_COMMAND_ERROR", "COMMAND_HARDWARE_ERROR"])
+@pytest.mark.parametrize(
+    ("prefix", "unit"), [("", ""), ("iommu ivhd3: ", "ivhd3"), ("pci 0000:40:00.2: ", "0000:40:00.2")]
+)
+def test_parse_names_the_amd_iommu_that_refused_a_command(prefix, unit, name):
+    event = parse(f"{prefix}AMD-Vi: Event logged [{name} address=0x10014a0a0]")
+    assert (event.kind, event.code, event.pci, event.field("iommu")) == ("iommu", "stuck", "", unit)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_lines import finding_of, findings_of
 from story import Story
 
 from healthd.checks import mlx5, nic
 from healthd.checks.nic import EXPLAIN
+from healthd.kernel.lines import network
 from healthd.kernel.parse import parse
 from healthd.model import Clears, Severity
 
@@ -46,6 +48,9 @@ RDMA = [
     f"{IRDMA}AEQ has overflowed",
     f"{IRDMA}critical PE Error, GLPE_CRITERR=0x00000001",
 ]
+FORMS = [pytest.param(re.compile(form.pattern, re.ASCII), id=form.pattern) for _, _, form in network._CARD_FORMS]
+PREFIXES = [f"{driver} {PCI}{name}: " for driver in network.CARD_DRIVERS for name in ("", " rocep65s0f0")]
+PREFIXES += ["infiniband rocep65s0f0: ", "infiniband bnxt_re0: ", "infiniband irdma0: "]
 RESETS = [
     f"{BNXT}Detected firmware fatal condition, initiating reset",
     f"{BNXT}Fatal firmware reset event, data1: 0x2, data2: 0x0, min wait 100 ms, max wait 6000 ms",
@@ -73,6 +78,20 @@ def test_unusable_rdma_and_resets_of_the_driver_warn_with_the_card(lines, code):
     for line in lines:
         finding = one(line)
         assert (finding.code, finding.severity, finding.subject) == (f"nic/{code}", Severity.WARNING, PCI)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=10)
+@given(st.data())
+def test_every_form_is_read_behind_every_prefix(form, data):
+    text = data.draw(st.from_regex(form, fullmatch=True))
+    assert [prefix for prefix in PREFIXES if (event := parse(prefix + text)) is None or event.kind != "ib"] == []
+
+
+@pytest.mark.parametrize("line", RDMA)
+def test_rdma_failure_names_a_device_that_udev_renamed(line):
+    event = parse("infiniband rocep65s0f0: " + line.split(": ", 1)[1])
+    assert (event.code, event.field("ibdev")) == ("rdma_failed", "rocep65s0f0")
 
 
 # A Broadcom card whose RoCE is unusable while its port stays ACTIVE (a vendor's runbook).
@@ -129,6 +148,12 @@ def test_lines_of_mlx5_are_left_to_its_own_check():
     lines += ["infiniband mlx5_1: Couldn't open port 1 for agents"]
     assert found(*lines) == []
     assert [each.code for each in findings_of(mlx5, *lines)] == ["mlx5/health_fatal", "mlx5/port_failed"]
+
+
+def test_port_of_a_renamed_rdma_device_is_judged_here_whatever_its_driver():
+    line = "infiniband ibp65s0: Couldn't open port 1 for agents"
+    assert (one(line).code, one(line).subject) == ("nic/port_failed", "ibp65s0")
+    assert findings_of(mlx5, line) == []
 
 
 @pytest.mark.parametrize(

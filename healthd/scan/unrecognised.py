@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from healthd.kernel.lines.network import CARD_DRIVERS
 from healthd.text import regex
 
 
@@ -29,12 +30,12 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("nvidia", r"nvidia-(?:nvlink|nvswitch\d{0,3}|peermem|modeset|uvm)\b|nvidia " + _PCI),
         ("mlx5", r"mlx5_core\b|mlx5_ib\b|infiniband mlx5_"),
         ("mlx4", r"mlx4_(?:core|en|ib)\b"),
-        ("network", rf"(?:bnxt_en|ice|ena|efa|i40e|ixgbe) {_PCI}|infiniband \w"),
+        ("network", rf"(?:{'|'.join((*CARD_DRIVERS, 'efa'))}) {_PCI}|infiniband \w"),
         ("NVMe", r"nvme (?:nvme\d|" + _PCI + ")|nvme\\d{1,5}(?:c\\d{1,5})?n\\d{1,9}: "),
         ("PCIe", rf"(?:pcieport|aer|pciehp|dpc) {_PCI}"),
         ("EDAC", r"EDAC "),
         ("machine check", r"mce: |(?:\{\d{1,10}\})?\[Hardware Error\]: "),
-        ("IOMMU", r"DMAR: |AMD-Vi: |arm-smmu(?:-v3)? |[\w-]{1,32} " + _PCI + ": AMD-Vi: "),
+        ("IOMMU", r"DMAR: |(?:iommu ivhd\d{1,3}: )?AMD-Vi: |arm-smmu(?:-v3)? |[\w-]{1,32} " + _PCI + ": AMD-Vi: "),
         ("file system", r"(?:EXT[234]-fs|XFS|BTRFS|JBD2|F2FS-fs)[ :(]"),
         ("file server", r"(?:Lustre|LustreError|LNet|LNetError|CIFS|libceph|ceph|beegfs|NFS4?): "),
     )
@@ -42,17 +43,18 @@ _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _TROUBLE = regex(
     r"(?i)\b(?:fail\w*|errors?|time(?:d|s)? ?-?outs?|fatal|lost|dead|locked|stuck|hung|hangs?|corrupt\w*|unable|cannot"
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
-    r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b"
+    r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
 )
 # NVIDIA's driver while it starts and ends, and further lines of its messages of several lines.
 _HARMLESS_NVRM = regex(
     r"NVRM: (?:GPU (?:at )?\S{7,24}:? (?:GPU-|GPU serial number is|GPU is on Board|has software scheduler"
-    r"|is already bound|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX|NVLink link training completed"
+    r"|is already bound to vfio-pci|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX"
+    r"|NVLink link training completed"
     r"|The NVIDIA GPU |\(PCI ID: |This can occur when |nouveau, rivafb|was loaded and obtained|obtained ownership"
-    r"|installed in|nvidia\.ko because|System Processor \(GSP\)|No NVIDIA (?:graphics adapter|GPU|device)"
-    r"|NVIDIA init module failed|API mismatch|has the version|the version |kernel module and all|this kernel module"
-    r"|have the same version|make sure that|components have|A GPU crash dump has been|nvidia-bug-report\.sh as root"
-    r"|the NVIDIA kernel module is unloaded|nv(?:Assert|Check)\w{0,20}: [^\n]{0,40}Out of memory|_iovaspaceCreate"
+    r"|installed in|nvidia\.ko because|System Processor \(GSP\)|has the version|the version |kernel module and all"
+    r"|this kernel module|have the same version|make sure that|components have|A GPU crash dump has been"
+    r"|nvidia-bug-report\.sh as root|the NVIDIA kernel module is unloaded"
+    r"|nv(?:Assert|Check)\w{0,20}: [^\n]{0,40}Out of memory|_iovaspaceCreate"
     r"|os_(?:pci_init_handle|schedule): |failed to copy vbios|nvidia_frontend_open: |testIfDsm|CPUID: "
     r"|GPU\d{1,3} (?:kbifCacheVFInfo|gpuClearFbhubPoisonIntr)|Attempting to remove |Xid \(\d{1,4}, pid: )"
 )

@@ -34,9 +34,10 @@ _DEVICE = r"((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 # DMAR:[DMA Write] Request device [01:00.0] fault addr fffe0000                                                  3.10
 # DMAR: [INTR-REMAP] Request device [01:00.0] fault index 0x22 [fault reason 0x26] Blocked an interrupt request ...
 # DMAR: INTR-REMAP: Request device [[01:00.0] fault index 22                                                     3.10
+# DMAR: [DMA Read NO_PASID] Request device [0x41:0x00.0] fault addr 0x7d3a0000 [fault reason 0x06] ...   about 5.14
 _INTEL = regex(
     r"(?:dmar: |DMAR: ?)\[?(?:DMA (Write|Read)|(INTR-REMAP))(?: [\w ]{1,24})?\]?:? Request device "
-    rf"\[{{1,2}}{_DEVICE}\]"
+    r"\[{1,2}((?:[0-9A-Fa-f]{4,8}:)?(?:0x)?[0-9A-Fa-f]{2}:(?:0x)?[0-9A-Fa-f]{2}\.[0-7])\]"
 )
 # DMAR: DRHD: handling fault status reg 3              printed before the faults, one for each interrupt
 # DMAR:[fault reason 05] PTE Write access is not set   3.10: the second line of a fault
@@ -48,7 +49,8 @@ _INTEL_STUCK = regex(r"DMAR: VT-d detected Invalidation (?:Queue|Time-out|Comple
 def _intel(kind: str, match: re.Match[str]) -> KernelEvent:
     operation, interrupt, device = match.groups()
     code = "interrupt_fault" if interrupt else "dma_fault"
-    return event(kind, match, code, device, (("operation", operation.lower() if operation else None),))
+    fields = (("operation", operation.lower() if operation else None),)
+    return event(kind, match, code, device.replace("0x", ""), fields)
 
 
 def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -65,18 +67,21 @@ def _stuck(kind: str, match: re.Match[str]) -> KernelEvent:
 # AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:01:00.0 domain=0x0019 address=0xfee00000 flags=0x0020]
 # AMD-Vi: Event logged [IO_PAGE_FAULT device=01:00.0 domain=0x0019 address=0x00000000fee00000 flags=0x0020]  4.x
 # pci 0000:40:00.2: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:41:00.0 address=0x10014a0a0]
+# iommu ivhd0: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:41:00.0 address=0x10014a0a0]     4.20: the IOMMU
+_IVHD = r"iommu ivhd\d{1,3}: "
 _AMD = regex(
-    rf"(?:([\w-]{{1,32}}) {PCI}: )?AMD-Vi: Event logged \[(IO_PAGE_FAULT|ILLEGAL_DEV_TABLE_ENTRY|DEV_TAB_HARDWARE_ERROR"
-    rf"|PAGE_TAB_HARDWARE_ERROR|IOTLB_INV_TIMEOUT|INVALID_DEVICE_REQUEST|RMP_PAGE_FAULT|RMP_HW_ERROR)\b"
+    rf"(?:([\w-]{{1,32}}) {PCI}: |{_IVHD})?AMD-Vi: Event logged \[(IO_PAGE_FAULT|ILLEGAL_DEV_TABLE_ENTRY"
+    r"|DEV_TAB_HARDWARE_ERROR|PAGE_TAB_HARDWARE_ERROR|IOTLB_INV_TIMEOUT|INVALID_DEVICE_REQUEST|RMP_PAGE_FAULT|RMP_HW_ERROR)\b"
     rf"(?: device={_DEVICE})?(?:[^\]\n]{{0,120}}? flags=0x([0-9a-f]{{1,4}}))?"
 )
 # AMD-Vi: Completion-Wait loop timed out;     AMD-Vi: IOMMU 0000:40:00.2: Completion-Wait loop timed out
 _AMD_STUCK = regex(
-    rf"(?:[\w-]{{1,32}} {PCI}: )?AMD-Vi: (?:(?:IOMMU {_DEVICE}: )?Completion-Wait loop timed out"
+    rf"(?:[\w-]{{1,32}} {PCI}: |iommu (ivhd\d{{1,3}}): )?AMD-Vi: "
+    rf"(?:(?:IOMMU {_DEVICE}: )?Completion-Wait loop timed out"
     r"|Event logged \[(?:ILLEGAL_COMMAND_ERROR|COMMAND_HARDWARE_ERROR) )"
 )
 _AMD_NO_DEVICE = regex(r"AMD-Vi: Event logged \[Device not attached to domain properly\]")
-_AMD_MORE = regex(rf"(?:[\w-]{{1,32}} {PCI}: )?AMD-Vi: (?:DTE\[\d\]|CMD\[\d\]|Control Reg ?):")
+_AMD_MORE = regex(rf"(?:[\w-]{{1,32}} {PCI}: |{_IVHD})?AMD-Vi: (?:DTE\[\d\]|CMD\[\d\]|Control Reg ?):")
 _INTERRUPT, _WRITE = 0x008, 0x020  # EVENT_FLAG_I, EVENT_FLAG_RW (drivers/iommu/amd/amd_iommu_types.h)
 
 
@@ -94,7 +99,7 @@ def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _amd_stuck(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "stuck", fields=(("iommu", match[1] or match[2]),))
+    return event(kind, match, "stuck", fields=(("iommu", match[1] or match[2] or match[3]),))
 
 
 def _unnamed(kind: str, match: re.Match[str]) -> KernelEvent:

@@ -204,41 +204,91 @@ _EFA = regex(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}
 # bnxt_en 0000:41:00.0 eth0: Firmware reset aborted, rc = -110
 # bnxt_en 0000:41:00.0 rocep65s0f0: Failed to create HW CQ
 # ice 0000:b1:00.0: Rebuild failed, unload and reload driver
+CARD_DRIVERS = ("bnxt_en", "bnxt_re", "ice", "idpf", "irdma", "i40e", "ixgbe", "ena")
 _CARD = regex(
-    rf"(?:(?:bnxt_en|bnxt_re|ice|idpf|irdma|i40e|ixgbe|ena) {PCI}(?: (\S{{1,32}}))?"
+    rf"(?:(?:{'|'.join(CARD_DRIVERS)}) {PCI}(?: (\S{{1,32}}))?"
     r"|infiniband (?!mlx)([\w.-]{1,32})): "
 )
+# (code, literals of which every message of the form has one, form)
 _CARD_FORMS = tuple(
-    (code, regex(pattern))
-    for code, pattern in (
-        ("health_fatal", r"Firmware reset aborted|Failed to reinitialize after aborted firmware reset"),
+    (code, needs, regex(pattern))
+    for code, needs, pattern in (
         (
             "health_fatal",
+            ("Firmware reset aborted", "aborted firmware reset"),
+            r"Firmware reset aborted|Failed to reinitialize after aborted firmware reset",
+        ),
+        (
+            "health_fatal",
+            ("failed during FW reset", "Firmware init phase ", "Firmware not responding, "),
             r"bnxt_open\(\) failed during FW reset|Firmware init phase \d failed|Firmware not responding, ",
         ),
         (
             "health_fatal",
+            ("PCI config space inaccessible", "unload and reload driver", "PF reset failed"),
             r"PCI config space inaccessible after|Rebuild failed, unload and reload driver|PF reset failed",
         ),
-        ("health_fatal", r"\w{1,48}(?: failed, device is unrecoverable|: unrecoverable device error)"),
-        ("health_fatal", r"tx_timeout recovery unsuccessful|driver needs to be unloaded and reloaded"),
-        ("health_fatal", r"Error resetting device\. Please reload|Error during VSI rebuild: |PF VSI rebuild failed"),
         (
             "health_fatal",
+            ("unrecoverable",),
+            r"\w{1,48}(?: failed, device is unrecoverable|: unrecoverable device error)",
+        ),
+        (
+            "health_fatal",
+            ("tx_timeout recovery unsuccessful", "unloaded and reloaded"),
+            r"tx_timeout recovery unsuccessful|driver needs to be unloaded and reloaded",
+        ),
+        (
+            "health_fatal",
+            ("Error resetting device", "VSI rebuild"),
+            r"Error resetting device\. Please reload|Error during VSI rebuild: |PF VSI rebuild failed",
+        ),
+        (
+            "health_fatal",
+            ("Rebuild of main VSI", "Reset during resume", "recovery mode detected"),
             r"Rebuild of main VSI failed again|Reset during resume failed|Firmware recovery mode detected",
         ),
-        ("health_fatal", r"Reset attempt failed\. Can not reset|Can not reset device|Reset indication didn't turn "),
-        ("health_fatal", r"Device isn't ready, (?:can't reset|abort com init)"),
-        ("health_recovery", r"Detected firmware fatal condition|(?:Fatal|Non-fatal) firmware reset event"),
-        ("health_recovery", r"Requesting a reset|Keep alive watchdog timeout|Trigger reset is on"),
-        ("rdma_failed", r"Failed to (?:create|allocate) HW (?:CQ|QP|PD|AH)|(?:Create HW SRQ|create HW QP1) failed"),
-        ("rdma_failed", r"(?:QPLIB: )?(?:\w{1,40}: )?FW STALL Detected|Failed to (?:initialize|allocate|enable) RCFW"),
-        ("rdma_failed", r"Failed to register with (?:Ethernet driver|netedev)|IRDMA hardware initialization FAILED"),
-        ("rdma_failed", r"HW runtime init FAIL|AEQ has overflowed|critical PE Error|HMC Error: "),
-        ("command_failed", r"(?:QPLIB: )?cmdq\[0x[0-9a-f]{1,8}\]=(?P<command>0x[0-9a-f]{1,4}) status "),
-        ("tx_timeout", r"TX timeout detected, starting reset task"),
+        (
+            "health_fatal",
+            ("Can not reset", "Reset indication didn't"),
+            r"Reset attempt failed\. Can not reset|Can not reset device|Reset indication didn't turn ",
+        ),
+        ("health_fatal", ("Device isn't ready",), r"Device isn't ready, (?:can't reset|abort com init)"),
+        (
+            "health_recovery",
+            ("firmware fatal condition", "firmware reset event"),
+            r"Detected firmware fatal condition|(?:Fatal|Non-fatal) firmware reset event",
+        ),
+        (
+            "health_recovery",
+            ("Requesting a reset", "Keep alive watchdog", "Trigger reset is on"),
+            r"Requesting a reset|Keep alive watchdog timeout|Trigger reset is on",
+        ),
+        (
+            "rdma_failed",
+            ("Failed to create HW", "Failed to allocate HW", "Create HW SRQ", "create HW QP1"),
+            r"Failed to (?:create|allocate) HW (?:CQ|QP|PD|AH)|(?:Create HW SRQ|create HW QP1) failed",
+        ),
+        (
+            "rdma_failed",
+            ("FW STALL", "RCFW"),
+            r"(?:QPLIB: )?(?:\w{1,40}: )?FW STALL Detected|Failed to (?:initialize|allocate|enable) RCFW",
+        ),
+        (
+            "rdma_failed",
+            ("Failed to register with ", "IRDMA hardware"),
+            r"Failed to register with (?:Ethernet driver|netedev)|IRDMA hardware initialization FAILED",
+        ),
+        (
+            "rdma_failed",
+            ("HW runtime init", "AEQ has overflowed", "critical PE Error", "HMC Error: "),
+            r"HW runtime init FAIL|AEQ has overflowed|critical PE Error|HMC Error: ",
+        ),
+        ("command_failed", ("cmdq[",), r"(?:QPLIB: )?cmdq\[0x[0-9a-f]{1,8}\]=(?P<command>0x[0-9a-f]{1,4}) status "),
+        ("tx_timeout", ("TX timeout detected, starting",), r"TX timeout detected, starting reset task"),
     )
 )
+_CARD_LITERALS = tuple(literal for _, needs, _ in _CARD_FORMS for literal in needs)
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = regex(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = regex(
@@ -270,7 +320,7 @@ def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 def _card(kind: str, match: re.Match[str]) -> KernelEvent | None:
     pci, name, ibdev = match.groups()
-    for code, form in _CARD_FORMS:
+    for code, _, form in _CARD_FORMS:
         if found := form.match(match.string, match.end()):
             # Messages about RDMA name the RDMA device, the others the interface.
             is_rdma = code in ("rdma_failed", "command_failed")
@@ -324,6 +374,7 @@ RULES = (
     Rule(
         "ib",
         (
+            "efa 0000:",
             "completion (polling) timeout",
             "completion for admin cmd",
             "(opcode ",
@@ -334,26 +385,8 @@ RULES = (
         _EFA,
         _efa,
     ),
-    Rule(
-        "ib",
-        (
-            *(
-                "bnxt_",
-                "irdma",
-                "IRDMA ",
-                "reload driver",
-                "reload the driver",
-                "unrecoverable",
-                "unloaded and reloaded",
-            ),
-            *("PF reset failed", "VSI rebuild failed", "Rebuild of main VSI", "Reset during resume", "Can not reset"),
-            *("recovery mode detected", "Reset indication didn't", "Device isn't ready", "Keep alive watchdog"),
-            *("Trigger reset is on", "HW runtime init", "AEQ has overflowed", "critical PE Error", "HMC Error: "),
-            "Requesting a reset",
-        ),
-        _CARD,
-        _card,
-    ),
+    # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
+    Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
     Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),

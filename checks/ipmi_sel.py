@@ -68,11 +68,11 @@ class Entry(NamedTuple):
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
     if not any(host.stat(device) for device in DEVICES):
-        yield NothingToCheck("no BMC device", "modprobe ipmi_devintf ipmi_si")
+        yield NothingToCheck("no BMC device", "modprobe -a ipmi_devintf ipmi_si")
         return
     ran = host.run(("ipmitool", "sel", "elist", "last", str(MOST_ENTRIES)), config.timeout_seconds * 0.9)
     if ran is None:
-        yield NothingToCheck("ipmitool is not installed", "apt-get install ipmitool")
+        yield NothingToCheck("ipmitool is not installed", "install ipmitool")
         return
     if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
         raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")

@@ -345,6 +345,7 @@ class Explain:
     window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
     milder     what ends those of its findings in `also` that only warn; None: the same
     remedy     what an engineer does about it; None: what follows from `clears` (say/ends.py)
+    line_decides   the kernel line names the remedy: without the line no command is given
     """
 
     severity: Severity
@@ -363,6 +364,7 @@ class Explain:
     window: str = ""
     milder: Ends | None = None
     remedy: Remedy | None = None
+    line_decides: bool = False
 
 
 class ConditionState(enum.Enum):

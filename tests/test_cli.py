@@ -254,6 +254,24 @@ def test_a_program_that_does_not_exist_here_is_a_warning(tmp_path):
     assert 'warning: checks.exec."a".command: /nope/x does not exist here' in done.err
 
 
+def test_a_program_that_exists_here_is_no_warning(tmp_path):
+    done = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/bin/sh"]\n'))
+    assert (done.status, done.err) == (0, "")
+
+
+def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, monkeypatch, capsys):
+    """`sleep` stands for a look at a file that never ends; the time limit ends it."""
+    from healthd.cli import config
+    from healthd.cli.main import main
+    from healthd.machine import program
+
+    real = program.run_program
+    monkeypatch.setattr(config, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(program, "run_program", lambda argv, seconds: real(("sleep", "1000"), seconds))
+    assert main(["config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nfs/x"]\n')]) == 0
+    assert 'warning: checks.exec."a".command: /nfs/x cannot be looked at' in capsys.readouterr().err
+
+
 # --- check
 
 

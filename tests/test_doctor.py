@@ -158,7 +158,10 @@ def test_nvml_that_hangs_fails() -> None:
     ],
 )
 def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: sight.Around, state: State) -> None:
-    assert seen(around, result("ipmi_sel"))["IPMI"].state is state
+    line = seen(around, result("ipmi_sel"))["IPMI"]
+    assert line.state is state
+    assert not any(manager in str(line) for manager in ("apt", "dnf", "yum"))
+    assert "modprobe ipmi" not in line.says, "without -a the second module is a parameter of the first"
 
 
 def test_mounts_that_nobody_named_are_asked_for() -> None:

@@ -290,6 +290,38 @@ def explained(capsys, *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+def test_no_command_that_ends_a_line_of_explain_is_followed_by_a_full_stop(capsys):
+    for code in ("gpu_xid/79", "gpu_xid/31", "ipmi_sel/bus_fatal", "filesystem/errors"):
+        lines = explained(capsys, code)["ends"].split("\n")
+        assert f"healthd repaired {code} PART" in lines[-1]
+        assert not lines[-1].endswith(".")
+
+
+def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    file.write_text('mode = "act"\n')
+    assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "  At once: healthd repaired gpu_xid/79 0000:61:00.0" in shown
+    assert f"  {explanation.RESUMES}" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "command"),
+    [
+        ("0x0 (None) to 0x1 (GPU Reset Required)", "nvidia-smi --gpu-reset -i 0000:61:00.0"),
+        ("0x0 (None) to 0x2 (Node Reboot Required)", "systemctl reboot"),
+    ],
+)
+def test_the_line_of_xid_154_decides_which_command_is_given(change, command, capsys):
+    document = explained(capsys, "gpu_xid/154")
+    assert document["steps"] == []
+    assert "nvidia-smi --gpu-reset" in document["todo"]
+    assert "systemctl reboot" in document["todo"]
+    line = f"NVRM: Xid (PCI:0000:61:00): 154, GPU recovery action changed from {change}"
+    assert [step["command"] for step in explained(capsys, line)["steps"]] == ["healthd record", command]
+
+
 def steps(run: dict) -> list[tuple[float, str, str]]:
     return [(s["after_seconds"], s["does"], s["would"]) for s in run["courses"][0]["steps"]]
 

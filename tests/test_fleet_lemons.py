@@ -529,6 +529,22 @@ def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> 
     assert [row["busy"] for row in moments] == [False, True, True, False, True, False]
 
 
+@pytest.mark.parametrize("end", [BEGIN + 4 * HOUR, None])
+def test_moments_are_busy_with_a_job_that_began_before_the_period(end: int | None, tmp_path: Path) -> None:
+    made = empty()
+    job(made, ["g1"], BEGIN + 4 * HOUR, "COMPLETED")
+    times = {"start_time": BEGIN - DAY, "end_time": end}
+    made["jobs"][-1] |= times
+    made["job_nodes"][-1] |= times
+    for hour in (1, 3):
+        seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
+    with opened(write(made, tmp_path), BEGIN, TO) as study:
+        lemon_evidence.known(study, BEGIN, TO)
+        places = {"begin": BEGIN, "end": TO, "after": lemon_evidence.AFTER_SECONDS}
+        moments = study.rows(lemon_evidence._MOMENTS.format(**places))
+    assert [row["busy"] for row in moments] == [True, True]
+
+
 def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
     state = {"cluster": "c", "node": "n", "state": "DRAIN", "reason": "", "by_whom": "person"}
     rows = [{**state, "start_time": start, "end_time": end} for start, end in ((0, 10), (10, 20), (30, 40), (50, None))]

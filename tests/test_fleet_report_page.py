@@ -306,6 +306,53 @@ def test_report_with_a_damaged_table_is_written_and_exits_with_3(
     assert documents["states"]["by_state"][0]["jobs"] == 1
 
 
+def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exits_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from healthd.fleet.answers import compare
+
+    def too_large(study: Any, _: str) -> dict[str, Any]:
+        return dict(study.row("SELECT list(n) AS numbers FROM range(1_000_000_000) AS every(n)"))
+
+    monkeypatch.setattr(compare, "measured", too_large)
+    db = write_store(tmp_path)
+    flags = ("--db", db, "--compare", "partition:p1", "partition:p2", "--threads", "1", "--memory", "1024")
+    assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
+    assert "healthd fleet report: compare: " in capsys.readouterr().err
+    assert "This chapter failed" in elements((tmp_path / "out/report.html").read_text("utf-8")).text
+    assert main(["fleet", "report", *flags, "--json"]) == 3
+    documents = json.loads(capsys.readouterr().out)
+    assert documents["report"]["failed"] == ["compare"]
+    assert "MiB" in documents["report"]["unanswered"]["compare"]
+    assert documents["states"]["by_state"][0]["jobs"] == 2
+
+
+def test_report_with_a_file_that_the_comparison_cannot_read_is_written_and_exits_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from healthd.fleet.store import reading
+
+    db = write_store(tmp_path)
+    with reading(db) as snapshot:
+        (path,) = snapshot.files("jobs")
+    damage_column(path, "state")
+    flags = ("--db", db, "--compare", "partition:p1", "partition:p2")
+    assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
+    assert f"healthd fleet report: compare: {path}: is damaged" in capsys.readouterr().err
+    assert (tmp_path / "out/report.html").exists()
+
+
+def write_store(folder: Path) -> str:
+    """Write a store of one job and one ticket, and return its path."""
+    from fleet_rows import job, made, ticket
+
+    jobs = [
+        job(number, partition=f"p{number}", state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)
+        for number in (1, 2)
+    ]
+    return str(made(folder / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, words="fan " * 99)]}))
+
+
 def commands(page: str) -> dict[str, list[str]]:
     """Name of a chapter -> the words of the command below it."""
     found = {}

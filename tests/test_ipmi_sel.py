@@ -18,6 +18,7 @@ from healthd.judge.absorb import as_configured
 from healthd.judge.verdict import judge
 from healthd.machine.program import Ran
 from healthd.model import CheckResult, Clears, Finding, Outcome, RunName, Severity
+from healthd.past import Past
 
 ASK = ("ipmitool", "sel", "elist", "last", "200")
 OLD = captured("ipmitool_sel_elist.txt")
@@ -59,6 +60,16 @@ def test_a_machine_without_a_bmc_or_without_ipmitool_gives_nothing(tmp_path):
     system = FakeSystem(str(tmp_path), {ASK: OSError("asked")})
     assert run_check(ipmi_sel, Host(str(tmp_path), system=system)) == []
     assert run_check(ipmi_sel, write(tmp_path, {"/dev/ipmi0": ""})) == []
+
+
+def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
+    """Without -a, modprobe passes the second name to the first module as a parameter (modprobe(8))."""
+    without = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: OSError("asked")}))
+    (no_device,) = ipmi_sel.run(without, Config(), Past({}, 0.0, ""))
+    with_device = write(tmp_path, {"/dev/ipmi0": ""})
+    (no_program,) = ipmi_sel.run(with_device, Config(), Past({}, 0.0, ""))
+    assert no_device.mend.split()[:2] == ["modprobe", "-a"]
+    assert no_program.mend == "install ipmitool"
 
 
 def test_a_new_entry_of_a_fatal_bus_error_is_found_once(bmc):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
+import html
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,12 +25,21 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
 from healthd import guard
-from healthd.model import Clears, Condition, ConditionState, Health, Severity, Verdict
+from healthd.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Health,
+    KernelLogStatus,
+    Severity,
+    SlurmStatus,
+    Verdict,
+)
 from healthd.say import metrics, metrics_page
 from healthd.say.metrics import render
 from healthd.say.metrics_page import CLIENTS, MAX_HEAD_BYTES, Pages, serve
 from healthd.say.metrics_text import END, Metric, text
-from healthd.say.status import Snapshot
+from healthd.say.status import Snapshot, status_json
 from tests.fakes import PLAIN_SNAPSHOT as PLAIN
 
 
@@ -137,6 +148,28 @@ def test_a_broken_node_is_not_called_healthy() -> None:
     assert b"healthd is healthy" not in alive.body
     assert "<strong>unhealthy</strong>" in landing
     assert "critical: gpu_xid/79 0000:61:00.0: GPU &lt;fell&gt; off the bus" in landing
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel_log": KernelLogStatus("kmsg", False, trouble="permission denied")},
+        {"mode": "drain", "slurm": SlurmStatus(trouble="scontrol: not installed <here>")},
+    ],
+)
+def test_a_healthy_node_whose_healthd_is_limited_is_a_warning_as_in_status(change: dict[str, Any]) -> None:
+    healthy = dataclasses.replace(
+        PLAIN, verdict=Verdict(Health.HEALTHY, (), ()), kernel_log=KernelLogStatus("kmsg", True), mode="observe"
+    )
+    limited = dataclasses.replace(healthy, **change)
+    for snapshot, health in ((healthy, "healthy"), (limited, "warning")):
+        shown = status_json(snapshot)
+        pages = Pages(lambda snapshot=snapshot: snapshot)
+        landing = pages.answer("/", "", False).body.decode()
+        assert shown["health"] == health
+        assert f"Health of the node: {health} ".encode() in pages.answer("/-/healthy", "", False).body
+        assert f"<strong>{health}</strong>" in landing
+        assert all(f"<li>{html.escape(limit)}</li>" in landing for limit in shown["limits"])
 
 
 def test_the_first_page_leads_to_the_others_and_takes_no_html_from_a_name(page: str) -> None:

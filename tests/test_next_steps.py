@@ -32,6 +32,7 @@ def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[
     [
         ({}, [SAVE, ("once no job runs here", "systemctl reboot")]),
         ({"slurm": ("IDLE", "DRAIN")}, [SAVE, ("now that no job runs here", "systemctl reboot")]),
+        ({"slurm": ("IDLE", "DRAIN", "COMPLETING")}, [SAVE, ("once no job runs here", "systemctl reboot")]),
         ({"slurm": ("ALLOCATED", "DRAIN")}, [SAVE, ("once no job runs here", "systemctl reboot")]),
         ({"remedy": "power_cycle"}, [SAVE, ("once no job runs here, then power on at the BMC", "systemctl poweroff")]),
         ({"remedy": "power_cycle", "severity": "warning"}, []),

@@ -292,6 +292,24 @@ def test_a_condition_is_told_with_since_count_job_and_what_ends_it():
     assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; clears after: a reboot\n" in text
 
 
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("IDLE+DRAIN", "drained"),
+        ("IDLE+DRAIN+NOT_RESPONDING", "drained"),
+        ("DOWN+DRAIN", "drained"),
+        ("DOWN+DRAIN+NOT_RESPONDING", "drained"),
+        ("IDLE+COMPLETING+DRAIN", "draining"),
+        ("DOWN+COMPLETING+DRAIN", "draining"),
+        ("ALLOCATED+DRAIN", "draining"),
+        ("MIXED+DRAIN", "draining"),
+    ],
+)
+def test_first_line_shows_drained_where_no_job_is_left(state, word):
+    slurm = {**believed()["slurm"], "state": state.split("+"), "owner": "ours"}
+    assert status(slurm=slurm).splitlines()[0].endswith(f", {word} (by healthd)")
+
+
 def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
     slurm = {
         "state": ["DRAIN", "IDLE"],

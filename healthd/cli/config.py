@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
 from healthd.cli.terminal import WRONG_USE, as_json, complain, page, say
+
+LOOK_SECONDS = 5.0  # for one look at a file, which may lie on a file server
 
 
 def _config_check_arguments(parser: Parser) -> None:
@@ -41,8 +42,8 @@ def _config_check(args: argparse.Namespace) -> int:
         complain(f"{args.config}: warning: {warning}")
     for name, run in loaded.checks.items():
         program = next(iter(getattr(run, "command", ())), "")
-        if program.startswith("/") and not os.path.exists(program):
-            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} does not exist here")
+        if program.startswith("/") and (trouble := _trouble(program)):
+            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {trouble}")
     if path := loaded.settings.metrics.web_config:
         from healthd.say.web_config import WebConfigError
         from healthd.say.web_files import WebFiles
@@ -55,6 +56,17 @@ def _config_check(args: argparse.Namespace) -> int:
             complain(f"{args.config}: warning: metrics.web_config: {trouble}")
     counted = registry.counted(checks, loaded)
     return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {counted}\n")
+
+
+def _trouble(program: str) -> str:
+    """Return why a program cannot be started here; "" = it exists. A file server that is down may never answer."""
+    from healthd.machine.program import run_program
+
+    try:
+        ran = run_program(("test", "-e", program), LOOK_SECONDS)
+    except TimeoutError:
+        return f"cannot be looked at: no answer within {LOOK_SECONDS:g} s"
+    return "" if ran.status == 0 else "does not exist here"
 
 
 def _config_show_arguments(parser: Parser) -> None:

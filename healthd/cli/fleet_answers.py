@@ -63,31 +63,45 @@ def store_flags(parser: Parser) -> None:
 
 @contextmanager
 def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "healthd fleet") -> Iterator[Study]:
-    """The store that was named, open for its time and choice. What is wrong ends the command with a sentence.
-    beside_mib: what the process takes beside its answer, at most half of what it may take. who: the command."""
+    """Open the store as open_store does. What is wrong with it ends the command with a sentence."""
+    with at_the_centre(who), open_store(args, beside_mib, who) as study:
+        yield study
+
+
+@contextmanager
+def open_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "healthd fleet") -> Iterator[Study]:
+    """Open the store that the flags name, for their time and choice.
+
+    Args:
+        beside_mib: what the process takes beside its answer, at most half of what it may take.
+        who: the command, for messages.
+
+    Raises:
+        StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
+        Stop: wrong use.
+    """
     import os
 
-    with at_the_centre(who):
-        from healthd.fleet import engine
-        from healthd.fleet.answers.document import WrongChoice
-        from healthd.fleet.answers.study import Chosen, opened, tables_of
-        from healthd.fleet.store import NeedsMemory, reading
+    from healthd.fleet import engine
+    from healthd.fleet.answers.document import WrongChoice
+    from healthd.fleet.answers.study import Chosen, opened, tables_of
+    from healthd.fleet.store import NeedsMemory, reading
 
-        folder = args.db or os.environ.get("HEALTHD_FLEET_DB") or "db"
-        chosen = Chosen(**{name: getattr(args, name) for name in CHOICES})
-        its_threads = args.threads or engine.THREADS
-        its_memory = memory_limit(args)
-        with reading(folder) as snapshot:
-            files = tables_of(snapshot)
-            begin, end = time_asked(args, folder, files, who)
-            try:
-                left = max(its_memory - beside_mib, its_memory // 2)
-                with opened(files, begin, end, chosen, its_threads, left) as study:
-                    yield study
-            except NeedsMemory:
-                raise NeedsMemory(its_memory) from None
-            except WrongChoice as error:
-                raise Stop(f"{who}: {error}") from None
+    folder = args.db or os.environ.get("HEALTHD_FLEET_DB") or "db"
+    chosen = Chosen(**{name: getattr(args, name) for name in CHOICES})
+    threads = args.threads or engine.THREADS
+    memory_mib = memory_limit(args)
+    with reading(folder) as snapshot:
+        files = tables_of(snapshot)
+        begin, end = time_asked(args, folder, files, who)
+        try:
+            left = max(memory_mib - beside_mib, memory_mib // 2)
+            with opened(files, begin, end, chosen, threads, left) as study:
+                yield study
+        except NeedsMemory:
+            raise NeedsMemory(memory_mib) from None
+        except WrongChoice as error:
+            raise Stop(f"{who}: {error}") from None
 
 
 def memory_limit(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
 from healthd.cli.fleet import at_the_centre
-from healthd.cli.fleet_answers import EXIT, at_the_store, store_flags, tell
+from healthd.cli.fleet_answers import EXIT, open_store, store_flags, tell
 from healthd.cli.terminal import Stop
 
 if TYPE_CHECKING:
@@ -22,16 +22,22 @@ def _compare_flags(parser: Parser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    told = compared(args, args.a, args.b)
+    with at_the_centre():
+        document = compared(args, args.a, args.b)
     from healthd.fleet.answers import compare
 
-    return tell(args, told, compare.text, compare.found)
+    return tell(args, document, compare.text, compare.found)
 
 
 def compared(args: argparse.Namespace, a: str, b: str) -> Document:
-    """The document of two sides; args: the flags of a store. Raises Stop, also for two sides that are one."""
-    with at_the_centre():
-        from healthd.fleet.answers import compare
+    """Return the document of two sides. `args`: the flags of a store.
+
+    Raises:
+        Stop: wrong use, also two sides that are the same.
+        StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
+        Unanswerable: the store lacks what the comparison needs.
+    """
+    from healthd.fleet.answers import compare
 
     flags = [_side(args, name) for name in (a, b)]
     if flags[0] == flags[1]:
@@ -40,7 +46,7 @@ def compared(args: argparse.Namespace, a: str, b: str) -> Document:
         )
     sides = []
     for name, its in zip((a, b), flags, strict=True):
-        with at_the_store(its) as study:
+        with open_store(its) as study:
             sides.append(compare.measured(study, name))
     return compare.compared(*sides)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from healthd.cli.flags import Command, Parser
 from healthd.cli.fleet import at_the_centre
@@ -76,14 +78,29 @@ def _report(args: argparse.Namespace) -> int:
     return say("\n".join([*lines, "", f"{written}: {plural(len(those), 'chapter')}", ""]), status)
 
 
-def _compared(args: argparse.Namespace) -> tuple[str, Document] | None:
-    """Return the arguments of the same `healthd fleet compare`, and its document; None without --compare."""
+def _compared(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
+    """Compare, before the store is open for the chapters: the memory limit holds for one reader at a time.
+
+    Returns the arguments of the same `healthd fleet compare` and what gives its document, or raises what kept it from
+    one; None without --compare.
+    """
     import shlex
+
+    from healthd.fleet.answers.document import Unanswerable
+    from healthd.fleet.manifest import StoreError
 
     if args.compare is None:
         return None
     arguments = f"{shlex.join(args.compare)} {_flags(args, args.from_time, args.to_time)}".rstrip()
-    return arguments, compared(args, *args.compare)
+    try:
+        document = compared(args, *args.compare)
+    except (StoreError, Unanswerable) as error:
+        return arguments, partial(_raise, error)
+    return arguments, lambda: document
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _flags(args: argparse.Namespace, from_time: str | None, to_time: str | None) -> str:

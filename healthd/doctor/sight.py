@@ -57,12 +57,14 @@ def _gpus(result: CheckResult) -> Line:
 
 def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
     if not around.ipmi_device:
-        says = "no /dev/ipmi0: the BMC's event log is not read (modprobe ipmi_devintf ipmi_si, if this machine has one)"
+        says = (
+            "no /dev/ipmi0: the BMC's event log is not read (modprobe -a ipmi_devintf ipmi_si, if this machine has one)"
+        )
         return absent("IPMI", says)
     if not results:
         return absent("IPMI", "check ipmi_sel is switched off")
     if not around.ipmitool:
-        return limited("IPMI", "there is a BMC but no ipmitool: its event log is not read", "apt-get install ipmitool")
+        return limited("IPMI", "there is a BMC but no ipmitool: its event log is not read", "install ipmitool")
     (result,) = results
     if result.outcome is not Outcome.COMPLETED:
         return limited("IPMI", f"the BMC's event log cannot be read: {result.error}", "ipmitool sel info")

@@ -43,7 +43,7 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
         return
     if missing:
         where = "systemctl edit healthd: [Service] Environment=PATH=/opt/slurm/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        mend = ("apt-get install slurm-client, or, where it is not on PATH:", where)
+        mend = ("install slurm-client (Debian, Ubuntu) or slurm (EL); where it is installed but not on PATH:", where)
         yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", mend)
         return
     config = _asked(run, commands.config())

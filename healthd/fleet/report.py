@@ -80,10 +80,11 @@ def parts(
     price: float | None = None,
     sla: float | None = None,
     nccl_folders: Sequence[str] = (),
-    compared: tuple[str, Document] | None = None,
+    compared: tuple[str, Callable[[], Document]] | None = None,
 ) -> tuple[Part, ...]:
     """In the order of the report. price: of a GPU-hour; sla: percent of time that nodes should be up; nccl_folders: of
-    flight-recorder dumps; compared: what behind `healthd fleet compare` asks for it, and its document."""
+    flight-recorder dumps; compared: the arguments of `healthd fleet compare`, and what gives its
+    document or raises what answers() takes."""
     found = [
         Part("states", "What became of the jobs", states.states, states_chapter.chapter),
         Part(
@@ -112,8 +113,10 @@ def parts(
         Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_chapter.chapter),
     ]
     if compared is not None:
-        words, its = compared
-        found.append(Part("compare", "What differs", lambda _: its, compare_chapter.chapter, f"compare {words}", False))
+        words, get = compared
+        found.append(
+            Part("compare", "What differs", lambda _: get(), compare_chapter.chapter, f"compare {words}", False)
+        )
     for number, folder in enumerate(nccl_folders, 1):
         name = "nccl" if number == 1 else f"nccl-{number}"
         way = f"nccl {shlex.quote(folder)}"

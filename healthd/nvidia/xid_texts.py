@@ -136,7 +136,8 @@ _XIDS: dict[int, Text] = {
         "The driver changed what it says is needed to recover the GPU: 1, 4 and 6 a reset, 2 and 7 a reboot, 3 "
         "draining peer-to-peer traffic, 5 recovering the IMEX domain.",
         "The driver itself holds the GPU unfit until that is done. It follows another Xid, which says why.",
-        "Do what it asks, after the drain. nvidia-smi -q | grep -i recovery shows the present state.",
+        "Do what it asks, after the drain: for a reset (1, 4, 6) nvidia-smi --gpu-reset -i PCI, for a reboot (2, 7) "
+        "systemctl reboot, each after healthd record. nvidia-smi -q | grep -i recovery shows the present state.",
     ),
     171: Text(
         "The uncorrectable memory error that another Xid reports (48, 94, 95, 140) was in DRAM.",
@@ -323,4 +324,5 @@ def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain
         window=ends.window,
         milder=_MILDER.get(name),
         remedy=Remedy.POWER_CYCLE if name in _POWER_CYCLE else None,
+        line_decides=name == str(xid_table.RECOVERY),
     )

@@ -103,6 +103,7 @@ def of_code(
         "clears": findings[0].clears.name.lower(),
         "remedy": explain.remedy.value if explain.remedy else "",
     }
+    steps = remedies(worst) if check and (line or not explain.line_decides) else ()
     return {
         "asked": asked,
         "what": "code",
@@ -118,7 +119,7 @@ def of_code(
         "matters": explain.matters,
         "todo": _filled_in(explain.todo, code, part),
         "ends": "\n".join(_ends_of(findings, code, part, config)),
-        "steps": [{"when": when, "command": command} for when, command in remedies(worst) if check],
+        "steps": [{"when": when, "command": command} for when, command in steps],
         "here": _here(code, part, explain, check, here, line) if check else [],
         "runbook": runbook(check, code) if check else "",
     }
@@ -134,18 +135,25 @@ def _filled_in(todo: str, code: str, part: str) -> str:
 
 
 def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
-    """Yield sentences: what ends the worst finding of a code, then where a milder one ends in another way."""
+    """Yield sentences: what ends the worst finding of a code, then where a milder one ends in another way.
+
+    A sentence that ends in a command has no full stop: it would be pasted with the command.
+    """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
     first = ends_of(findings[0], config.clear_after, command)
-    yield f"Clears after {first}."
+    yield _ended(f"Clears after {first}", command)
     for finding in findings[1:]:
         other = ends_of(finding, config.clear_after, command)
         if other != first:
-            yield f"Where it is {finding.severity.name.lower()}: after {other}."
+            yield _ended(f"Where it is {finding.severity.name.lower()}: after {other}", command)
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
         yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
     if findings[0].clears is not Clears.OPERATOR:
-        yield f"At once: {command}."
+        yield f"At once: {command}"
+
+
+def _ended(sentence: str, command: str) -> str:
+    return sentence if sentence.endswith(command) else f"{sentence}."
 
 
 def ends_of(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
@@ -406,7 +414,7 @@ def _code_text(d: Document, page: Page) -> Iterator[str]:
     for run in d["here"]:
         yield from _run_text(run, d["check"], page)
     drains = any(_drains(run, "does") for run in d["here"])
-    yield from _section("What ends it", f"{d['ends']}{' ' + RESUMES if drains else ''}", page)
+    yield from _section("What ends it", "\n".join([d["ends"], *([RESUMES] if drains else [])]), page)
     yield from _section("What to do", d["todo"], page)
     for step in d["steps"]:
         yield from (*page.wrap(f"{step['when']}:", "  "), f"    {printable(step['command'])}")

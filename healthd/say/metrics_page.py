@@ -31,7 +31,7 @@ from healthd.guard import METRICS, drop
 from healthd.machine import heap, shortage
 from healthd.say import metrics
 from healthd.say.metrics_text import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
-from healthd.say.status import Snapshot
+from healthd.say.status import Snapshot, health_of, limits_of
 from healthd.text import printable
 
 if TYPE_CHECKING:
@@ -104,19 +104,19 @@ class Pages:
             return Answer(200, content_type(openmetrics), self._metrics(openmetrics, zipped), zip_header)
         if path == "/":
             snapshot = self._get_snapshot()
-            verdict = snapshot.verdict
             said = {
                 "node": snapshot.node_name,
                 "version": snapshot.version,
                 "mode": snapshot.mode,
-                "health": verdict.health.value,
+                "health": health_of(snapshot).value,
             }
-            shown = verdict.conditions[:MOST_CONDITIONS]
-            rows = "".join(f"<li>{html.escape(f'{c.severity.name.lower()}: {c.key}: {c.message}')}</li>" for c in shown)
+            shown = snapshot.verdict.conditions[:MOST_CONDITIONS]
+            words = [*limits_of(snapshot), *(f"{c.severity.name.lower()}: {c.key}: {c.message}" for c in shown)]
+            rows = "".join(f"<li>{html.escape(line)}</li>" for line in words)
             page = LANDING.format(**{name: html.escape(text) for name, text in said.items()}, conditions=rows)
             return Answer(200, "text/html; charset=utf-8", page.encode("utf-8", "replace"))
         if path == "/-/healthy":
-            health = self._get_snapshot().verdict.health.value
+            health = health_of(self._get_snapshot()).value
             return Answer(200, TEXT, f"healthd is running. Health of the node: {health} (see /metrics).\n".encode())
         return Answer(404, TEXT, b"There is / and /metrics and /-/healthy.\n")
 

@@ -16,7 +16,6 @@ from healthd.text import printable, regex
 
 Document = Mapping[str, Any]
 
-IDLE = {"IDLE", "DRAIN"}
 PCI = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|PCI")
 Step: TypeAlias = "tuple[str, str]"  # when, command
 
@@ -31,7 +30,8 @@ def next_steps(c: Document, others: Sequence[Document], slurm: Sequence[str], fl
     yield "next", f"healthd explain {_quoted(c['code'])}"
     if c["state"] == "pending" or c["history"] or c.get("observed"):
         return
-    yield from remedies(c, others, "now that" if set(slurm) >= IDLE else "once", flags)
+    idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
+    yield from remedies(c, others, "now that" if idle else "once", flags)
 
 
 def remedies(c: Document, others: Sequence[Document] = (), when: str = "once", flags: str = "") -> Iterator[Step]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from healthd.say.duration import duration as duration  # also for those who show what this shows
 from healthd.say.ends import ends
-from healthd.say.next_steps import IDLE, next_steps, repaired
+from healthd.say.next_steps import next_steps, repaired
 from healthd.text import printable
 
 Document = Mapping[str, Any]
@@ -362,12 +362,16 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
 
 
 def _drained(slurm: Document) -> str:
-    """Return for the first line whether the node is drained, and by what: ", drained (by healthd)"."""
-    state = slurm["state"] or ()
+    """Return for the first line whether the node is drained, and by what: ", drained (by healthd)".
+
+    As Slurm counts it: jobs on a DOWN node have ended, an epilog on a COMPLETING one has not.
+    """
+    state = set(slurm["state"] or ())
     if "DRAIN" not in state:
         return ""
     whose = {"ours": "by healthd", "foreign_healthd": "by an earlier healthd"}.get(slurm["owner"], "not by healthd")
-    return f", {'drained' if set(state) >= IDLE else 'draining'} ({whose})"
+    drained = bool(state & {"IDLE", "DOWN"}) and "COMPLETING" not in state
+    return f", {'drained' if drained else 'draining'} ({whose})"
 
 
 def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:

@@ -17,6 +17,7 @@ from healthd.model import (
     Decision,
     Drain,
     FleetHold,
+    Health,
     Inventory,
     KernelLogStatus,
     Leave,
@@ -153,18 +154,27 @@ def result_json(r: CheckResult) -> dict[str, Any]:
     }
 
 
+def limits_of(s: Snapshot) -> tuple[str, ...]:
+    """Return sentences: what healthd needs on this node and does not have."""
+    log = s.kernel_log
+    return limits(Mode(s.mode), log.source, log.alive, log.trouble, s.slurm.trouble)
+
+
+def health_of(s: Snapshot) -> Health:
+    """Return the health that people are shown: at best a warning while healthd is limited."""
+    return shown_health(s.verdict.health, limits_of(s))
+
+
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
-    log = s.kernel_log
-    limited = limits(Mode(s.mode), log.source, log.alive, log.trouble, s.slurm.trouble)
     would = s.decision.would if isinstance(s.decision, Leave) else ""
     spared = s.decision.spared if isinstance(s.decision, Drain) else ()
     return {
         "version": s.version,
         "node": s.node_name,
         "mode": s.mode,
-        "health": shown_health(s.verdict.health, limited).value,
-        "limits": list(limited),
+        "health": health_of(s).value,
+        "limits": list(limits_of(s)),
         "time": s.now,
         "started": s.started,
         "interval_seconds": s.interval_seconds,

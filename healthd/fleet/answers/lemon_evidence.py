@@ -96,7 +96,7 @@ _MOMENTS = """
 WITH started AS (
   SELECT cluster, node, start_time, max(coalesce(end_time, {end})) AS end_time
   FROM job_nodes SEMI JOIN lemon_hits USING (cluster, node)
-  WHERE start_time >= {begin} AND start_time < {end} GROUP BY cluster, node, start_time
+  WHERE start_time < {end} AND coalesce(end_time, {end}) >= {begin} - {after} GROUP BY cluster, node, start_time
 ), busy AS (
   SELECT cluster, node, start_time,
     max(end_time) OVER (PARTITION BY cluster, node ORDER BY start_time ROWS UNBOUNDED PRECEDING) AS until

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "run": ((*NODE, *DAEMON, "--state-dir", "state", "--kernel-log", "log", "--listen", "off", "--interval", "1"), 0),
     "status": (DAEMON, 2),
     "ack": (("gpu_xid/79", "--for", "1h", "--why", "known", *DAEMON), 0),
+    "unack": (("gpu_xid/79", *DAEMON), 0),
     "pause": (("--for", "1h", "--why", "a driver", *DAEMON), 0),
     "resume-checks": (DAEMON, 0),
     "failslow pause": (("--for", "1h", "--why", "a benchmark", *DAEMON), 0),

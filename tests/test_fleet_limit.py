@@ -37,6 +37,7 @@ from healthd.slurm.fleet_limit import (
     must_wait,
     spread_anew,
     strictest,
+    uncounted_drain_at,
     why,
     window,
 )
@@ -167,22 +168,36 @@ def test_chance_differs_from_node_to_node_and_from_time_to_time() -> None:
     assert all(0 <= chance(f"n{i}", NOW + i) < 1 for i in range(1000))
 
 
-# --- what the prolog may be told
+# --- whether the prolog may refuse jobs
+
+
+def withheld(causes: list[Condition], memory: SlurmMemory, now: float = NOW) -> bool:
+    return is_withheld(causes, memory, "n1", LIMITS, now)
 
 
 def test_a_shared_cause_keeps_jobs_away_only_where_a_counted_drain_stands() -> None:
     causes = [cause(shared=True)]
-    assert is_withheld(causes, SlurmMemory())
-    assert is_withheld(causes, SlurmMemory(reason="healthd: ...", uncounted=True))
-    assert not is_withheld(causes, SlurmMemory(reason="healthd: ..."))
-    assert not is_withheld(causes, SlurmMemory(overruled="mine"))
+    assert withheld(causes, SlurmMemory())
+    assert withheld(causes, SlurmMemory(reason="healthd: ...", uncounted=True))
+    assert not withheld(causes, SlurmMemory(reason="healthd: ..."))
+    assert not withheld(causes, SlurmMemory(overruled="mine"))
 
 
 def test_a_fault_of_the_nodes_own_keeps_jobs_away_at_once_but_for_its_own_limit() -> None:
     causes = [cause(shared=True), cause(shared=False)]
-    assert not is_withheld(causes, SlurmMemory())
-    assert not is_withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1)))
-    assert is_withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1, own_hardware=True)))
+    assert not withheld(causes, SlurmMemory())
+    assert not withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1)))
+    assert withheld(causes, SlurmMemory(hold=FleetHold(NOW, NOW + 60, times=1, own_hardware=True)))
+
+
+def test_a_critical_fault_keeps_jobs_away_once_its_drain_without_a_count_is_due() -> None:
+    critical, degraded = [replace(cause(shared=False), severity=Severity.CRITICAL)], [cause(shared=False)]
+    memory = SlurmMemory(uncounted_since=NOW, uncounted_at=NOW)
+    due = uncounted_drain_at(memory, "n1", LIMITS)
+    assert NOW + LIMITS.uncounted_drain_after_seconds <= due <= NOW + 2 * LIMITS.uncounted_drain_after_seconds
+    assert withheld(critical, memory, due - 1)
+    assert not withheld(critical, memory, due)
+    assert withheld(degraded, memory, due)
 
 
 def test_the_words_say_which_limit_holds() -> None:

@@ -1000,6 +1000,11 @@ def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
 
 # the fleet cannot be counted
 
+
+def withheld(verdict: Verdict, memory: SlurmMemory, now: float = NOW) -> bool:
+    return fleet_limit.is_withheld(verdict.causes, memory, "n1", FLEET, now)
+
+
 UNCOUNTED = "the nodes that healthd keeps drained cannot be counted: "
 FLEET = ACT.fleet
 LATEST = NOW + 2 * FLEET.uncounted_drain_after_seconds + 1
@@ -1032,7 +1037,44 @@ def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would.startswith("drain with")
     assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
-    assert fleet_limit.is_withheld(verdict.causes, done.report.memory), "the prolog lets jobs start"
+    assert withheld(verdict, done.report.memory), "the prolog lets jobs start"
+
+
+UNREAD_NODE = [LATE, CONNECT_FAILURE, SOCKET_TIMEOUT, CommandResult(0, b"garbage\n"), CommandResult(0)]
+
+
+@pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED], ids=["critical", "degraded"])
+@pytest.mark.parametrize("answer", UNREAD_NODE)
+def test_jobs_may_start_while_the_node_cannot_be_read(verdict: Verdict, answer: CommandResult) -> None:
+    """A refusing prolog drains the node without a limit, so it must not refuse before a count."""
+    done = look(verdict, [answer])
+    assert (done.changes(), done.report.settled, done.report.memory.uncounted_since) == ([], False, NOW)
+    assert withheld(verdict, done.report.memory)
+    assert isinstance(done.report.decision, Leave)
+    assert done.report.decision.would.startswith("drain with")
+    back = look(DEGRADED, [FREE, DONE, TAKEN], done.report.memory, fleet=held_by_healthd(100, 101), now=later(60))
+    assert (back.report.decision, back.report.memory.uncounted_since) == (Drain(XID, False), 0.0)
+
+
+@pytest.mark.parametrize("answer", UNREAD_NODE)
+def test_a_drain_that_a_count_has_allowed_keeps_jobs_out_while_slurmctld_is_away(answer: CommandResult) -> None:
+    refused = look(DEGRADED, [FREE, NOT_ALLOWED]).report.memory
+    away = look(DEGRADED, [answer], refused, now=later(60)).report.memory
+    assert not withheld(DEGRADED, away)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "memory", "policy"),
+    [
+        (REPAIRED, SlurmMemory(), ACT),
+        (DEGRADED, OURS, ACT),
+        (SHARED, SlurmMemory(), ACT),
+        (DEGRADED, SlurmMemory(), replace(ACT, paused_until=NOW + 60)),
+    ],
+    ids=["no fault", "drained already", "shared cause", "paused"],
+)
+def test_no_count_is_missing_where_none_is_needed(verdict: Verdict, memory: SlurmMemory, policy: Policy) -> None:
+    assert look(verdict, [LATE], memory, policy).report.memory.uncounted_since == 0.0
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:
@@ -1055,12 +1097,12 @@ def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadl
     assert done.report.decision == Drain(XID, False)
     assert (done.report.memory.uncounted, done.report.settled) == (True, False)
     assert done.report.trouble.startswith(UNCOUNTED)
-    assert not fleet_limit.is_withheld(CRITICAL.causes, done.report.memory), "drained: the prolog may refuse"
+    assert not withheld(CRITICAL, done.report.memory), "drained: the prolog may refuse"
 
 
 @pytest.mark.parametrize("gap", [601.0, 3600.0, 3 * 86400.0])
 def test_the_wait_for_an_uncounted_drain_begins_again_after_a_gap_without_counts(gap: float) -> None:
-    """A node that was switched off, or could not read its own record, has not waited for a count."""
+    """Nobody tried to count while the node was switched off or the daemon was stopped."""
     held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
     done = look(CRITICAL, [FREE], held, fleet=unreadable, now=later(gap))
     assert (done.changes(), done.report.memory.uncounted_since) == ([], NOW + gap)

@@ -9,7 +9,7 @@ Nodes that count at the same moment may all see room for one more. Each node the
 including only drains that are at least as old as its own by slurmctld's clock, and takes its drain back if the limit is
 exceeded. The last node that stays has counted all others that stay, so the limit is never exceeded for long.
 
-If the fleet cannot be counted (sinfo fails, its table cannot be read), the limit must not be off:
+If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld is away), the limit must not be off:
 
 - A stored count stands in for RECENT_SECONDS. Only counts that gave no room, or that confirmed a drain of this node,
   are stored. Nodes count only when they want to drain, so the nodes that find room in a stored count are nodes whose
@@ -167,17 +167,40 @@ def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
     return any(not cause.shared_cause and cause.severity >= Severity.CRITICAL for cause in causes)
 
 
-def is_withheld(causes: Sequence[Condition], memory: SlurmMemory) -> bool:
+def is_withheld(
+    causes: Sequence[Condition], memory: SlurmMemory, node_name: str, limits: FleetLimits, now: float
+) -> bool:
     """Return True if the prolog must let jobs start although a drain is wanted for these causes.
 
-    A prolog that refuses a job makes slurmctld drain the node, so it must not refuse while the limit holds the drain. A
-    shared cause keeps jobs away only once its drain stands and was counted.
+    A prolog that refuses a job makes slurmctld drain the node, so it must not refuse while the limit holds the drain,
+    nor while the fleet cannot be counted and a drain without a count is not due. A shared cause keeps jobs away only
+    once its drain stands and was counted.
     """
-    stands = bool(memory.reason or memory.overruled or memory.adopted)
-    if is_own_hardware(causes):
-        held_by_limit = memory.hold is not None and memory.hold.own_hardware
-        return held_by_limit or (memory.uncounted_since > 0 and not stands)
-    return memory.uncounted or not stands
+    if not is_own_hardware(causes):
+        return memory.uncounted or not _stands(memory)
+    if memory.hold is not None and memory.hold.own_hardware:
+        return True
+    waits_for_count = memory.uncounted_since > 0 and not _stands(memory)
+    return waits_for_count and not is_uncounted_drain_due(causes, memory, node_name, limits, now)
+
+
+def is_uncounted_drain_due(
+    causes: Iterable[Condition], memory: SlurmMemory, node_name: str, limits: FleetLimits, now: float
+) -> bool:
+    """Return True if the node may be drained now although the fleet cannot be counted."""
+    return may_drain_uncounted(causes) and now >= uncounted_drain_at(memory, node_name, limits)
+
+
+def needs_count(causes: Sequence[Condition], memory: SlurmMemory) -> bool:
+    """Return True if a new drain is wanted for a fault of the node's own hardware, and no count has allowed it yet.
+
+    A drain for a shared cause is withheld until it stands, so it needs no note of a missing count.
+    """
+    return is_own_hardware(causes) and not _stands(memory) and not memory.uncounted
+
+
+def _stands(memory: SlurmMemory) -> bool:
+    return bool(memory.reason or memory.overruled or memory.adopted)
 
 
 def is_late(hold: FleetHold, now: float) -> bool:

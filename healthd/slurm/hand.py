@@ -104,8 +104,11 @@ class Hand:
 
     def keeps_jobs_out(self, verdict: Verdict) -> bool:
         """Whether the prolog shall keep jobs out: a drain is wanted, and Slurm does not hold the node yet."""
-        withheld = fleet_limit.is_withheld(verdict.causes, self._memory.ledger.slurm)
-        return bool(verdict.causes) and self.may_change() and self._now() < self.held_from and not withheld
+        if not verdict.causes or not self.may_change() or self._now() >= self.held_from:
+            return False
+        settings, memory = self.settings, self._memory.ledger.slurm
+        name, limits, now = settings.node_name, settings.fleet, self._now()
+        return not fleet_limit.is_withheld(verdict.causes, memory, name, limits, now)
 
     def must_be_waited_for(self, verdict: Verdict) -> bool:
         """Whether a drain is wanted, and Slurm's answer is not known yet."""

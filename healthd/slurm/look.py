@@ -180,6 +180,7 @@ def reconcile(
                 return look.report(verdict, trouble=look.no_count)
         raise SlurmTrouble("others change the node each time that healthd is about to")
     except SlurmTrouble as error:
+        look.note_missing_count(verdict)
         return look.report(verdict, trouble=str(error))
 
 
@@ -361,7 +362,8 @@ class _Look:
         if counts is None:
             counts = fleet_limit.stand_in(self.memory, self.node.partitions, self.now())
         if not counts:
-            if not self.is_uncounted_drain_due(verdict):
+            memory, at = self.memory, self.now()
+            if not fleet_limit.is_uncounted_drain_due(verdict.causes, memory, self.node_name, limits, at):
                 why = fleet_limit.why_uncounted(self.memory, verdict.causes, self.node_name, limits)
                 return Leave(why, would=describe(wanted))
         elif not fleet_limit.has_room(strictest := fleet_limit.strictest(counts, limits, own), limits, own):
@@ -369,10 +371,6 @@ class _Look:
             return self.hold_back(fleet_limit.held(hold, strictest, limits, own, self.node_name, self.now()), wanted)
         self.memory = replace(self.memory, uncounted=True)
         return wanted
-
-    def is_uncounted_drain_due(self, verdict: Verdict) -> bool:
-        due = fleet_limit.uncounted_drain_at(self.memory, self.node_name, self.policy.fleet)
-        return fleet_limit.may_drain_uncounted(verdict.causes) and self.now() >= due
 
     def store_count(self) -> None:
         """Keep the count of this look, with all drains, to stand in for a later one."""
@@ -426,6 +424,11 @@ class _Look:
         self.no_count = ""
         self.memory = fleet_limit.count_succeeded(self.memory)
         return counts
+
+    def note_missing_count(self, verdict: Verdict) -> None:
+        """Treat a look that failed before the fleet was counted as a count that failed, if a drain is wanted."""
+        if fleet_limit.needs_count(verdict.causes, self.memory) and self.now() >= self.policy.paused_until:
+            self.memory = fleet_limit.count_failed(self.memory, self.now())
 
     def cluster_size(self) -> Steps[int]:
         """How many nodes the largest partition has; no node is read."""

@@ -501,7 +501,7 @@ def test_what_opens_in_a_pause_acts_only_when_it_is_seen_again(directory: Path) 
         assert status["health"] == "unhealthy"
         assert daemon.verdict().startswith("warning "), "what was seen in the pause does not drain"
         daemon.kernel_line(xid(79, text="GPU has fallen off the bus again."))
-        until(lambda: daemon.verdict().startswith("drain "))
+        daemon.until(lambda s: s["decision"]["would"].startswith("drain "), "a drain is wanted")
 
 
 def test_a_pause_survives_a_kill(directory: Path) -> None:

@@ -120,13 +120,15 @@ def test_verdict_is_written_when_the_runtime_directory_has_no_inode_left() -> No
                 for number in range(100):
                     (run_dir / f"filler{number}").touch()
             daemon.kernel_line(xid(79))
-            until(lambda: daemon.verdict().startswith("drain "), "the fault reaches the verdict")
-            assert "gpu_xid/79" in daemon.verdict()
+            # No Slurm here: no count of the fleet can allow a drain.
+            until(lambda: (line := daemon.verdict()).startswith("warning ") and "gpu_xid/79" in line)
             asked = subprocess.run(
                 [daemon.python, "-m", "healthd", "hook", "healthcheck", "--runtime-dir", str(run_dir)],
                 env=daemon.env,
                 check=False,
+                capture_output=True,
+                text=True,
             )
-            assert asked.returncode == 2
+            assert (asked.returncode, "gpu_xid/79" in asked.stdout) == (0, True)
     finally:
         subprocess.run(["umount", str(run_dir)], check=True)

@@ -669,7 +669,8 @@ class Lifted:
     stamp    Slurm's time stamp of these words; 0 = not known
     time     when it was over
     saved    slurmctld was asked again so much later that it can no longer forget it
-    controller  the slurmctld that answered when it ended or was replaced; "" = not known
+    controller  the slurmctld that answered when healthd ended or replaced it; "" = somebody else ended it, once it was
+                saved; policy.UNKNOWN_CONTROLLER = could not be read
     """
 
     reason: str
@@ -685,7 +686,8 @@ class Unsaved:
     """A change of the node by healthd that slurmctld may not have saved yet.
 
     time        when it was sent, epoch seconds
-    controller  the slurmctld that answered right before it (output.parse_controller); "" = not known
+    controller  the slurmctld that answered right before it (output.parse_controller); policy.UNKNOWN_CONTROLLER =
+                could not be read
     """
 
     time: float

@@ -71,6 +71,7 @@ from healthd.slurm.output import (
 from healthd.slurm.policy import (
     NOT_TO_RESUME,
     TAKEN,
+    UNKNOWN_CONTROLLER,
     UNSETTLED,
     Owner,
     Policy,
@@ -330,9 +331,9 @@ class _Look:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, read at most once a look; "" if that cannot be read, which stops nothing."""
+        """Return which slurmctld answers, read at most once a look; UNKNOWN_CONTROLLER if it cannot be read."""
         if self.controller is None:
-            self.controller = ""
+            self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmTrouble):
                 self.controller = parse_controller((yield from self.read(commands.config())).text)
         return self.controller
@@ -347,7 +348,7 @@ class _Look:
             if not (self.memory.uncounted and isinstance(wanted, Drain)):
                 self.memory = fleet_limit.count_succeeded(self.memory)
             return wanted
-        self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
+        self.decision = Leave("the nodes that healthd keeps drained are not counted yet", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         hold, now = self.memory.hold, self.now()
         if hold is None and not own:

@@ -581,7 +581,7 @@ class NodeState:
     """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none.
     `partitions`: those that it is in. `gpus`: how many gres/gpu it has there; None: not known. `refused_here`: Slurm
     drained it because healthd's own prolog refused a job. `gpus_of_one_type`: as `gpus`; None also where they are of
-    several."""
+    several. `unread_rows`: rows of sinfo for this node that could not be read; `partitions` may then be incomplete."""
 
     name: str
     flags: frozenset[str]
@@ -592,6 +592,7 @@ class NodeState:
     gpus: int | None = None
     refused_here: bool = False
     gpus_of_one_type: int | None = None
+    unread_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

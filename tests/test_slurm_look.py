@@ -345,7 +345,7 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
             "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         ),
         (CommandResult(0, b""), 'Slurm has no node "n1" in any partition'),
-        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no whole table: "\0garbage 42"'),
+        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no node that can be read: "\0garbage 42"'),
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
@@ -1071,6 +1071,24 @@ def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
     assert done.report.decision.would.startswith("drain with")
     assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
     assert fleet_limit.is_withheld(verdict.causes, done.report.memory), "the prolog lets jobs start"
+
+
+ONE_ROW_UNREAD = CommandResult(0, FREE.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
+
+
+def test_a_node_with_a_row_that_cannot_be_read_is_not_drained_without_its_other_partition() -> None:
+    """The other partition may be at its limit."""
+    done = look(CRITICAL, [ONE_ROW_UNREAD])
+    assert done.changes() == []
+    assert (done.report.node is not None, done.report.memory.uncounted_since) == (True, NOW)
+    assert done.report.trouble.startswith(UNCOUNTED)
+
+
+def test_a_row_that_cannot_be_read_is_reported_and_a_resume_goes_on() -> None:
+    drained = CommandResult(0, TAKEN.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
+    done = look(REPAIRED, [drained, DONE, ONE_ROW_UNREAD], OURS)
+    assert done.report.lifted
+    assert (done.report.trouble, done.report.settled) == ("1 row of sinfo could not be read", False)
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:

@@ -51,11 +51,13 @@ from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.output import (
     Job,
     SlurmTrouble,
+    describe_unread,
     has_no_steps,
     is_invalid_state,
     is_refused,
     is_slurm_away,
     is_unknown_job,
+    known_partitions,
     never_arrived,
     parse_cluster_size,
     parse_controller,
@@ -225,6 +227,7 @@ class _Look:
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
+        trouble = trouble or (describe_unread(node.unread_rows) if node else "")
         concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if trouble else self.memory.hold
@@ -416,8 +419,9 @@ class _Look:
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
-            counts = parse_fleet(table.stdout, self.node.partitions, until)
-            self.all_drains = parse_fleet(table.stdout, self.node.partitions, float("inf"))
+            partitions = known_partitions(self.node)
+            counts = parse_fleet(table.stdout, partitions, until)
+            self.all_drains = parse_fleet(table.stdout, partitions, float("inf"))
         except SlurmTrouble as error:
             self.memory = fleet_limit.count_failed(self.memory, self.now())
             self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"

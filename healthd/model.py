@@ -344,6 +344,7 @@ class Explain:
     needs      the setting without which nobody looks for it, "" = none
     window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
     milder     what ends those of its findings in `also` that only warn; None: the same
+    recorded   what ends those in `also` that are only recorded (INFO); None: the same as `milder`
     remedy     what an engineer does about it; None: what follows from `clears` (say/ends.py)
     line_decides   the kernel line names the remedy: without the line no command is given
     """
@@ -363,6 +364,7 @@ class Explain:
     needs: str = ""
     window: str = ""
     milder: Ends | None = None
+    recorded: Ends | None = None
     remedy: Remedy | None = None
     line_decides: bool = False
 

@@ -124,7 +124,7 @@ def test_settings_that_a_text_names_exist():
     for code in CODES:
         explain, config = registry.explain(CHECKS, code), config_of(code)
         worsens = explain.worsens and explain.worsens.setting
-        ends = (explain.window, explain.milder.window if explain.milder else "")
+        ends = (explain.window, *(other.window for other in (explain.milder, explain.recorded) if other))
         named = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens, *ends)
         assert [name for name in named if name and not hasattr(config, name)] == [], code
 

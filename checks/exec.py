@@ -1,4 +1,4 @@
-"""Run a program of the site: exit status 0 is ok, 1 warning, 2 critical, 3 unknown (as Nagios plug-ins); or run NHC.
+"""Programs of the site, by exit status (0 ok, 1 warning, 2 critical, 3 unknown, as Nagios plug-ins), and NHC.
 
 The first line of the output is the message. With any other exit status, after a signal, at the timeout or without the
 program, the check itself has failed: the node neither passes nor fails.

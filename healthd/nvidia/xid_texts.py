@@ -267,6 +267,13 @@ _NVLINK5 = Text(
     "table ignores, and that is not fatal, is recorded only. Others warn.",
     "",  # by row
 )
+_NVLINK5_WITHOUT_RESET = Text(
+    "An NVLink 5 unit reported an error. The line names unit, link and registers; no row of NVIDIA's table needs a "
+    "reset.",
+    "NVLink traffic goes on. An error that is not fatal is recorded only. One that the line calls fatal, or that is in "
+    "no row of the table, warns.",
+    "",
+)
 _BY_ACTION: dict[str, tuple[str, str]] = {
     "RESET_GPU": ("The GPU needs a reset: it is not to be used before.", _RESET_TODO),
     "RESTART_APP": ("An application failed on the GPU. The GPU itself goes on.", _APPLICATION_TODO),
@@ -301,9 +308,10 @@ def _xid(code: int) -> Explain:
     worst = xid_table.worst(code)
     text = _XIDS.get(code)
     if text is None and code in xid_table.NVLINK5:
-        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:4)."
-        meaning = f"{xid_table.title(code)}. {_NVLINK5.meaning} {more}"
-        text = _NVLINK5._replace(meaning=meaning, todo=nvlink5_texts.to_do(code))
+        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:0)."
+        general = _NVLINK5 if worst.severity is Severity.CRITICAL else _NVLINK5_WITHOUT_RESET
+        meaning = f"{xid_table.title(code)}. {general.meaning} {more}"
+        text = general._replace(meaning=meaning, todo=nvlink5_texts.to_do(code))
     if text is None:
         fact = codes.xid(code)
         action = "RESET_GPU" if code in xid_table.RESET else fact.action if fact is not None else ""

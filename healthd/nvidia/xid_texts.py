@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from healthd.model import Clears, Ends, Explain, Remedy, Severity
-from healthd.nvidia import codes, nvlink5_texts, xid_table
+from healthd.nvidia import codes, xid_table
 from healthd.text import is_decimal
 
 
@@ -308,10 +308,7 @@ def _xid(code: int) -> Explain:
     worst = xid_table.worst(code)
     text = _XIDS.get(code)
     if text is None and code in xid_table.NVLINK5:
-        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:0)."
-        general = _NVLINK5 if worst.severity is Severity.CRITICAL else _NVLINK5_WITHOUT_RESET
-        meaning = f"{xid_table.title(code)}. {general.meaning} {more}"
-        text = general._replace(meaning=meaning, todo=nvlink5_texts.to_do(code))
+        text = _nvlink5(code, worst.severity)
     if text is None:
         fact = codes.xid(code)
         action = "RESET_GPU" if code in xid_table.RESET else fact.action if fact is not None else ""
@@ -325,6 +322,14 @@ def _xid(code: int) -> Explain:
     warns = worst.severity < Severity.DEGRADED
     window = (_APPLICATION if worst.of_application else _WARNS) if warns else ""
     return _explained(str(code), worst.severity, Ends(worst.clears, window), text)
+
+
+def _nvlink5(code: int, worst: Severity) -> Text:
+    from healthd.nvidia.nvlink5_texts import to_do
+
+    more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:0)."
+    general = _NVLINK5 if worst is Severity.CRITICAL else _NVLINK5_WITHOUT_RESET
+    return Text(f"{xid_table.title(code)}. {general.meaning} {more}", general.matters, to_do(code))
 
 
 def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain:

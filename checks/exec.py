@@ -1,24 +1,24 @@
-"""Any program of the site, by its exit status: 0 ok, 1 warning, 2 critical, 3 unknown (as Nagios plug-ins); or NHC.
+"""Programs of the site, by exit status (0 ok, 1 warning, 2 critical, 3 unknown, as Nagios plug-ins), and NHC.
 
-The first line of output is the message. Any other end (another status, a signal, no such file, too slow) means that
-the program could not check: the run fails, and neither passes nor fails the node.
+The first line of the output is the message. With any other exit status, after a signal, at the timeout or without the
+program, the check itself has failed: the node neither passes nor fails.
 
-NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Every check of nhc.conf that
-fails is one critical finding, whatever the status. Rules, from the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
+NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Each check of nhc.conf that
+fails is one critical finding, whatever the exit status. From the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
 
-- It ends at the first failure with that check's status, mostly 1. With -a it goes on and ends with their number. But
-  with -a a check that is no function of NHC (a script, a misspelt name) is not counted when it fails. So NHC runs
-  without -a, and only where it fails runs again with -a, for the other failures.
-- With NHC_CHECK_FORKED=1 and -a it ends with 0 after failures. So a line about a failure counts as well.
-- Without a settings file it ends with 0 and prints nothing: nothing was checked, which is no pass. -v makes every
-  other run print something.
-- MARK_OFFLINE=0 keeps it from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later: they must
+- NHC stops at the first failure with the status of that check, mostly 1. With -a it goes on, and its status is the
+  number of failures. With -a, however, it does not count a failed check that is not a function of NHC (a script, a
+  misspelt name). healthd therefore runs NHC without -a, and again with -a after a failure, to find the others.
+- With NHC_CHECK_FORKED=1 and -a its status is 0 after failures. healthd therefore also counts the lines about failures.
+- Without a settings file its status is 0 and it prints nothing. Nothing was checked, which is not a pass. With -v every
+  other run prints something.
+- MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must
   not set it to 1.
 
-The program runs as root. So the program, every directory above it, and every symbolic link on the way must belong to
-root, or to the user that healthd runs as, and be writable by nobody else. This is verified here and not when the
-settings are read: the file may be on a file server that does not answer. The interpreter of a script, and files among
-the arguments, are the site's care.
+The program runs as root. The program, every directory above it and every symbolic link on the way must therefore belong
+to root, or to the user that healthd runs as, and nobody else may be able to write to them. healthd verifies this before
+each run and not when it reads the settings, because the file may be on a file server that does not answer. The site
+must protect the interpreter of a script and the files among the arguments.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command             the program, by its absolute path, and its arguments; no shell
-    kind                "nhc": the program is NHC, and every check of nhc.conf that fails is critical
-    critical_severity   what exit status 2 means, or a failed check of NHC
-    timeout_seconds     the program is killed one second before its end (after 80 % of it, if that is later)
+    kind                "nhc": the program is NHC, and each check of nhc.conf that fails is critical
+    critical_severity   severity of exit status 2, or of a failed check of NHC
+    timeout_seconds     the program is killed one second before this time (after 80 % of it, if that is later)
     """
 
     command: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif status == 2:
         yield Finding(config.critical_severity, "exec/critical", config.name, message or "exit status 2")
     elif status == 3:
-        raise RuntimeError(f"{config.name} says unknown: {message}")
+        raise RuntimeError(f"{config.name}: exit status 3 (unknown): {message}")
     elif status != 0:
         how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is none of 0, 1, 2, 3"
         raise RuntimeError(f"{config.name}: {how}: {message}")
@@ -159,7 +159,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
 
 
 def _first_line(output: str) -> str:
-    """The first line, printable, at most 200 characters."""
+    """Return the first line that is not blank, printable, at most MAX_MESSAGE characters; "" if there is none."""
     for line in output.splitlines():
         if line.strip():
             return printable(line.strip())[:MAX_MESSAGE]

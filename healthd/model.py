@@ -344,6 +344,7 @@ class Explain:
     needs      the setting without which nobody looks for it, "" = none
     window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
     milder     what ends those of its findings in `also` that only warn; None: the same
+    recorded   what ends those in `also` that are only recorded (INFO); None: the same as `milder`
     remedy     what an engineer does about it; None: what follows from `clears` (say/ends.py)
     line_decides   the kernel line names the remedy: without the line no command is given
     """
@@ -363,6 +364,7 @@ class Explain:
     needs: str = ""
     window: str = ""
     milder: Ends | None = None
+    recorded: Ends | None = None
     remedy: Remedy | None = None
     line_decides: bool = False
 
@@ -581,7 +583,7 @@ class NodeState:
     """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none.
     `partitions`: those that it is in. `gpus`: how many gres/gpu it has there; None: not known. `refused_here`: Slurm
     drained it because healthd's own prolog refused a job. `gpus_of_one_type`: as `gpus`; None also where they are of
-    several."""
+    several. `unread_rows`: rows of sinfo for this node that could not be read; `partitions` may then be incomplete."""
 
     name: str
     flags: frozenset[str]
@@ -592,6 +594,7 @@ class NodeState:
     gpus: int | None = None
     refused_here: bool = False
     gpus_of_one_type: int | None = None
+    unread_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -669,7 +672,8 @@ class Lifted:
     stamp    Slurm's time stamp of these words; 0 = not known
     time     when it was over
     saved    slurmctld was asked again so much later that it can no longer forget it
-    controller  the slurmctld that answered when it ended or was replaced; "" = not known
+    controller  the slurmctld that answered when healthd ended or replaced it; "" = somebody else ended it, once it was
+                saved; policy.UNKNOWN_CONTROLLER = could not be read
     """
 
     reason: str
@@ -685,7 +689,8 @@ class Unsaved:
     """A change of the node by healthd that slurmctld may not have saved yet.
 
     time        when it was sent, epoch seconds
-    controller  the slurmctld that answered right before it (output.parse_controller); "" = not known
+    controller  the slurmctld that answered right before it (output.parse_controller); policy.UNKNOWN_CONTROLLER =
+                could not be read
     """
 
     time: float

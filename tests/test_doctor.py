@@ -254,6 +254,14 @@ def test_a_slurmctld_that_is_away_a_dead_munge_and_an_unknown_node_are_told() ->
     assert slurm_lines(sinfo=CommandResult(0, b"", ""))["Slurm node"].mend[1] == 'node_name = "..." in healthd.toml'
 
 
+def test_a_row_of_the_node_that_cannot_be_read_limits_and_shows_the_node() -> None:
+    rows = [("gpu", "1", "idle", "Unknown", "Unknown", "none", ""), ("night", "1", "???", "", "", "", "")]
+    table = b"".join(columns(row, commands.NODE_COLUMNS) for row in rows)
+    line = slurm_lines(sinfo=CommandResult(0, table))["Slurm node"]
+    assert line.state is State.LIMITED
+    assert line.says.startswith("n1 is idle; 1 row of sinfo could not be read")
+
+
 def test_another_authentication_needs_no_munge() -> None:
     assert slurm_lines(config=CommandResult(0, b"AuthType = auth/slurm\n", ""))["munge"].state is State.ABSENT
 

@@ -83,7 +83,7 @@ def test_exit_status_2_is_degraded_unless_the_site_says_else():
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("echo no sensor; exit 3", "mine says unknown: no sensor"),
+        ("echo no sensor; exit 3", r"mine: exit status 3 \(unknown\): no sensor"),
         ("echo what; exit 4", "exit status 4 is none of 0, 1, 2, 3: what"),
         ("exit 127", "exit status 127"),
         ("kill -SEGV $$", "was ended by SIGSEGV"),
@@ -462,7 +462,7 @@ def test_a_program_that_cannot_look_neither_drains_nor_ends_a_drain(tmp_path):
     story = Story(exec_check, says(tmp_path, 2)).look(HOST)
     says(tmp_path, 3)
     for _ in range(5):
-        with pytest.raises(RuntimeError, match="mine says unknown: it is so"):
+        with pytest.raises(RuntimeError, match=r"mine: exit status 3 \(unknown\): it is so"):
             story.look(HOST)
     assert story.drained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import nullcontext
 from decimal import Decimal
 from fractions import Fraction
@@ -24,6 +26,7 @@ from healthd import client
 from healthd.live import datagram, process, told
 from healthd.live.receiver import Heard, Left, Receiver
 from healthd.live.settings import Place, Watched
+from healthd.machine import shortage
 from healthd.machine.passing import SO_PASSRIGHTS
 
 ROOT = Path(__file__).parents[1]
@@ -384,6 +387,75 @@ def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, 
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
                 stranger.connect(str(tmp_path / "failslow.sock"))
                 until(lambda: live.step() or told.read(document.read_text()).dropped.strangers == 1)
+        finally:
+            live.close()
+
+
+class Listener:
+    """A listening socket whose accept(2) fails a few times first."""
+
+    def __init__(self, real, *errors):
+        self.real, self.errors, self.calls = real, list(errors), 0
+
+    def fileno(self):
+        return self.real.fileno()
+
+    def close(self):
+        self.real.close()
+
+    def accept(self):
+        self.calls += 1
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return self.real.accept()
+
+
+@pytest.fixture
+def shortages(monkeypatch):
+    monkeypatch.setattr(shortage, "counts", Counter())
+    monkeypatch.setattr(shortage, "_last", {})
+    return shortage.counts
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_connection_without_a_descriptor_waits_and_is_counted_as_a_shortage(ranks, shortages, number):
+    listener = ranks.receiver._listener = Listener(ranks.receiver._listener, number, number)
+    with ranks.connect() as rank:
+        rank.send(message(0.5))
+        ranks.step().step()
+        dropped = ranks.receiver.said_dropped()
+        assert (dropped.file_descriptors, dropped.series) == (2, 0)
+        assert listener.calls == 2, "one try a look"
+        assert ranks.step().step().heard[-1].said.seconds == 0.5
+    assert dict(shortages) == {shortage.DESCRIPTORS: 2}
+
+
+def test_a_connection_that_ended_while_it_waited_is_no_shortage(ranks, shortages):
+    ranks.receiver._listener = Listener(ranks.receiver._listener, errno.ECONNABORTED)
+    with ranks.connect() as rank:
+        rank.send(message(0.5))
+        assert ranks.step().step().heard[-1].said.seconds == 0.5
+    assert (dict(shortages), ranks.receiver.said_dropped()) == ({}, told.Dropped())
+
+
+def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path, shortages, monkeypatch):
+    monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr(process, "JUDGED_SECONDS", 0.0)
+    document = tmp_path / told.FILE
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    live = process.Live(Place(str(tmp_path), str(tmp_path)), theirs)
+    with ours:
+        try:
+            live.step()
+            shortage.record(shortage.DESCRIPTORS)
+            live.step()
+            (trouble,) = told.read(document.read_text()).troubles
+            assert "file descriptors" in trouble
+            monkeypatch.setattr(shortage, "SHOWN_SECONDS", 0.0)
+            live.step()
+            assert told.read(document.read_text()).troubles == ()
         finally:
             live.close()
 

@@ -84,6 +84,12 @@ def test_a_table_of_lemons_that_was_cut_is_no_count() -> None:
     assert parse_lemons(b"") == frozenset()
 
 
+def test_a_node_with_a_row_that_cannot_be_read_is_not_drained() -> None:
+    unread = columns(("night", "1", "???", "", "", "", ""), commands.NODE_COLUMNS)
+    with pytest.raises(SlurmTrouble, match="could not be read"):
+        drained("g1", b"", shown=node("g1") + unread)
+
+
 # --- when it refuses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from fleet_reading import Noted, live, numbered
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_text import TYPED
 
 from healthd.fleet.ingest import Asked, IngestError, ingest
 from healthd.fleet.sources import exclusions, node_facts, topology
+from healthd.fleet.sources.lines import lines_in
 from healthd.fleet.sources.node_facts import Facts, gpus_of, merged
 
 
@@ -66,6 +69,58 @@ def test_of_scontrol_reads_one_record_across_a_line_of_blanks():
     assert (found, noted.unread) == ([("dev-102-68", facts)], [])
     found, noted = told(node_facts.of_scontrol, f"{text}\n{text.replace('dev-102-68', 'n2')}")
     assert (found, noted.unread) == ([("dev-102-68", facts), ("n2", facts)], [])
+
+
+def test_features_that_read_like_gres_make_the_node_unread():
+    text = SCONTROL.replace("AvailableFeatures=(null)", "AvailableFeatures=x Gres=gpu:a100:4")
+    found, noted = told(node_facts.of_scontrol, text.replace("\n   ", " "))
+    assert ([name for name, _ in found], noted.lines) == (["cpu-1"], [1])
+
+
+# What a person may type where scontrol prints it: no line that begins with NodeName= itself, which begins a record.
+IMITATION = [b" Gres=gpu:a100:4 ", b"NodeName=x", b"\n\n", b"\n   \n", b"\x85", b"\r"]
+
+
+def written(*imitation: bytes) -> st.SearchStrategy[bytes]:
+    typed = st.lists(TYPED | st.sampled_from(imitation), max_size=4).map(b"".join)
+    return typed.filter(lambda text: b"\nNodeName=" not in text)
+
+
+BEFORE_GRES, AFTER_GRES = written(*IMITATION), written(*IMITATION, b" Partitions=old ")
+
+
+@pytest.mark.parametrize("separator", [b"\n   ", b" "], ids=["lines", "oneliner"])
+@given(
+    features=BEFORE_GRES,
+    comment=AFTER_GRES,
+    extra=AFTER_GRES,
+    reason=AFTER_GRES,
+    partition=st.sampled_from(["gpu", "gro\u00dfer"]),
+)
+def test_no_typed_text_changes_what_a_node_is(separator, features, comment, extra, reason, partition):
+    """The typed node comes between two others. Its facts are right, or its lines are counted as unread."""
+    nodes = []
+    for name, typed in (("n1", b"x"), ("n2", None), ("n3", b"x")):
+        fields = [
+            b"NodeName=" + name.encode() + b" Arch=x86_64 CoresPerSocket=16",
+            b"AvailableFeatures=" + (features if typed is None else typed),
+            b"ActiveFeatures=" + (features if typed is None else typed),
+            b"Gres=gpu:h100:8(S:0-1)",
+            b"NodeAddr=10.0.0.1 NodeHostName=h Version=24.11.5",
+            b"Partitions=" + partition.encode(),
+            b"BootTime=2026-11-20T20:48:09",
+            b"Reason=" + (reason if typed is None else typed) + b" [root@2026-11-22T10:00:00]",
+            b"Comment=" + (comment if typed is None else typed),
+            b"Extra=" + (extra if typed is None else typed),
+        ]
+        nodes.append(separator.join(fields) + b"\n")
+    noted = Noted()
+    found = list(node_facts.of_scontrol(lines_in(io.BytesIO(b"\n".join(nodes)), noted.reading), noted.reading))
+    whole = Facts("h100", 8, partition)
+    assert [name for name, _ in found if name != "n2"] == ["n1", "n3"]
+    assert all(facts == whole for name, facts in found if name != "n2")
+    typed_facts = [facts for name, facts in found if name == "n2"]
+    assert typed_facts == [whole] or noted.unread
 
 
 def test_sinfo_names_a_node_once_for_each_partition():

@@ -18,8 +18,8 @@ from healthd.text import regex
 class Form:
     """Columns "N..." hold digits, all others any text; N and A are used."""
 
-    def is_header(self, names: Sequence[str]) -> bool:
-        return "N" in names
+    def is_header(self, names: Sequence[str], is_first: bool) -> bool:
+        return "N" in names and (is_first or "A" in names)
 
     def free(self, name: str) -> bool:
         return not name.startswith("N")
@@ -61,6 +61,12 @@ def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() ->
         (("A", "N"), (6, ["z", "5"])),
     ]
     assert unread == []
+
+
+def test_text_that_reads_like_a_header_changes_no_columns() -> None:
+    assert read("N|A|N2\n1|x\nN|y|2\n3|y|4\n")[0] == [(2, ["1", "x N|y", "2"]), (4, ["3", "y", "4"])]
+    with_delimiter = "N;;A;;N2\n1;;x\nN\ny;;2\nN;;A;;N2\n3;;y;;4\n"
+    assert [fields for _, fields in read(with_delimiter, ";;")[0]][::2] == [["1", "x N y", "2"], ["3", "y", "4"]]
 
 
 def test_a_line_end_within_a_field_is_part_of_it() -> None:

@@ -15,6 +15,7 @@ import pytest
 from fleet_rows import content
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slurm_text import TYPED
 
 from healthd.fleet import times
 from healthd.fleet.ingest import Asked, ingest
@@ -615,6 +616,49 @@ def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
             line = f"{row.head}\t{row.known}\t{row.tail}"
             assert line.count("\t") == len(TABLES["jobs"].columns)
             assert "\n" not in line
+
+
+# Fields that a person types. JobID=... and header lines are what a hostile one would try.
+TYPED_FIELDS = ("JobName", "Comment", "AdminComment", "Extra", "Constraints", "SubmitLine", "WorkDir", "Partition")
+COLUMNS = (*(name for name in JOB if name not in (*TYPED_FIELDS, "DBIndex")), *TYPED_FIELDS, "DBIndex")
+IMITATION = st.sampled_from([b"\nJobID\n", b"\njobid|x\n", b"|", b"||||", b"\n", b"\n\n", b"\x85", b"101|", b"\r\n"])
+WRITTEN = st.lists(TYPED | IMITATION, max_size=4).map(b"".join)
+
+
+@pytest.mark.parametrize("delimiter", [b"|", b"\x1f0123456789ab\x1f"], ids=["file", "call"])
+@settings(max_examples=200, deadline=None)
+@given(typed=st.tuples(*[WRITTEN] * len(TYPED_FIELDS)))
+def test_no_typed_text_changes_another_job(delimiter: bytes, typed: tuple[bytes, ...]) -> None:
+    """The typed job comes between two others. It is right, or it is counted as unread.
+
+    In a file, text with both line ends and delimiters cannot always be told from columns, so only one of them is typed.
+    """
+    if delimiter == b"|" and b"\n" in b"".join(typed):
+        typed = tuple(value.replace(b"|", b"") for value in typed)
+
+    def line(**values: bytes) -> bytes:
+        job = {name: value.encode() for name, value in JOB.items()}
+        return delimiter.join({**job, **values}.get(name, b"") for name in COLUMNS) + b"\n"
+
+    header = delimiter.join(name.encode() for name in COLUMNS) + b"\n"
+    typed_job = line(JobIDRaw=b"101", JobID=b"101", DBIndex=b"5002", **dict(zip(TYPED_FIELDS, typed, strict=True)))
+    unread: list[int] = []
+
+    def rows_of(*lines: bytes) -> list[Any]:
+        reader = JobRows(Private("keep", KEY), None, "c1", "sacct")
+        file = io.BytesIO(b"".join((header, *lines)))
+        own = "" if delimiter == b"|" else delimiter.decode()
+        return list(sacct.text_rows(file, reader, lambda line, why: unread.append(line), own))
+
+    last = line(JobIDRaw=b"102", JobID=b"102", DBIndex=b"5003")
+    others = rows_of(line(), last)
+    assert unread == []
+    found = rows_of(line(), typed_job, last)
+    assert [row for row in found if row.job_id in ("100", "102")] == others
+    of_typed = [row for row in found if row.job_id == "101"]
+    assert len(found) == 2 + len(of_typed)
+    assert all((row.submit_time, row.end_time, row.db_index) == (1793500000, 1793503700, 5002) for row in of_typed)
+    assert of_typed or unread
 
 
 def test_every_field_that_is_read_has_its_place() -> None:

@@ -6,7 +6,7 @@ import pytest
 from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_text import ANY_TEXT
+from slurm_text import ANY_TEXT, TYPED
 
 from healthd.model import Gpu
 from healthd.slurm.gres import (
@@ -108,18 +108,43 @@ def test_of_a_job_over_several_nodes_this_nodes_line_counts() -> None:
     assert given_in(text, "12", "n3") is None
 
 
-def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts() -> None:
-    text = "".join(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", str(10 + i)) for i in range(3))
+@pytest.mark.parametrize("group", ["ArrayJobId", "HetJobId"])
+def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts(group: str) -> None:
+    text = "".join(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", f"{10 + i} {group}=10") for i in range(3))
     assert given_in(text, "11", "n1") == ("1",)
     assert given_in(text, "1", "n1") is None
 
 
 @pytest.mark.parametrize(
     "name",
-    [" Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)", "\nJobId=12 JobName=x Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)"],
+    [
+        " Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)",
+        "\nJobId=12 JobName=x Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)",
+        " Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)\nJobId=99 JobName=y",
+        " Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)\nJobId=99 ArrayJobId=99 ArrayTaskId=1 JobName=y",
+    ],
 )
 def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> None:
     assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
+
+
+FIELDS = ("JobName", "Comment", "Extra", "AdminComment", "Features", "WorkDir")
+# What imitates Slurm's own words: the answer may then be None, never that of another job.
+IMITATION = st.sampled_from(
+    [b" Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7) ", b"\nJobId=99 ", b"\nJobId=12 ", b" GRES=gpu:1(IDX:7) ", b"\n"]
+)
+
+
+@given(typed=st.tuples(*[st.lists(TYPED | IMITATION, max_size=4).map(b"".join)] * len(FIELDS)), at=st.integers(0, 6))
+def test_no_typed_text_gives_a_job_another_gpu(typed: tuple[bytes, ...], at: int) -> None:
+    """`at`: how many of the fields are printed before the line of this node."""
+    fields = [b" " + name.encode() + b"=" + value for name, value in zip(FIELDS, typed, strict=True)]
+    detail = b"   Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) "
+    record = b"JobId=12" + b"".join([*fields[:at], detail, *fields[at:]]) + b"\n"
+    found = given_in(record.decode("utf-8", "backslashreplace"), "12", "n1")
+    assert found in (("3",), None)
+    if not any(word in b"".join(typed) for word in (b"JobId=", b"GRES=")):
+        assert found == ("3",)
 
 
 @pytest.mark.parametrize("name", ["\nComment=x", "\nJobId=99 JobName=y\n", "\x85\u2028\x0b", "j\u00f6b"])

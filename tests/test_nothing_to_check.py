@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
+import os
 
 import pytest
 from fakes import BOOT, NOW, PLAIN_SNAPSHOT
+from slurm_text import columns
 
+from healthd.cli.main import main
 from healthd.cli.terminal import OF_HEALTH
 from healthd.config import KernelLogConfig, Settings
 from healthd.convert import dump
 from healthd.doctor import line as doctor_line
 from healthd.doctor import service, sight, slurm
 from healthd.host import Host
-from healthd.judge.limits import limits, shown_health
+from healthd.judge.limits import PROGRAMS, limits, shown_health
 from healthd.machine.program import Ran
 from healthd.model import (
     NO_GPU,
@@ -33,6 +37,7 @@ from healthd.past import Past
 from healthd.say.status import status_json, verdict_line
 from healthd.settings import layers, registry
 from healthd.settings.settle import settle
+from healthd.slurm.commands import NODE_COLUMNS, CommandResult
 from healthd.work import once
 from healthd.work.results import result_of
 from healthd.work.runner import Reply, Request
@@ -140,6 +145,63 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
     # Without a daemon, `check` reads the log itself: one that cannot be read makes it unknown (test_once.py).
     assert (check != 0) == (not slurm_there and mode is not Mode.OBSERVE)
     assert verdict_line(snapshot, False, NOW).startswith("ok "), "trouble of healthd itself never refuses a job"
+
+
+NO_CONTROLLER = 'echo "slurm_load_node: Unable to contact slurm controller (connect failure)" >&2; exit 1'
+
+
+def slurm_programs(folder, sinfo):
+    """Put Slurm's programs into a folder; `sinfo`: the script of that one."""
+    folder.mkdir()
+    for name in PROGRAMS:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{sinfo if name == 'sinfo' else 'exit 1'}\n")
+        path.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def table_of(*rows):
+    return b"".join(columns(row, NODE_COLUMNS) for row in rows)
+
+
+IDLE_ROW = ("gpu", "1", "idle", "Unknown", "Unknown", "none", "gpu:8")
+BAD_ROW = ("night", "1", "???", "", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (None, "Unable to contact slurm controller"),
+        (b"", 'Slurm has no node "n1" in any partition'),
+        (table_of(IDLE_ROW, BAD_ROW), "1 row of sinfo could not be read"),
+        (table_of(IDLE_ROW), ""),
+    ],
+    ids=["away", "unknown node", "unreadable row", "well"],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
+    mode, table, words, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "table").write_bytes(table or b"")
+    script = NO_CONTROLLER if table is None else f"exec cat {tmp_path}/table"
+    monkeypatch.setenv("PATH", slurm_programs(tmp_path / "bin", script))
+    log = tmp_path / "kmsg"
+    log.write_text("")
+    config = tmp_path / "healthd.toml"
+    config.write_text(f'mode = "{mode.value}"\nnode_name = "n1"\n[kernel_log]\nsource = "{log}"\ntrust_file = true\n')
+    main(["check", "--json", "--config", str(config), "cpu"])
+    found = json.loads(capsys.readouterr().out)["limits"]
+    expected = bool(words) and mode is not Mode.OBSERVE
+    assert [words in sentence for sentence in found] == [True] * expected
+    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.about == "Slurm node")
+    assert (line.state is not doctor_line.State.WORKS) == bool(words)
+
+
+def answers(argv):
+    """Slurm's answers to the doctor: its programs, and a slurmctld that answers."""
+    if argv[0] == "sinfo":
+        return slurm.run(argv)
+    return CommandResult(0, b"AuthType = auth/slurm\n")
 
 
 def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):

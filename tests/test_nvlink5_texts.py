@@ -1,5 +1,6 @@
 """`healthd explain nvlink5/149:4`: every row of NVIDIA's table in words, without a network."""
 
+import json
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from healthd.cli.main import main
 from healthd.model import Clears, Severity
 from healthd.nvidia import codes
-from healthd.nvidia.nvlink5_texts import explain, known
+from healthd.nvidia.nvlink5_texts import explain, known, to_do
 from healthd.settings import registry
 
 ROWS = codes.nvlink5_rows()
@@ -56,6 +57,53 @@ def test_every_name_is_explained_by_the_command(capsys, name):
     assert (status, said.err) == (0, "")
     assert said.out.startswith(f"{name}  ")
     assert all(len(line) <= 100 for line in said.out.splitlines())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}-{row.statuses}")
+def test_the_page_of_an_xid_has_every_row_under_its_action(row):
+    starts = {"RESET_GPU": "- Reset the GPU", "IGNORE": "- Nothing at once", "XID_154_EVAL": "- Do what Xid 154"}
+    (line,) = (line for line in to_do(row.code).split("\n") if line.startswith(starts[row.action]))
+    rows = line.partition("): ")[2] or line.partition(": ")[2]
+    named = [each for each in rows.rstrip(".").split("; ") if each.startswith(f"{row.units[0]} ")]
+    named = [each for each in named if re.search(rf"\b{row.code}:{row.sub_code}\b", each)]
+    assert any(
+        " with status " not in each or all(re.search(rf"\b{status:#x}\b", each) for status in row.statuses)
+        for each in named
+    )
+
+
+@pytest.mark.parametrize("xid", range(144, 151))
+def test_an_xid_without_a_row_gives_no_single_command(capsys, xid):
+    resets = any(row.code == xid and row.action == "RESET_GPU" for row in ROWS)
+    assert main(["explain", "--json", f"gpu_xid/{xid}"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["steps"] == []
+    assert ("--gpu-reset" in document["todo"]) == resets
+    assert document["severity"] == ("critical" if resets else "warning")
+
+
+REGISTERS = "{:#010x} {:#010x} 0x00000000 0x00000000 0x00000000 0x00000000"
+LINE = "NVRM: Xid (PCI:0000:1b:00.0): {}, {} {} XC0 i0 Link 0 (" + REGISTERS + ")"
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "has_reset"),
+    [
+        (LINE.format(144, "SAW_MVB", "Fatal", 0x1, 0x2), "critical", True),
+        (LINE.format(144, "SAW_MVB", "Nonfatal", 0x1, 0x4), "info", False),
+    ],
+)
+def test_the_line_of_an_xid_decides_the_commands(capsys, line, severity, has_reset):
+    main(["explain", "--json", line])
+    document = json.loads(capsys.readouterr().out)
+    ((course,),) = ([run["courses"][:1] for run in document["here"]],)
+    assert course[0]["severity"] == severity
+    assert any("--gpu-reset" in step["command"] for step in document["steps"]) == has_reset
+
+
+@pytest.mark.parametrize("name", known())
+def test_a_page_of_rows_names_no_condition_of_its_own(capsys, name):
+    assert f"healthd repaired {name}" not in page(capsys, name)[1].out
 
 
 def test_items_of_a_page_are_lines_of_their_own(capsys):

@@ -22,7 +22,7 @@ from healthd.kernel.lines.rule import pci_address
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
 from healthd.kernel.source import RawLine, event_of
-from healthd.model import Inventory, Severity
+from healthd.model import Inventory, KernelEvent, Severity
 from healthd.scan import coupled
 from healthd.scan.events import events
 from healthd.scan.judged import judged
@@ -159,3 +159,22 @@ COUPLED = sorted(
 @given(st.lists(st.sampled_from(COUPLED), min_size=1, max_size=5))
 def test_any_lines_that_checks_judge_together_are_judged_alike_by_daemon_and_scan(lines):
     assert differences("\n".join(f"[   10.00000{place}] {line}" for place, line in enumerate(lines))) == []
+
+
+FIELDS = st.lists(
+    st.sampled_from([("record", "{1}"), ("record", "{2}"), ("part", "CPU0"), ("reporter", "0000:00:01.0")]), max_size=2
+)
+EVENTS = st.builds(
+    KernelEvent,
+    kind=st.sampled_from([*sorted(coupled.KINDS), "xid"]),
+    code=st.sampled_from(["", "recovery_failed", "fatal", "nonfatal", "corrected"]),
+    pci=st.sampled_from(["", "0000:1b:00.0"]),
+    fields=FIELDS.map(tuple),
+    observed=st.booleans(),
+)
+
+
+@given(event=EVENTS, other=EVENTS, apart=st.floats(-100, 100))
+def test_an_event_that_needs_no_others_is_coupled_with_none(event, other, apart):
+    if event.kind in coupled.KINDS and other.kind in coupled.KINDS and coupled.are_coupled(event, other, apart):
+        assert coupled.is_judged_with_others(event)

@@ -25,6 +25,7 @@ from healthd.slurm.policy import (
     EARLIER,
     IN_FLIGHT_SECONDS,
     SAVED_SECONDS,
+    UNKNOWN_CONTROLLER,
     Owner,
     Policy,
     brought_back,
@@ -469,7 +470,10 @@ def test_words_that_slurm_dropped_are_written_again() -> None:
 
 @pytest.mark.parametrize(
     ("before", "now", "lost"),
-    [("1 a", "1 a", False), ("1 a", "2 a", True), ("1 a", "1 b", True), ("", "1 a", False), ("1 a", "1", True)],
+    [
+        *(("1 a", "1 a", False), ("1 a", "2 a", True), ("1 a", "1 b", True), ("", "1 a", False), ("1 a", "1", True)),
+        *((UNKNOWN_CONTROLLER, "1 a", True), (UNKNOWN_CONTROLLER, "1", True)),
+    ],
 )
 def test_a_change_is_lost_by_another_controller_than_the_one_that_confirmed_it(
     before: str, now: str, lost: bool

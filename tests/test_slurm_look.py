@@ -35,7 +35,7 @@ from healthd.slurm import commands, fleet_limit
 from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, REASON_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
-from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy, describe, is_quiet
+from healthd.slurm.policy import IN_FLIGHT_SECONDS, UNKNOWN_CONTROLLER, Owner, Policy, describe, is_quiet
 
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
@@ -345,7 +345,7 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
             "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         ),
         (CommandResult(0, b""), 'Slurm has no node "n1" in any partition'),
-        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no whole table: "\0garbage 42"'),
+        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no node that can be read: "\0garbage 42"'),
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
@@ -588,7 +588,45 @@ def test_a_drain_is_read_again_until_it_is_surely_saved() -> None:
 def test_a_drain_is_not_kept_back_by_a_controller_that_cannot_be_read() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], controller=LATE)
     assert done.report.owner is Owner.OURS
-    assert done.report.memory.unsaved == Unsaved(NOW, "")
+    assert done.report.memory.unsaved == Unsaved(NOW, UNKNOWN_CONTROLLER)
+
+
+def test_a_drain_that_vanishes_before_it_is_saved_is_put_back_if_its_controller_could_not_be_read() -> None:
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    done = look(DEGRADED, [FREE, BACKUP, DONE, TAKEN], drained, now=lambda: NOW + 3)
+    assert (done.report.owner, done.report.acknowledged, len(done.changes())) == (Owner.OURS, False, 1)
+    assert done.report.memory.unsaved == Unsaved(NOW + 3, f"{LONG_AGO + 5:.0f} ctl2")
+
+
+def test_a_drain_whose_controller_could_not_be_read_is_put_back_if_it_was_never_read_as_saved() -> None:
+    """slurmctld was away for an hour."""
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    done = look(DEGRADED, [FREE, BACKUP, DONE, TAKEN], drained, now=lambda: NOW + 3600)
+    assert (done.report.owner, done.report.acknowledged) == (Owner.OURS, False)
+
+
+def test_a_drain_whose_controller_could_not_be_read_is_an_operators_to_resume_once_it_is_saved() -> None:
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    saved = look(DEGRADED, [TAKEN], drained, now=lambda: NOW + 15).report.memory
+    done = look(DEGRADED, [FREE, PRIMARY], saved, now=lambda: NOW + 20)
+    assert (done.report.acknowledged, done.changes()) == (True, [])
+
+
+def test_an_operators_second_resume_stands_after_a_controller_that_could_not_be_read() -> None:
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], controller=LATE).report.memory
+    again = look(DEGRADED, [FREE, PRIMARY, DONE, TAKEN], drained, now=lambda: NOW + 3).report.memory
+    assert look(DEGRADED, [FREE, PRIMARY], again, now=lambda: NOW + 6).report.acknowledged
+
+
+def test_a_drain_that_is_back_soon_after_a_resume_whose_controller_could_not_be_read_is_lifted_again() -> None:
+    over = look(REPAIRED, [TAKEN, DONE, FREE], OURS, controller=LATE).report.memory
+    assert over.lifted is not None
+    assert over.lifted.controller == UNKNOWN_CONTROLLER
+    done = look(REPAIRED, [TAKEN, BACKUP, DONE, FREE], over, now=lambda: NOW + 20)
+    assert (done.report.lifted, done.report.acknowledged) == (True, False)
+    saved = look(REPAIRED, [FREE], over, now=lambda: NOW + 61).report.memory
+    later = look(REPAIRED, [TAKEN], saved, now=lambda: NOW + 300)
+    assert (later.changes(), later.report.owner) == ([], Owner.FOREIGN), "Slurm's own drain under healthd's words"
 
 
 def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is_lifted_again() -> None:
@@ -1075,6 +1113,24 @@ def test_a_drain_that_a_count_has_allowed_keeps_jobs_out_while_slurmctld_is_away
 )
 def test_no_count_is_missing_where_none_is_needed(verdict: Verdict, memory: SlurmMemory, policy: Policy) -> None:
     assert look(verdict, [LATE], memory, policy).report.memory.uncounted_since == 0.0
+
+
+ONE_ROW_UNREAD = CommandResult(0, FREE.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
+
+
+def test_a_node_with_a_row_that_cannot_be_read_is_not_drained_without_its_other_partition() -> None:
+    """The other partition may be at its limit."""
+    done = look(CRITICAL, [ONE_ROW_UNREAD])
+    assert done.changes() == []
+    assert (done.report.node is not None, done.report.memory.uncounted_since) == (True, NOW)
+    assert done.report.trouble.startswith(UNCOUNTED)
+
+
+def test_a_row_that_cannot_be_read_is_reported_and_a_resume_goes_on() -> None:
+    drained = CommandResult(0, TAKEN.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
+    done = look(REPAIRED, [drained, DONE, ONE_ROW_UNREAD], OURS)
+    assert done.report.lifted
+    assert (done.report.trouble, done.report.settled) == ("1 row of sinfo could not be read", False)
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:

@@ -21,8 +21,11 @@ from healthd.slurm.commands import (
     CommandResult,
 )
 from healthd.slurm.output import (
+    NoSuchNode,
     SlurmTrouble,
+    known_partitions,
     parse_cluster_size,
+    parse_controller,
     parse_fleet,
     parse_job,
     parse_lemons,
@@ -31,7 +34,10 @@ from healthd.slurm.output import (
     parse_processes,
     parse_slurmctld_start,
     parse_whole_reason,
+    readable_records,
+    records,
 )
+from healthd.validation.reservation import STATE_COLUMNS
 
 GPU = frozenset({"gpu"})
 
@@ -347,7 +353,121 @@ def test_a_reason_longer_than_its_column_is_not_whole() -> None:
     assert parse_whole_reason(columns(("1", "x" * 20_000), REASON_COLUMNS)) is None
 
 
-@given(names=st.lists(st.tuples(TYPED, TYPED), max_size=5))
+@given(names=st.lists(st.tuples(TYPED, TYPED.filter(lambda reason: not reason.startswith(b"lemon:"))), max_size=5))
 def test_no_typed_text_hides_a_lemon(names: list[tuple[bytes, bytes]]) -> None:
     rows = [*names, (b"n7", b"lemon: 3 Xids")]
-    assert "n7" in parse_lemons(b"".join(columns(row, OUT_COLUMNS) for row in rows))
+    assert parse_lemons(b"".join(columns(row, OUT_COLUMNS) for row in rows)) == {"n7"}
+
+
+@pytest.mark.parametrize("name", ["n" * 65, "n" * 80, "", "\u0416" * 33])
+def test_parse_lemons_has_no_count_if_a_name_may_be_cut(name: str) -> None:
+    with pytest.raises(SlurmTrouble):
+        parse_lemons(columns((name, "lemon: 3 Xids"), OUT_COLUMNS))
+
+
+TABLES = {
+    "node": NODE_COLUMNS,
+    "job": JOB_COLUMNS,
+    "fleet": FLEET_COLUMNS,
+    "reason": REASON_COLUMNS,
+    "out": OUT_COLUMNS,
+    "state": STATE_COLUMNS,
+    # fields that healthd does not read from a table today
+    "other": (("Comment", 40), ("Extra", 40), ("Features", 40), ("Name", 40), ("UserName", 12), ("NodeList", 12)),
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@given(data=st.data())
+def test_no_typed_text_in_any_column_moves_another_value(table: Columns, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.tuples(*[TYPED] * len(table)), max_size=4))
+    found = records(b"".join(columns(row, table) for row in rows), table)
+    widths = [width for _, width in table]
+    assert found == [[value[:width].rstrip(b" ") for value, width in zip(row, widths, strict=True)] for row in rows]
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@given(data=st.data())
+def test_readable_records_keeps_the_rows_before_a_cut_and_counts_the_others(
+    table: Columns, data: st.DataObject
+) -> None:
+    rows = data.draw(st.lists(st.tuples(*[TYPED] * len(table)), min_size=1, max_size=4))
+    whole = b"".join(columns(row, table) for row in rows)
+    length = data.draw(st.integers(0, len(whole)))
+    size = len(whole) // len(rows)
+    found, unread = readable_records(whole[:length], table)
+    assert found == records(whole, table)[: length // size]
+    assert unread == (1 if length % size else 0)
+    if unread:
+        with pytest.raises(SlurmTrouble):
+            records(whole[:length], table)
+
+
+# --- rows that cannot be read
+
+PARTITIONS = ["gpu", "all", "night"]
+
+
+def node_rows(*changed: tuple[int, int, str]) -> bytes:
+    """Return a node's rows in PARTITIONS with some values (row, column, value) changed."""
+    rows = [[name, "1", "idle+drain", "1790000000", "root(0)", "fan", "gpu:8"] for name in PARTITIONS]
+    for row, column, value in changed:
+        rows[row][column] = value
+    return b"".join(columns(row, NODE_COLUMNS) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("table", "partitions"),
+    [
+        (node_rows((0, 1, "many")), ["all", "night"]),
+        (node_rows((0, 2, "???")), ["all", "night"]),
+        (node_rows((1, 2, "")), ["gpu", "night"]),
+        (node_rows()[:-1], ["gpu", "all"]),
+        (node_rows()[:-900], ["gpu", "all"]),
+    ],
+    ids=["number", "state", "empty state", "no line end", "cut"],
+)
+def test_parse_node_skips_a_row_that_cannot_be_read_and_counts_it(table: bytes, partitions: list[str]) -> None:
+    found = parse_node(table, "n1")
+    assert (found.flags, found.reason, found.gpus) == ({"IDLE", "DRAIN"}, "fan", 8)
+    assert (found.partitions, found.unread_rows) == (set(partitions), 1)
+    with pytest.raises(SlurmTrouble, match="could not be read"):
+        known_partitions(found)
+
+
+def test_known_partitions_returns_all_partitions_of_a_node_that_was_read_whole() -> None:
+    assert known_partitions(parse_node(node_rows(), "n1")) == set(PARTITIONS)
+    elsewhere = node_rows((0, 1, "0"), (0, 2, "n/a"))
+    assert known_partitions(parse_node(elsewhere, "n1")) == {"all", "night"}
+
+
+@pytest.mark.parametrize("table", [node_rows()[:100], node_rows(*[(row, 1, "x") for row in range(3)])])
+def test_parse_node_without_a_readable_row_is_trouble_and_not_a_missing_node(table: bytes) -> None:
+    with pytest.raises(SlurmTrouble) as error:
+        parse_node(table, "n1")
+    assert not isinstance(error.value, NoSuchNode)
+
+
+# --- scontrol show config and show partition, which have no columns
+
+
+ONE_LINE = TYPED.map(lambda typed: typed.replace(b"\n", b" ").decode("utf-8", "backslashreplace"))
+
+
+@given(comment=ONE_LINE, name=ONE_LINE)
+def test_no_typed_text_changes_when_slurmctld_started(comment: str, name: str) -> None:
+    config = (
+        f"AccountingStorageHost   = {comment}\nBOOT_TIME               = 1790000000\nClusterName             = {name}\n"
+        f"Epilog                  = {comment}\n\nSlurmctld(primary) at ctl1 is UP\n"
+    )
+    text = CommandResult(0, config.encode("utf-8", "surrogateescape")).text
+    assert (parse_slurmctld_start(text), parse_controller(text)) == (1790000000.0, "1790000000 ctl1")
+
+
+@given(name=ONE_LINE, typed=ONE_LINE)
+def test_no_typed_text_makes_the_cluster_smaller(name: str, typed: str) -> None:
+    """It spreads the first counts of a shared cause."""
+    line = (
+        f"PartitionName={name} AllowGroups={typed} Nodes=n[1-9] TotalCPUs=72 TotalNodes=9 SelectTypeParameters=NONE\n"
+    )
+    assert parse_cluster_size(CommandResult(0, line.encode("utf-8", "surrogateescape")).text) >= 9

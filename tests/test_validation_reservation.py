@@ -144,8 +144,22 @@ def test_a_node_that_slurm_does_not_know_is_refused() -> None:
     error, sent = run(
         lambda argv: CommandResult(0, states(n1=("10.0.0.1", "idle"))) if argv[0] == "sinfo" else answer(argv)
     )
-    assert str(error) == "Slurm knows no node n2"
+    assert str(error) == "sinfo lists no node n2"
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize("lost", [1, 300])
+def test_rows_that_cannot_be_read_are_reported_if_a_node_is_missing(lost: int) -> None:
+    table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))[:-lost]
+    error, sent = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
+    assert str(error) == "sinfo lists no node n2: 1 row of sinfo could not be read"
+    assert len(sent) == 1
+
+
+def test_a_row_of_another_node_that_cannot_be_read_is_skipped() -> None:
+    table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"), n3=("10.0.0.3", "idle"))[:-9]
+    found, _ = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
+    assert isinstance(found, Found)
 
 
 def test_who_told_nothing_is_named() -> None:

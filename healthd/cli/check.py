@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
+SLURM_SECONDS = 10.0  # for Slurm's record of this node, as `healthd doctor`
 
 
 # --- check
@@ -69,13 +70,24 @@ def _check(args: argparse.Namespace) -> int:
 
 def _limits(settings: Settings) -> tuple[str, ...]:
     """Return what the daemon of this machine would need and does not have. A log that cannot be read is a result."""
+    from healthd.judge.limits import limits, needs_slurm
+
+    reads_slurm = settings.root == "/" and needs_slurm(settings.mode)
+    return limits(
+        settings.mode, settings.kernel_log.source, True, "", _slurm_trouble(settings.node_name) if reads_slurm else ""
+    )
+
+
+def _slurm_trouble(node_name: str) -> str:
+    """Return why the daemon could not use Slurm here, "" if it could."""
     import shutil
 
-    from healthd.judge.limits import limits, missing_programs
+    from healthd.judge.limits import missing_programs
+    from healthd.slurm.blocking import trouble_of_node
 
-    missing = missing_programs(shutil.which) if settings.root == "/" else []
-    trouble = f"no {', '.join(missing)} on PATH" if missing else ""
-    return limits(settings.mode, settings.kernel_log.source, True, "", trouble)
+    if missing := missing_programs(shutil.which):
+        return f"no {', '.join(missing)} on PATH"
+    return trouble_of_node(node_name, SLURM_SECONDS)
 
 
 def _to_look_at(
@@ -293,6 +305,7 @@ COMMANDS = {
         _check_arguments,
         _check,
         "Run the checks once, now. Needs no daemon and changes nothing: findings count at face value.\n"
+        "In mode drain or act, a node that cannot be read from Slurm is at best a warning, as in healthd status.\n"
         "A NAME that only listens to the kernel log looks at nothing: the daemon is asked what it has heard.\n"
         "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown, also where no daemon listens; 64 wrong "
         "use.",

@@ -40,7 +40,9 @@ def store_flags(parser: Parser) -> None:
     """Which store, which time, which jobs and nodes."""
     parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument("--to", dest="to_time", metavar="TIME", help="until when; a date is excluded")
+    parser.add_argument(
+        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
+    )
     parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
     parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
     parser.add_argument(

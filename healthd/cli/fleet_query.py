@@ -24,7 +24,9 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="what to ask (without: which there are)")
     parser.add_argument("--db", metavar="DB", help="the store's folder")
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument("--to", dest="to_time", metavar="TIME", help="until when; a date is excluded")
+    parser.add_argument(
+        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
+    )
     parser.add_argument(
         "--param", metavar="NAME=VALUE", action="append", default=[], help="what the question lets you choose"
     )

@@ -6,6 +6,7 @@ does not exist, which slurmctld only looks for once it has found that the user m
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 
@@ -15,7 +16,7 @@ from healthd.errors import HealthdError
 from healthd.judge.limits import PROGRAMS, missing_programs, needs_slurm
 from healthd.slurm import blocking, commands
 from healthd.slurm.commands import CommandResult
-from healthd.slurm.output import parse_node
+from healthd.slurm.output import describe_unread, parse_node
 from healthd.text import regex
 
 NO_NODE = "healthd-doctor-asks"  # no node is called so
@@ -101,8 +102,11 @@ def _node(settings: Settings, run: Run, bad: State) -> Line:
     except HealthdError as error:
         mend = ("sinfo -N", 'node_name = "..." in healthd.toml')
         return Line("Slurm node", bad, f"this node is not known by the name {settings.node_name}: {error}", mend)
-    words = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
-    return works("Slurm node", f"{words}: {node.reason}" if node.reason else words)
+    state = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
+    if node.unread_rows:
+        unread = f"{describe_unread(node.unread_rows)}: a drain cannot be counted against the fleet limit"
+        return Line("Slurm node", State.LIMITED, f"{state}; {unread}", (shlex.join(commands.node(settings.node_name)),))
+    return works("Slurm node", f"{state}: {node.reason}" if node.reason else state)
 
 
 def _right(run: Run, bad: State) -> Line:

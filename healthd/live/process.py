@@ -38,7 +38,7 @@ from healthd.live.receiver import SOCKET, Left, Receiver
 from healthd.live.sample import Sample
 from healthd.live.settings import Place, Watched, watched
 from healthd.live.told import FILE, Dropped, Told, as_text, sentence
-from healthd.machine import detection_pause
+from healthd.machine import detection_pause, shortage
 from healthd.machine.files import replace_file
 from healthd.machine.oom import raise_score
 from healthd.machine.wakeup import FOREVER, poll
@@ -121,6 +121,7 @@ class Live:
         self._news = self._paused = self._unsaid = False
         self._until = 0.0
         self._told_dropped = Dropped()
+        self._reported_shortages: tuple[str, ...] = ()
 
     # --- the one wait
 
@@ -172,6 +173,7 @@ class Live:
             self._alive_at = now + ALIVE_SECONDS
             self._news |= self.jobs.forget_quiet(clock, self.sampler.job if self.sampler is not None else "")
             self._news |= self._dropped() != self._told_dropped
+            self._news |= tuple(shortage.troubles(clock)) != self._reported_shortages
         if self.receiver is not None and now >= self.receiver.look_at:
             self._hear(self.receiver, now, clock)
         if self.sampler is not None and now >= self.sampler.deadline:
@@ -217,6 +219,7 @@ class Live:
 
     def _write(self, clock: float) -> None:
         sampler = () if self.sampler is None else self.sampler.troubles
+        self._reported_shortages = tuple(shortage.troubles(clock))
         told = Told(
             written=round(clock, 3),
             paused_until=self._until,
@@ -225,7 +228,7 @@ class Live:
             dropped=self._dropped(),
             lost=self.jobs.lost(),
             sampling=None if self.sampler is None else self.sampler.share,
-            troubles=tuple(map(sentence, (*self.troubles.values(), *sampler))),
+            troubles=tuple(map(sentence, (*self.troubles.values(), *sampler, *self._reported_shortages))),
         )
         self._told_dropped = told.dropped
         try:

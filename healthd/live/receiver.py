@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from healthd.live.datagram import MOST_BYTES, Step, Subscribe, read
 from healthd.live.told import Dropped
+from healthd.machine import shortage
 from healthd.machine.passing import take_no_files
 from healthd.machine.process import job_of
 
@@ -200,8 +201,12 @@ class Receiver:
                 stream, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no descriptor left, or it went away while it waited
-                self.dropped["series"] += 1
+            except OSError as error:
+                if not shortage.has_no_descriptor(error):
+                    continue  # the connection ended while it waited (accept(2): ECONNABORTED)
+                # The connections wait in the queue until the next look, so that the loop does not spin.
+                shortage.record(shortage.DESCRIPTORS)
+                self.dropped["file_descriptors"] += 1
                 return
             stream.setblocking(False)
             pid, uid, _ = _CREDENTIALS.unpack(

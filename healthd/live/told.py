@@ -55,7 +55,8 @@ class JobTold:
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """What was not taken, since the process began. oversized, malformed: messages; strangers: connections of processes
-    that are in no job; series, jobs: connections beyond the bounds; flood: samples that came too fast."""
+    that are in no job; series, jobs: connections beyond the bounds; flood: samples that came too fast.
+    file_descriptors: accept(2) failed because no descriptor was left; the connections wait."""
 
     oversized: int = 0
     strangers: int = 0
@@ -63,6 +64,7 @@ class Dropped:
     series: int = 0
     jobs: int = 0
     flood: int = 0
+    file_descriptors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

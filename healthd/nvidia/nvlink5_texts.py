@@ -20,12 +20,16 @@ _MATTERS = (
     "over it hang or fail, and healthd drains. Everything else is a warning: it passes, or an Xid beside it (48, 94, "
     "95, 154) says what it does."
 )
-_TODO = (
-    "The condition is gpu_xid/{xid}; its message names unit, sub-code and link. Find the row by unit and status: the "
-    "status is the second word in parentheses in journalctl -k. nvidia-smi nvlink -s and -e show the links. After the "
-    "drain reset the GPU; a link that fails again points to cable, switch or GPU: look at both ends."
+_FIND = (
+    "The message of the condition (gpu_xid/{xid}) names unit, sub-code and link. The status is the second word in "
+    "parentheses in journalctl -k."
 )
-# NVIDIA's immediate action, and what to look into after it.
+_RESET = "reset the GPU after the drain, if the line says Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
+_LINKS = (
+    "nvidia-smi nvlink -s and -e show the links. A link that fails again points to cable, switch or GPU: look at both "
+    "ends."
+)
+# NVIDIA's immediate action, and what to look into after it. The first is also the order of `to_do`.
 _AT_ONCE = {
     "RESET_GPU": "reset the GPU",
     "IGNORE": "nothing at once",
@@ -76,6 +80,32 @@ def known() -> list[str]:
     return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
 
+def to_do(xid: int) -> str:
+    """Return what to do about an Xid whose row is not known: a line for each immediate action, with its rows."""
+    lines = []
+    for action, words in _AT_ONCE.items():
+        if rows := _rows_of(xid, action):
+            does = _RESET if action == "RESET_GPU" else words
+            lines.append(f"- {does[:1].upper()}{does[1:]}: {rows}.")
+    head = f"It depends on the row of NVIDIA's table. {_FIND.format(xid=xid)}"
+    return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} has what to look into afterwards."])
+
+
+def _rows_of(xid: int, action: str) -> str:
+    """Return the rows with this immediate action: "RLW_REMAP 145:0 with status 0x40 or 0x80; RLW_CTRL 145:0"."""
+    rows = _of(xid)
+    statuses: dict[tuple[str, int], list[str]] = {}
+    for row in rows:
+        if row.action == action:
+            statuses.setdefault((_units([row]), row.sub_code), []).extend(f"{status:#x}" for status in row.statuses)
+    mixed = {(_units([row]), row.sub_code) for row in rows if row.action != action}
+    named: dict[tuple[str, str], list[str]] = {}
+    for (unit, sub), words in statuses.items():
+        which = f" with status {_or(words)}" if words and (unit, sub) in mixed else ""
+        named.setdefault((unit, which), []).append(f"{xid}:{sub}")
+    return "; ".join(f"{unit} {_or(subs, 'and')}{which}" for (unit, which), subs in named.items())
+
+
 def _xids() -> Explain:
     lines = [f"- nvlink5/{xid}: {_units(_of(xid))}" for xid in NVLINK5]
     meaning = "NVLink 5 errors (Blackwell and later) are Xids 144 to 150, one for each group of units:"
@@ -122,10 +152,13 @@ def _of(xid: int) -> list[Nvlink5Fact]:
 
 
 def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
-    """The text for the worst row: CRITICAL if one asks for a reset."""
-    worst = any(row.action == "RESET_GPU" for row in rows)
-    severity = Severity.CRITICAL if worst else Severity.WARNING
-    return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, _TODO.format(xid=xid))
+    """Return the text for some rows, as severe as the worst of them."""
+    actions = {row.action for row in rows}
+    asks = ""
+    if "RESET_GPU" in actions:
+        asks = f" {'Where' if len(actions) > 1 else 'As'} the row asks for a reset: {_RESET}."
+    severity = Severity.CRITICAL if asks else Severity.WARNING
+    return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, f"{_FIND.format(xid=xid)}{asks} {_LINKS}")
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:

@@ -78,8 +78,11 @@ def word(text: str) -> int | None:
 
 def worst(code: int) -> Meaning:
     """The worst meaning of any line of this code."""
-    if code in (NVLINK, RECOVERY) or code in NVLINK5:
+    if code in (NVLINK, RECOVERY):
         return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+    if code in NVLINK5:
+        resets = any(row.code == code and row.action == "RESET_GPU" for row in codes.nvlink5_rows())
+        return Meaning(Severity.CRITICAL if resets else Severity.WARNING, Clears.GPU_RESET)
     return meaning(KernelEvent("xid", str(code)))
 
 

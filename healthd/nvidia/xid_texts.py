@@ -254,6 +254,10 @@ _MILDER = {
     "rm_init_failed": Ends(Clears.REBOOT, _WARNS),
     "gsp": Ends(Clears.GPU_RESET, _WARNS),
 }
+# What ends those that are only recorded.
+_RECORDED = {str(code): Ends(Clears.WINDOW, _APPLICATION) for code in xid_table.NVLINK5}
+# The kernel line decides what to do: which recovery the driver asks for, which row of the table of NVLink 5 it is.
+_LINE_DECIDES = (str(xid_table.RECOVERY), *map(str, xid_table.NVLINK5))
 # A GPU that no longer answers on the bus may stay away after a warm reboot.
 _POWER_CYCLE = ("79", "fallen_off_bus", "gpu_is_lost")
 _NVLINK5 = Text(
@@ -261,8 +265,14 @@ _NVLINK5 = Text(
     "need a reset.",
     "A fatal one that the table answers with a reset takes the link, and collective operations fail. One that the "
     "table ignores, and that is not fatal, is recorded only. Others warn.",
-    "nvidia-smi nvlink -s and -e show the links. Reset the GPU after the drain; a link that fails again points to "
-    "cable, switch or GPU: look at both ends.",
+    "",  # by row
+)
+_NVLINK5_WITHOUT_RESET = Text(
+    "An NVLink 5 unit reported an error. The line names unit, link and registers; no row of NVIDIA's table needs a "
+    "reset.",
+    "NVLink traffic goes on. An error that is not fatal is recorded only. One that the line calls fatal, or that is in "
+    "no row of the table, warns.",
+    "",
 )
 _BY_ACTION: dict[str, tuple[str, str]] = {
     "RESET_GPU": ("The GPU needs a reset: it is not to be used before.", _RESET_TODO),
@@ -298,8 +308,7 @@ def _xid(code: int) -> Explain:
     worst = xid_table.worst(code)
     text = _XIDS.get(code)
     if text is None and code in xid_table.NVLINK5:
-        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:4)."
-        text = _NVLINK5._replace(meaning=f"{xid_table.title(code)}. {_NVLINK5.meaning} {more}")
+        text = _nvlink5(code, worst.severity)
     if text is None:
         fact = codes.xid(code)
         action = "RESET_GPU" if code in xid_table.RESET else fact.action if fact is not None else ""
@@ -315,14 +324,23 @@ def _xid(code: int) -> Explain:
     return _explained(str(code), worst.severity, Ends(worst.clears, window), text)
 
 
+def _nvlink5(code: int, worst: Severity) -> Text:
+    from healthd.nvidia.nvlink5_texts import to_do
+
+    more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:0)."
+    general = _NVLINK5 if worst is Severity.CRITICAL else _NVLINK5_WITHOUT_RESET
+    return Text(f"{xid_table.title(code)}. {general.meaning} {more}", general.matters, to_do(code))
+
+
 def _explained(name: str, severity: Severity, ends: Ends, text: Text) -> Explain:
     return Explain(
         severity,
         ends.clears,
         *text,
-        also=_ALSO.get(name, ()),
+        also=tuple(other for other in _ALSO.get(name, ()) if other < severity),
         window=ends.window,
         milder=_MILDER.get(name),
+        recorded=_RECORDED.get(name),
         remedy=Remedy.POWER_CYCLE if name in _POWER_CYCLE else None,
-        line_decides=name == str(xid_table.RECOVERY),
+        line_decides=name in _LINE_DECIDES,
     )

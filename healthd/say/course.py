@@ -72,11 +72,16 @@ def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Findin
         expects=explain.expects,
         window_seconds=_seconds(config, explain.window),
     )
-    warns = explain.milder or Ends(explain.clears, explain.window)
-    window_seconds = _seconds(config, warns.window)
-    warning = replace(finding, clears=warns.clears, window_seconds=window_seconds)
-    also = ((warning if severity < Severity.DEGRADED else finding, severity) for severity in explain.also)
-    return [finding, *(replace(other, severity=severity) for other, severity in also)]
+    return [finding, *(_milder(finding, severity, explain, config) for severity in explain.also)]
+
+
+def _milder(finding: Finding, severity: Severity, explain: Explain, config: CheckConfig) -> Finding:
+    """Return the finding with this severity of `explain.also`, and with what ends it then."""
+    if severity >= Severity.DEGRADED:
+        return replace(finding, severity=severity)
+    recorded = explain.recorded if severity is Severity.INFO else None
+    ends = recorded or explain.milder or Ends(explain.clears, explain.window)
+    return replace(finding, severity=severity, clears=ends.clears, window_seconds=_seconds(config, ends.window))
 
 
 def _seconds(config: CheckConfig, setting: str) -> float:

@@ -118,7 +118,7 @@ def of_code(
         "meaning": explain.meaning,
         "matters": explain.matters,
         "todo": _filled_in(explain.todo, code, part),
-        "ends": "\n".join(_ends_of(findings, code, part, config)),
+        "ends": "\n".join(_ends_of(findings, code if check else "", part, config)),
         "steps": [{"when": when, "command": command} for when, command in steps],
         "here": _here(code, part, explain, check, here, line) if check else [],
         "runbook": runbook(check, code) if check else "",
@@ -137,7 +137,8 @@ def _filled_in(todo: str, code: str, part: str) -> str:
 def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
     """Yield sentences: what ends the worst finding of a code, then where a milder one ends in another way.
 
-    A sentence that ends in a command has no full stop: it would be pasted with the command.
+    A sentence that ends in a command has no full stop: it would be pasted with the command. `code`: "" for a name that
+    is no condition, which `healthd repaired` does not take.
     """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
     first = ends_of(findings[0], config.clear_after, command)
@@ -148,7 +149,7 @@ def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckCon
             yield _ended(f"Where it is {finding.severity.name.lower()}: after {other}", command)
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
         yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
-    if findings[0].clears is not Clears.OPERATOR:
+    if code and findings[0].clears is not Clears.OPERATOR:
         yield f"At once: {command}"
 
 
@@ -363,10 +364,12 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
     if run["paused_until"]:
         yield f"Nothing is changed in Slurm: healthd is paused until {date(run['paused_until'])}."
     if run["shared"] is not False:
+        cause = (
+            "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"
+        )
         yield (
-            f"{'Other' if run['shared'] else 'Where other'} nodes may have the same cause"
-            f"{': so' if run['shared'] else ','} a drain first waits a random time. Limit: healthd keeps at most "
-            f"{_share(of, 'limit')} drained for such faults. Past that, this drain waits."
+            f"{cause} a drain first waits a random time. Limit: healthd keeps at most {_share(of, 'limit')} drained "
+            "for such faults. Past that, this drain waits."
         )
     if not run["shared"]:
         yield (

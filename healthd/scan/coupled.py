@@ -23,6 +23,17 @@ SAME_FAULT_SECONDS = 60.0  # as in checks/iommu.py
 _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
+def is_judged_with_others(event: KernelEvent) -> bool:
+    """Return True if `are_coupled` can hold for `event`. Most events need no search for others."""
+    if event.kind not in KINDS:
+        return False
+    if event.field("record"):
+        return True
+    if event.kind == "pcie_aer":
+        return event.code == "recovery_failed"
+    return not (event.field("part") if event.kind == "mce_edac" else event.pci)
+
+
 def are_coupled(event: KernelEvent, other: KernelEvent, apart: float) -> bool:
     """Return True if `event` is judged by `other`, which is `apart` seconds later (earlier if negative).
 

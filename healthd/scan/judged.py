@@ -78,7 +78,7 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     for seen in found:
         message, machine = seen.message, seen.machine
         # What an event means depends on these only.
-        context = machine.coupled_with(seen) if message.event.kind in coupled.KINDS else ()
+        context = machine.coupled_with(seen) if coupled.is_judged_with_others(message.event) else ()
         together = tuple([other.message.judged for other in context]) if context else ()
         name = (message.judged, together, machine.beside(message), not machine.devices)
         meaning = meanings.get(name)

@@ -6,7 +6,9 @@ import select
 import time
 
 from healthd.machine.child import Child
+from healthd.slurm import commands
 from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.slurm.output import SlurmTrouble, describe_unread, parse_node, what_failed
 
 
 def run(command: Command) -> CommandResult:
@@ -22,3 +24,15 @@ def run(command: Command) -> CommandResult:
         select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))
     out, err = child.output()
     return CommandResult(child.status, out, err, started, time.time() - started)
+
+
+def trouble_of_node(node_name: str, seconds: float) -> str:
+    """Return why this node cannot be read from Slurm, in the words of the daemon's `trouble`; "" if it can be read."""
+    argv = commands.node(node_name)
+    result = run(Command(argv, seconds))
+    if result.status != 0:
+        return what_failed(argv, result)
+    try:
+        return describe_unread(parse_node(result.stdout, node_name).unread_rows)
+    except SlurmTrouble as error:
+        return str(error)

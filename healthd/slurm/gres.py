@@ -26,7 +26,8 @@ Given: TypeAlias = "tuple[str, ...]"
 MOST = 1024  # no node has so many GPUs, MIG devices included
 SHARES = ("mps", "shard")
 _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
-_RECORD = regex(r"^JobId=[0-9]+ ", re.MULTILINE)
+# src/api/job_info.c: slurm_sprint_job_info()
+_RECORD = regex(r"^JobId=[0-9]+ ((?:Array|Het)JobId=[0-9]+ )?", re.MULTILINE)
 _DETAIL = regex(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 _RANGE = regex(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _PART = regex(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -63,10 +64,14 @@ def gpus_of_one_type(gres: str) -> int | None:
 def given_in(text: str, job_id: str, node: str) -> Given | None:
     """Return what `scontrol -d -o show job` shows that the job has on this node; None if that is missing or ambiguous.
 
-    A job's name and comment are in the same record, may hold newlines and may read like anything: then it is ambiguous.
+    A job's name, comment and features are in the same record, may hold newlines and may read like anything: then it is
+    ambiguous. A job is one record; only the tasks of one array and the parts of one heterogeneous job are several.
     """
-    starts = [match.start() for match in _RECORD.finditer(text)]
-    found = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    heads = list(_RECORD.finditer(text))
+    groups = {head[1] for head in heads}
+    if len(heads) > 1 and (len(groups) > 1 or None in groups):
+        return None
+    found = [text[start:end] for start, end in pairwise([*(head.start() for head in heads), len(text)])]
     of_job = [record for record in found if record.startswith(f"JobId={job_id} ")]
     if len(of_job) != 1:
         return None

@@ -16,7 +16,15 @@ from healthd.config import FleetLimits
 from healthd.model import NodeState
 from healthd.slurm import commands, fleet_limit
 from healthd.slurm.commands import Argv, Command, CommandResult
-from healthd.slurm.output import NoSuchNode, SlurmTrouble, parse_fleet, parse_lemons, parse_node, what_failed
+from healthd.slurm.output import (
+    NoSuchNode,
+    SlurmTrouble,
+    known_partitions,
+    parse_fleet,
+    parse_lemons,
+    parse_node,
+    what_failed,
+)
 from healthd.slurm.policy import NOT_TO_RESUME, TAKEN
 from healthd.slurm.reason import LEMON, MAX_CHARACTERS
 from healthd.text import printable, regex
@@ -72,7 +80,8 @@ def drain(name: str, words: str, most: int, limits: FleetLimits, command_seconds
         if len(lemons) >= most:
             why = f"held: {len(lemons)} of the cluster's nodes are out as lemons already, and at most {most} may be"
     if not why:
-        counts = parse_fleet((yield from looking.read(commands.fleet())), node.partitions, float("inf"))
+        partitions = known_partitions(node)
+        counts = parse_fleet((yield from looking.read(commands.fleet())), partitions, float("inf"))
         count = fleet_limit.strictest(counts, limits, own_hardware=False)
         if not fleet_limit.has_room(count, limits, own_hardware=False):
             why = (

@@ -51,11 +51,13 @@ from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.output import (
     Job,
     SlurmTrouble,
+    describe_unread,
     has_no_steps,
     is_invalid_state,
     is_refused,
     is_slurm_away,
     is_unknown_job,
+    known_partitions,
     never_arrived,
     parse_cluster_size,
     parse_controller,
@@ -71,6 +73,7 @@ from healthd.slurm.output import (
 from healthd.slurm.policy import (
     NOT_TO_RESUME,
     TAKEN,
+    UNKNOWN_CONTROLLER,
     UNSETTLED,
     Owner,
     Policy,
@@ -225,6 +228,7 @@ class _Look:
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
+        trouble = trouble or (describe_unread(node.unread_rows) if node else "")
         concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if trouble else self.memory.hold
@@ -331,9 +335,9 @@ class _Look:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, read at most once a look; "" if that cannot be read, which stops nothing."""
+        """Return which slurmctld answers, read at most once a look; UNKNOWN_CONTROLLER if it cannot be read."""
         if self.controller is None:
-            self.controller = ""
+            self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmTrouble):
                 self.controller = parse_controller((yield from self.read(commands.config())).text)
         return self.controller
@@ -348,7 +352,7 @@ class _Look:
             if not (self.memory.uncounted and isinstance(wanted, Drain)):
                 self.memory = fleet_limit.count_succeeded(self.memory)
             return wanted
-        self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
+        self.decision = Leave("the nodes that healthd keeps drained are not counted yet", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         hold, now = self.memory.hold, self.now()
         if hold is None and not own:
@@ -413,8 +417,9 @@ class _Look:
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
-            counts = parse_fleet(table.stdout, self.node.partitions, until)
-            self.all_drains = parse_fleet(table.stdout, self.node.partitions, float("inf"))
+            partitions = known_partitions(self.node)
+            counts = parse_fleet(table.stdout, partitions, until)
+            self.all_drains = parse_fleet(table.stdout, partitions, float("inf"))
         except SlurmTrouble as error:
             self.memory = fleet_limit.count_failed(self.memory, self.now())
             self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"

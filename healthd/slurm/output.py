@@ -3,6 +3,9 @@
 Tables come from sinfo and squeue with columns of a fixed width in bytes (commands.py). They are parsed as bytes: a
 record is found by its length and a value by its offset, so no text that a person typed into Slurm (a Reason, a comment,
 the name of a partition) can move another value or end a record.
+
+What is displayed skips rows that cannot be read and counts them. A limit is never computed from a part of a table: one
+unreadable row raises SlurmTrouble.
 """
 
 from __future__ import annotations
@@ -63,23 +66,36 @@ class NoSuchNode(SlurmTrouble):
     """Slurm answered and has no node with this name."""
 
 
-def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[bytes]]:
+def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:
     """Split a table into records and these into values, without the padding.
 
-    Raises SlurmTrouble if `data` is not a whole number of records: the output was cut or has another format.
+    Returns the records before the first one that does not end where its columns do (the output was cut or has another
+    format), and how many records are missing: the length of the rest over that of a record, rounded up.
     """
     width = sum(size for _, size in columns)
-    starts = range(0, len(data), width + 1)
-    if any(data[start + width : start + width + 1] != b"\n" for start in starts):
-        raise SlurmTrouble(f'{command} printed no whole table: "{_short(data)}"')
-    found = []
-    for start in starts:
+    found: list[list[bytes]] = []
+    for start in range(0, len(data), width + 1):
+        if data[start + width : start + width + 1] != b"\n":
+            return found, -(-(len(data) - start) // (width + 1))
         values, at = [], start
         for _, size in columns:
             values.append(data[at : at + size].rstrip(b" "))
             at += size
         found.append(values)
+    return found, 0
+
+
+def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[bytes]]:
+    """Return the records of a table. Raises SlurmTrouble if `data` is not a whole number of records."""
+    found, unread = readable_records(data, columns)
+    if unread:
+        raise SlurmTrouble(f'{command} printed no whole table: "{_short(data)}"')
     return found
+
+
+def describe_unread(rows: int) -> str:
+    """Return the sentence for a display that lacks this many rows; "" for 0."""
+    return f"{rows} {'row' if rows == 1 else 'rows'} of sinfo could not be read" if rows else ""
 
 
 def _text(value: bytes) -> str:
@@ -93,32 +109,40 @@ def _number(text: str) -> int | None:
 
 
 def parse_node(data: bytes, name: str) -> NodeState:
-    """Parse the NODE_COLUMNS of one node. Raises SlurmTrouble, NoSuchNode."""
-    table = records(data, NODE_COLUMNS)
-    counts = [_number(_text(record[1])) for record in table]
-    if any(count is None for count in counts):
-        raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(data)}"')
-    here = [record for record, count in zip(table, counts, strict=True) if count]
+    """Parse the NODE_COLUMNS of one node, a row for each partition. Unreadable rows are skipped and counted.
+
+    Raises NoSuchNode if no partition has the node, SlurmTrouble if no row of it can be read."""
+    table, unread = readable_records(data, NODE_COLUMNS)
+    counts = [_number(_text(row[1])) for row in table]
+    here = [(row, flags) for row, count in zip(table, counts, strict=True) if count and (flags := _flags(row[2]))]
+    unread += len(table) - len(here) - counts.count(0)
+    if not here and unread:
+        raise SlurmTrouble(f'sinfo printed no node that can be read: "{_short(data)}"')
     if not here:
         raise NoSuchNode(f'Slurm has no node "{name}" in any partition')
-    _, _, state, since, user, reason, _ = map(_text, here[0])
-    # up to 20.x "*" and the like stand inside the state: "down*+drain"
-    flags = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
-    if not all(regex(r"[A-Z_]+").fullmatch(word) for word in flags):
-        raise SlurmTrouble(f'sinfo printed no node state: "{_short(data)}"')
+    row, flags = here[0]
+    _, _, _, since, user, reason, _ = map(_text, row)
     if reason == "none" and since in ("Unknown", ""):
         reason = ""
-    gres = _whole(here[0][-1], NODE_COLUMNS[-1][1])
+    gres = _whole(row[-1], NODE_COLUMNS[-1][1])
     return NodeState(
         name,
-        frozenset(flags),
+        flags,
         reason,
         reason_user="" if user == "Unknown" else regex(r"\(\d+\)$").sub("", user),
         reason_time=_time(since),
-        partitions=frozenset(_text(record[0]) for record in here),
+        partitions=frozenset(_text(row[0]) for row, _ in here),
         gpus=None if gres is None else gpus_of_node(gres),
         gpus_of_one_type=None if gres is None else gpus_of_one_type(gres),
+        unread_rows=unread,
     )
+
+
+def _flags(state: bytes) -> frozenset[str] | None:
+    """Split a node's state at "+", upper case; None if it is not a state."""
+    # up to 20.x "*" and the like stand inside the state: "down*+drain"
+    flags = [word.strip("*~#%!$@^-").upper() for word in _text(state).split("+")]
+    return frozenset(flags) if all(regex(r"[A-Z_]+").fullmatch(word) for word in flags) else None
 
 
 def _whole(value: bytes, width: int) -> str | None:
@@ -136,6 +160,13 @@ def parse_whole_reason(data: bytes) -> str | None:
         raise SlurmTrouble(f'sinfo printed no reason of one node: "{_short(data)}"')
     (reason,) = reasons
     return reason.decode("utf-8", "surrogateescape") if len(reason) < REASON_COLUMNS[-1][1] else None
+
+
+def known_partitions(node: NodeState) -> frozenset[str]:
+    """Return all partitions of a node. Raises SlurmTrouble if a row of the node could not be read."""
+    if node.unread_rows:
+        raise SlurmTrouble(f"the partitions of {node.name} are not known: {describe_unread(node.unread_rows)}")
+    return node.partitions
 
 
 def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
@@ -172,8 +203,15 @@ def _is_healthds(reason: bytes) -> bool:
 
 
 def parse_lemons(data: bytes) -> frozenset[str]:
-    """Parse OUT_COLUMNS: the nodes that `fleet lemons --apply` drained. Raises SlurmTrouble."""
-    return frozenset(_text(name) for name, reason in records(data, OUT_COLUMNS) if reason == LEMON.strip().encode())
+    """Parse OUT_COLUMNS: the nodes that `fleet lemons --apply` drained.
+
+    Raises SlurmTrouble if a record cannot be read or the name of a lemon fills its column: two names that were cut may
+    be alike, and the limit would count them as one node."""
+    names = [name for name, reason in records(data, OUT_COLUMNS) if reason == LEMON.strip().encode()]
+    width = OUT_COLUMNS[0][1]
+    if cut := [name for name in names if len(name) >= width or not name]:
+        raise SlurmTrouble(f'sinfo printed no name of a node of less than {width} bytes: "{_short(cut[0])}"')
+    return frozenset(map(_text, names))
 
 
 def parse_cluster_size(text: str) -> int:

@@ -81,6 +81,8 @@ SAVED_SECONDS = 60.0
 # slurmctld writes a changed node to StateSaveLocation after at most 5 s (src/slurmctld/state_save.c: SAVE_MAX_WAIT).
 # The rest is for a busy slurmctld and a slow file system.
 WRITTEN_SECONDS = 15.0
+# The controller of a change that was sent while `scontrol show config` failed. It is equal to no other.
+UNKNOWN_CONTROLLER = "unknown"
 EARLIER = 8  # a controller's older state is seconds old, or as old as a backup of it
 
 
@@ -310,7 +312,9 @@ def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) ->
 
     slurmctld answers first and saves a few seconds later. A slurmctld that `started` after the change has read an older
     state, if the other was killed in between. So has a backup that took over, although it started days ago: then the
-    controller that answers `now` is not the one from right `before` the change ("" = not known).
+    controller that answers `now` is not the one from right `before` the change ("" = the change is saved).
+    UNKNOWN_CONTROLLER counts as another one: a broken node that stays drained, or is drained again after a person
+    resumed it within seconds, is the smaller harm than one that goes back to work.
     """
     return started >= since - CLOCK_SKEW_SECONDS or (before != "" and before != now)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from healthd.errors import HealthdError
 from healthd.slurm.commands import Argv, Command, CommandResult, column_format
-from healthd.slurm.output import SlurmTrouble, records
+from healthd.slurm.output import describe_unread, readable_records
 from healthd.text import printable, regex
 from healthd.validation.pairs import Transfer, transfer_of
 
@@ -179,18 +179,19 @@ def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
 
 
 def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
-    """Node -> its address; NoReservation unless each is there, idle, and in nobody's reservation."""
+    """Return the address of each node. Raises NoReservation unless each is idle and not in a reservation.
+
+    A row that cannot be read is skipped, and reported if a node is missing."""
     if shown.status != 0:
-        raise NoReservation(f"Slurm does not say what the nodes do: {_words(shown)}")
+        raise NoReservation(f"sinfo does not list the nodes: {_words(shown)}")
     states: dict[str, tuple[str, str]] = {}
-    try:
-        for record in records(shown.stdout, STATE_COLUMNS):
-            name, address, state = (value.decode("utf-8", "backslashreplace") for value in record)
-            states[name] = (address, state.upper())
-    except SlurmTrouble as error:
-        raise NoReservation(str(error)) from None
+    rows, unread = readable_records(shown.stdout, STATE_COLUMNS)
+    for record in rows:
+        name, address, state = (value.decode("utf-8", "backslashreplace") for value in record)
+        states[name] = (address, state.upper())
     if missing := [name for name in wanted.nodes if name not in states]:
-        raise NoReservation(f"Slurm knows no node {missing[0]}")
+        rest = f": {describe_unread(unread)}" if unread else ""
+        raise NoReservation(f"sinfo lists no node {printable(missing[0])}{rest}")
     taken = [f"{name} is {states[name][1]}" for name in wanted.nodes if not set(states[name][1].split("+")) <= FREE]
     if taken:
         why = "each must be idle, undrained and in no reservation; a drained node is validated on itself"

@@ -104,11 +104,12 @@ def command() -> list[str]:
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 
-# What people and programs may have written (Comment, Extra, Reason) stands behind Partitions= and Gres=
-# (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()); the first of each counts.
+# Comment, Extra and Reason are typed by people and come after Gres= and Partitions=, so the first of each counts
+# (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before: if they contain
+# another Gres=, Slurm's own cannot be told apart.
 _NAME = regex(r"NodeName=(\S+)")
-_GRES = regex(r"\bGres=(\S+)")
-_PARTITIONS = regex(r"\bPartitions=(\S+)")
+_GRES = regex(r"(?:^| )Gres=(\S+)")
+_PARTITIONS = regex(r"(?:^| )Partitions=(\S+)")
 _GPU = regex(r"gpu(?::([A-Za-z][^:,()]*))?(?::([0-9]{1,4}))?(?:\([^()]*\))?")
 _ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
 
@@ -120,12 +121,13 @@ def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
         if not name:
             reading.unread(number, "does not begin with NodeName=")
             continue
-        gres, partitions = _GRES.search(record), _PARTITIONS.search(record)
-        if gres is None:
-            reading.unread(number, f"the node {name[1]} has no Gres=")
+        partitions = _PARTITIONS.search(record)
+        gres = set(_GRES.findall(record, 0, partitions.start() if partitions else len(record)))
+        if len(gres) != 1:
+            reading.unread(number, f"the node {name[1]} has {'several' if gres else 'no'} Gres=")
             continue
         reading.read(1)
-        model, gpus = gpus_of(gres[1])
+        model, gpus = gpus_of(gres.pop())
         yield name[1], Facts(gpu_model=model, gpus=gpus, partitions=partitions[1] if partitions else None)
 
 

@@ -26,8 +26,9 @@ Fields = list[str]
 class Format(Protocol):
     """What is known of a kind of table."""
 
-    def is_header(self, names: Sequence[str]) -> bool:
-        """Whether a line of these fields names columns."""
+    def is_header(self, names: Sequence[str], is_first: bool) -> bool:
+        """Return True if a line of these fields names columns. `is_first`: no line above it does. Free text may look
+        like a header, so a later one must name more."""
 
     def free(self, name: str) -> bool:
         """Whether a column may hold any text, so also the delimiter and line ends."""
@@ -122,8 +123,10 @@ class _Reader:
         yield from ()
 
     def _begins_table(self, line: str) -> bool:
+        if self.known and self.header:
+            return False  # one call of sacct prints one header
         names = self._names(line)
-        return bool(names) and self.form.is_header(names)
+        return bool(names) and self.form.is_header(names, not self.header)
 
     def _names(self, line: str) -> list[str]:
         line = line.removeprefix(_BOM)

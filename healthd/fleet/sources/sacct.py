@@ -60,8 +60,9 @@ _NEEDED = ("State", "Submit")
 class SacctText:
     """What is known of the columns of sacct."""
 
-    def is_header(self, names: Sequence[str]) -> bool:
-        return bool({"jobid", "jobidraw"} & {name.lower() for name in names})
+    def is_header(self, names: Sequence[str], is_first: bool) -> bool:
+        lower = {name.lower() for name in names}
+        return bool({"jobid", "jobidraw"} & lower) and (is_first or {name.lower() for name in _NEEDED} <= lower)
 
     def free(self, name: str) -> bool:
         return name.lower() not in _FORM_OF

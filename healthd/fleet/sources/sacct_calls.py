@@ -190,7 +190,7 @@ def _config() -> dict[str, str]:
     """What slurmctld says of its settings; {} where it cannot be asked: sacct may do without it."""
     try:
         with output(["scontrol", "show", "config"]) as out:
-            lines = out.read(1 << 20).decode("utf-8", "replace").splitlines()
+            lines = out.read(1 << 20).decode("utf-8", "replace").split("\n")
     except IngestError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}

@@ -23,7 +23,6 @@ the arguments, are the site's care.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -111,13 +110,20 @@ def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> 
 
 
 def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Observation | NothingToCheck]:
-    """Run NHC and yield one finding for each of its checks that fails. `seconds` is the limit of each of two runs."""
+    """Run NHC and yield one finding for each of its checks that fails. `seconds` is the limit of each of two runs.
+
+    If the second run fails, the findings of the first one count all the same. The error is raised after them, so that
+    the checks that were not reached do not pass.
+    """
     first = _run(host, config, _nhc_command(config, all_checks=False), seconds)
     yield Observation("exec_exit_status", first.status, labels=(("name", config.name),))
     failed = _nhc_failures(first.stdout)
+    trouble: Exception | None = None
     if failed:
-        with contextlib.suppress(TimeoutError):  # what the first run found is a fault all the same
+        try:
             failed |= _nhc_failures(_run(host, config, _nhc_command(config, all_checks=True), seconds).stdout)
+        except (OSError, RuntimeError) as error:
+            trouble = error
     elif first.status < 0:
         raise RuntimeError(f"{config.name}: NHC was ended by {_signal_name(-first.status)}")
     elif first.status == NHC_USAGE:
@@ -126,14 +132,16 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
         failed[""] = _first_line(first.stderr) or _first_line(first.stdout) or f"exit status {first.status}"
     elif _NHC_STARTED not in first.stdout:
         raise RuntimeError(
-            f"{config.name}: NHC printed nothing: its nhc.conf is missing, or its sysconfig file sets LOGFILE, VERBOSE "
-            "or DETACHED_MODE"
+            f"{config.name}: no output of NHC's checks: nhc.conf is missing, or NHC's sysconfig file sets LOGFILE, "
+            "VERBOSE or DETACHED_MODE"
         )
     elif not _NHC_CHECK.search(first.stdout):
         yield NothingToCheck("nhc.conf has no check for this node")
     for check, message in failed.items():
         subject = f"{config.name}: {check}" if check else config.name
         yield Finding(config.critical_severity, "exec/critical", printable(subject)[:MAX_SUBJECT], message)
+    if trouble is not None:
+        raise trouble
 
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
@@ -150,7 +158,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
     """
     check = ""
     failed: dict[str, str] = {}
-    for line in output.splitlines():
+    for line in output.split("\n"):  # only the newline ends a line of NHC; names of processes may hold others
         if match := _NHC_CHECK.fullmatch(line):
             check = match[1]
         elif match := _NHC_FAILURE.match(line):
@@ -185,7 +193,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A program of the site ended with exit status 1.",
-        "What the program reports.",
+        "That depends on the program, which is the site's own.",
         "The message is the first line that it printed. Run its command by hand; healthd config show has it.",
     ),
     "exec/critical": Explain(
@@ -193,7 +201,7 @@ EXPLAIN = {
         Clears.PASS,
         "A program of the site ended with exit status 2, or a check of NHC failed. critical_severity in its settings "
         "is the severity.",
-        "What the program reports.",
+        "That depends on the program, which is the site's own.",
         "The message is the first line that it printed, or NHC's line about the check. Run its command by hand; "
         "healthd config show has it.",
         chosen_by="critical_severity",

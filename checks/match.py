@@ -147,7 +147,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
-    """Return the first line that matches, None if none does. Raises RuntimeError if a line that was not searched may."""
+    """Return the first line that matches, None if none does. Raises RuntimeError if not every line was searched."""
     search = regex(pattern).search
     too_long = False
     for line in text.lines:

@@ -143,9 +143,9 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     if SECTIONS in table:
         from healthd.settings import nodes
 
-        wrong = list(_wrong(functools.partial(nodes.sections, table)))
-        found += wrong
-        for section in [] if wrong else nodes.sections(table):
+        sections: list[Section] = []
+        found += _wrong(lambda: sections.extend(nodes.sections(table)))
+        for section in sections:
             source_of_section = f"{source} {section.name}"
             of_sections += mistakes({**section.settings, "checks": {}}, source_of_section, known)
             apart = [section.checks]

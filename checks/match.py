@@ -132,7 +132,7 @@ def _text_of_file(host: Host, config: Config) -> _Text | None:
         return None
     if not stat.S_ISREG(about.mode):  # a FIFO would never end
         raise RuntimeError(f"{config.name}: {config.file} is not a regular file")
-    text = host.read(config.file)
+    text = host.read(config.file, strip=False)
     if text is not None and len(text) > MAX_FILE_CHARACTERS:
         raise RuntimeError(f"{config.name}: {config.file} is larger than {MAX_FILE_CHARACTERS >> 20} MiB")
     return None if text is None else _Text(_lines(text), "")

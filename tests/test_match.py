@@ -47,6 +47,7 @@ def codes_of(host: Host, config: Config) -> list[str]:
         ("version 2\nERROR\n", {"requires": "^version 3$", "forbids": "ERROR"}, ["match/missing", "match/found"]),
         ("split over\ntwo lines\n", {"forbids": r"over\s+two"}, []),
         ("Upper\n", {"requires": "(?i)upper"}, []),
+        ("  indented  \n", {"requires": "^  indented  $"}, []),
         ("version 3\r\nb\r\n", {"requires": "^version 3$"}, []),
         ("a\fb \x1cc\u2028d\n", {"forbids": "^[bcd]"}, []),
         ("a\n\nb\n", {"forbids": "^$"}, ["match/found"]),

@@ -45,6 +45,7 @@ ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the program
 NHC_USAGE = 10  # exit status for a wrong command line (`nhcmain_parse_cmdline || exit 10`)
 _NHC_CHECK = regex(r'Running check:  "([^\n]*)"(?: \(forked PID [0-9]+\))?')
 _NHC_FAILURE = regex(r"ERROR:  \S+:  Health check failed:  ([^\n]*)")
+_NHC_ALL = regex(r"-[dfhqvx]*a.*|NHC_CHECK_ALL=1")  # also among other options: -va
 _NHC_STARTED = "Node Health Check starting."
 
 
@@ -73,9 +74,17 @@ def validate(config: Config) -> str | None:
         return 'command is missing: command = ["/path/to/program", "argument"]'
     if not config.command[0].startswith("/"):
         return f'command must begin with an absolute path, not "{config.command[0]}"'
-    if config.kind is Kind.NHC and "-a" in config.command:
-        return 'command must not contain -a with kind = "nhc": healthd adds it where it is needed'
+    if config.kind is Kind.NHC and (problem := _nhc_problem(config.command[1:])):
+        return problem
     return "command must not contain NUL" if any("\0" in word for word in config.command) else None
+
+
+def _nhc_problem(arguments: Sequence[str]) -> str | None:
+    if any(_NHC_ALL.fullmatch(word) for word in arguments):
+        return 'command must not contain -a or NHC_CHECK_ALL=1 with kind = "nhc": healthd adds -a where it is needed'
+    if "" in arguments:  # such as the MARK_OFFLINE=0 that keeps NHC from draining
+        return 'command must not contain an empty argument with kind = "nhc": NHC ignores what follows it'
+    return None
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:

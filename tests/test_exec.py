@@ -439,8 +439,26 @@ def test_a_failed_check_of_nhc_drains_and_two_good_runs_resume(tmp_path):
     assert not story.look(HOST).drained
 
 
-def test_nhc_with_a_of_the_site_is_refused():
-    assert "must not contain -a" in (validate(nhc("/usr/sbin/nhc", "-a")) or "")
+@pytest.mark.parametrize("word", ["-a", "-va", "-qda", "-ac", "NHC_CHECK_ALL=1"])
+def test_nhc_with_a_of_the_site_is_refused(word):
+    assert "must not contain -a" in (validate(nhc("/usr/sbin/nhc", word)) or "")
+
+
+@pytest.mark.parametrize("word", ["-v", "-t", "-c/etc/nhc/nhca.conf", "-D/data", "NHC_CHECK_ALL=0", "TIMEOUT=9"])
+def test_other_arguments_of_nhc_are_accepted(word):
+    assert validate(nhc("/usr/sbin/nhc", word)) is None
+
+
+def test_an_empty_argument_of_nhc_is_refused():
+    """NHC reads its VARIABLE=value words up to the first empty one: MARK_OFFLINE=0 comes last."""
+    assert "empty argument" in (validate(nhc("/usr/sbin/nhc", "TIMEOUT=9", "")) or "")
+
+
+@needs_real_nhc
+def test_real_nhc_ignores_what_follows_an_empty_argument(tmp_path):
+    config = real(tmp_path, NHC_CONF)
+    HOST.run((*config.command, "", "MARK_OFFLINE=0"), 60.0, {}, anywhere=True)
+    assert (tmp_path / "offline").exists()
 
 
 @given(st.text(max_size=300))

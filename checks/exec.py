@@ -4,7 +4,7 @@ The first line of output is the message. Any other end (another status, a signal
 the program could not check: the run fails, and neither passes nor fails the node.
 
 NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Every check of nhc.conf that
-fails is one critical finding, whatever the status. Rules, from the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
+fails is one finding, whatever the status. Rules, from the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
 
 - It ends at the first failure with that check's status, mostly 1. With -a it goes on and ends with their number. But
   with -a a check that is no function of NHC (a script, a misspelt name) is not counted when it fails. So NHC runs
@@ -59,8 +59,8 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command             the program, by its absolute path, and its arguments; no shell
-    kind                "nhc": the program is NHC, and every check of nhc.conf that fails is critical
-    critical_severity   what exit status 2 means, or a failed check of NHC
+    kind                "nhc": the program is NHC, and every check of nhc.conf that fails is a finding
+    critical_severity   the severity of exit status 2, and of a failed check of NHC
     timeout_seconds     the program is killed one second before its end (after 80 % of it, if that is later)
     """
 

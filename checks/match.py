@@ -38,7 +38,7 @@ ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
-    statuses         the exit statuses with which the output counts; any other means that the command failed
+    statuses         exit statuses of a command that worked; with any other status the run fails
     file             the file that is searched, instead of a command
     requires         a regular expression that at least one line must match, "" = none
     forbids          a regular expression that no line may match, "" = none

@@ -182,6 +182,7 @@ def test_config_check_reads_a_file_as_a_node_does(tmp_path):
     assert "mode act" in healthd("check", str(path), "--node", "gpu-002").stdout
     assert "mode drain" in healthd("check", str(path), "--node", "gpu-003").stdout
     assert "mode observe" in healthd("check", str(path), "--node", "gpu-042").stdout
+    assert "mode act" in healthd("check", str(path), "--node-name", "gpu-002").stdout  # as in config show
     path.write_text(TEXT + '[[node]]\nmatch = ["far-away"]\nmode = "acts"\n')
     wrong = healthd("check", str(path))
     assert wrong.returncode == 64

@@ -39,7 +39,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """paths             where to look; several paths on one file system are judged once
-    limits            further paths, each with limits of its own: the first path on a file system gives its limits
+    limits            further paths, each with limits of its own. The limits of a file system are those of its mount
+                      point if that is among the paths, else those of the first path on it
     degraded_percent  less free space or fewer free inodes than this are degraded
     degraded_gib      ... but of space only if less than so many GiB are free, too; else it warns
     warning_percent   less than this warns
@@ -83,9 +84,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
     unreadable = [wrong] if wrong else []
     judged = set()
-    for path in (*config.limits, *config.paths):
-        mount = holding(mounts, _without_links(host, mounts, path))
-        if mount is None or "ro" in mount.options or mount.fstype in ALWAYS_FULL or mount.device in judged:
+    for path, mount in _by_path(host, config, mounts):
+        if "ro" in mount.options or mount.fstype in ALWAYS_FULL or mount.device in judged:
             continue
         if not is_local(mounts, mount.point):
             continue
@@ -103,6 +103,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield NothingToCheck("no local file system at checks.disk_space.paths")
     if unreadable:
         raise ValueError("; ".join(unreadable))
+
+
+def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[str, Mount]]:
+    """Return each path with its mount, mount points first, since the first path of a file system gives its limits.
+
+    So the limits of a disk that is not mounted do not replace those of the file system below.
+    """
+    found = []
+    for path in (*config.limits, *config.paths):
+        place = _without_links(host, mounts, path)
+        if mount := holding(mounts, place):
+            found.append((posixpath.normpath(place) != mount.point, path, mount))
+    return [(path, mount) for _, path, mount in sorted(found, key=lambda each: each[0])]
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:

@@ -4,7 +4,7 @@ The first line of the output is the message. With any other exit status, after a
 program, the check itself has failed: the node neither passes nor fails.
 
 NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Each check of nhc.conf that
-fails is one critical finding, whatever the exit status. From the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
+fails is one finding, whatever the exit status. From the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
 
 - NHC stops at the first failure with the status of that check, mostly 1. With -a it goes on, and its status is the
   number of failures. With -a, however, it does not count a failed check that is not a function of NHC (a script, a
@@ -23,7 +23,6 @@ must protect the interpreter of a script and the files among the arguments.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -46,6 +45,7 @@ ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the program
 NHC_USAGE = 10  # exit status for a wrong command line (`nhcmain_parse_cmdline || exit 10`)
 _NHC_CHECK = regex(r'Running check:  "([^\n]*)"(?: \(forked PID [0-9]+\))?')
 _NHC_FAILURE = regex(r"ERROR:  \S+:  Health check failed:  ([^\n]*)")
+_NHC_ALL = regex(r"-[dfhqvx]*a.*|NHC_CHECK_ALL=1")  # also among other options: -va
 _NHC_STARTED = "Node Health Check starting."
 
 
@@ -59,8 +59,8 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command             the program, by its absolute path, and its arguments; no shell
-    kind                "nhc": the program is NHC, and each check of nhc.conf that fails is critical
-    critical_severity   severity of exit status 2, or of a failed check of NHC
+    kind                "nhc": the program is NHC, and each check of nhc.conf that fails is a finding
+    critical_severity   severity of exit status 2, and of a failed check of NHC
     timeout_seconds     the program is killed one second before this time (after 80 % of it, if that is later)
     """
 
@@ -74,9 +74,17 @@ def validate(config: Config) -> str | None:
         return 'command is missing: command = ["/path/to/program", "argument"]'
     if not config.command[0].startswith("/"):
         return f'command must begin with an absolute path, not "{config.command[0]}"'
-    if config.kind is Kind.NHC and "-a" in config.command:
-        return 'command must not contain -a with kind = "nhc": healthd adds it where it is needed'
+    if config.kind is Kind.NHC and (problem := _nhc_problem(config.command[1:])):
+        return problem
     return "command must not contain NUL" if any("\0" in word for word in config.command) else None
+
+
+def _nhc_problem(arguments: Sequence[str]) -> str | None:
+    if any(_NHC_ALL.fullmatch(word) for word in arguments):
+        return 'command must not contain -a or NHC_CHECK_ALL=1 with kind = "nhc": healthd adds -a where it is needed'
+    if "" in arguments:  # such as the MARK_OFFLINE=0 that keeps NHC from draining
+        return 'command must not contain an empty argument with kind = "nhc": NHC ignores what follows it'
+    return None
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | NothingToCheck]:
@@ -111,13 +119,20 @@ def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> 
 
 
 def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Observation | NothingToCheck]:
-    """Run NHC and yield one finding for each of its checks that fails. `seconds` is the limit of each of two runs."""
+    """Run NHC and yield one finding for each of its checks that fails. `seconds` is the limit of each of two runs.
+
+    If the second run fails, the findings of the first one count all the same. The error is raised after them, so that
+    the checks that were not reached do not pass.
+    """
     first = _run(host, config, _nhc_command(config, all_checks=False), seconds)
     yield Observation("exec_exit_status", first.status, labels=(("name", config.name),))
     failed = _nhc_failures(first.stdout)
+    trouble: Exception | None = None
     if failed:
-        with contextlib.suppress(TimeoutError):  # what the first run found is a fault all the same
+        try:
             failed |= _nhc_failures(_run(host, config, _nhc_command(config, all_checks=True), seconds).stdout)
+        except (OSError, RuntimeError) as error:
+            trouble = error
     elif first.status < 0:
         raise RuntimeError(f"{config.name}: NHC was ended by {_signal_name(-first.status)}")
     elif first.status == NHC_USAGE:
@@ -126,14 +141,16 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
         failed[""] = _first_line(first.stderr) or _first_line(first.stdout) or f"exit status {first.status}"
     elif _NHC_STARTED not in first.stdout:
         raise RuntimeError(
-            f"{config.name}: NHC printed nothing: its nhc.conf is missing, or its sysconfig file sets LOGFILE, VERBOSE "
-            "or DETACHED_MODE"
+            f"{config.name}: no output of NHC's checks: nhc.conf is missing, or NHC's sysconfig file sets LOGFILE, "
+            "VERBOSE or DETACHED_MODE"
         )
     elif not _NHC_CHECK.search(first.stdout):
         yield NothingToCheck("nhc.conf has no check for this node")
     for check, message in failed.items():
         subject = f"{config.name}: {check}" if check else config.name
         yield Finding(config.critical_severity, "exec/critical", printable(subject)[:MAX_SUBJECT], message)
+    if trouble is not None:
+        raise trouble
 
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
@@ -150,7 +167,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
     """
     check = ""
     failed: dict[str, str] = {}
-    for line in output.splitlines():
+    for line in output.split("\n"):  # only the newline ends a line of NHC; names of processes may hold others
         if match := _NHC_CHECK.fullmatch(line):
             check = match[1]
         elif match := _NHC_FAILURE.match(line):
@@ -185,7 +202,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A program of the site ended with exit status 1.",
-        "What the program reports.",
+        "That depends on the program, which is the site's own.",
         "The message is the first line that it printed. Run its command by hand; healthd config show has it.",
     ),
     "exec/critical": Explain(
@@ -193,7 +210,7 @@ EXPLAIN = {
         Clears.PASS,
         "A program of the site ended with exit status 2, or a check of NHC failed. critical_severity in its settings "
         "is the severity.",
-        "What the program reports.",
+        "That depends on the program, which is the site's own.",
         "The message is the first line that it printed, or NHC's line about the check. Run its command by hand; "
         "healthd config show has it.",
         chosen_by="critical_severity",

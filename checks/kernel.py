@@ -198,9 +198,9 @@ EXPLAIN = {
     "kernel/pattern": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "The kernel log has a line that the site looks for: a pattern of [kernel_log.patterns]. The part is the "
-        "pattern's name, and the pattern gives the severity.",
-        "What the site made the pattern for.",
+        "A line of the kernel log matches a pattern of [kernel_log.patterns] in the settings. The part is the name of "
+        "the pattern, which gives the severity.",
+        "That depends on the pattern, which is the site's own.",
         "journalctl -k shows the line and its surroundings. healthd config show has the pattern.",
         also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
         window="window_seconds",

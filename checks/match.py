@@ -1,12 +1,12 @@
 """A rule of the site: a line that a command's output or a file must have, or must not have.
 
 Rule: check_cmd_output and check_file_contents of NHC compare each line with a pattern. Here each pattern is a regular
-expression that is searched in one line at a time. What cannot be read (no such command, another exit status, too much
-output, no regular file) is no match and no mismatch: the run fails, which neither passes nor fails the node. Only a
-missing file lacks the line that it must have.
+expression that is searched in one line at a time. Input that cannot be searched completely (no such command, another
+exit status, too much output, too long a line, no regular file) is neither a match nor a mismatch: the run fails, which
+neither passes nor fails the node. Only a missing file counts as one without the required line.
 
-The command runs as root, so it must belong to root as a program of checks.exec must. A pattern that takes for ever, or
-a file on a server that does not answer, holds up this check alone: the worker is ended after its timeout.
+The command runs as root, so it must belong to root as a program of checks.exec must. A pattern that takes forever, or
+a file on a server that does not answer, delays this check alone: its worker is ended after the timeout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from healthd.config import CheckConfig
 from healthd.host import Host
@@ -21,14 +22,14 @@ from healthd.machine.program import MAX_OUTPUT_BYTES
 from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
 from healthd.plausible import AbsolutePathOrNone, ExitStatus
-from healthd.text import printable, regex
+from healthd.text import patterns_compiled_where_made, printable, regex
 from healthd.values import dataclass
 
 USES = ""
 PER = "match"
 
 MAX_FILE_CHARACTERS = 4 << 20  # more is a log: its lines belong into [kernel_log.patterns] or a program of the site
-MAX_LINE = 4096  # characters of a line that are searched
+MAX_LINE = 16 << 10  # characters: a pattern may take time quadratic in the length of a line
 MAX_PATTERN = 1000
 MAX_SHOWN = 120
 ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command and report
@@ -37,11 +38,11 @@ ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
-    statuses         the exit statuses with which the output counts; any other means that the command failed
+    statuses         exit statuses of a command that worked; with any other status the run fails
     file             the file that is searched, instead of a command
     requires         a regular expression that at least one line must match, "" = none
     forbids          a regular expression that no line may match, "" = none
-    fault_severity   how bad it is if the file or output is not so
+    fault_severity   the severity of a finding
     timeout_seconds  the command is killed one second before its end (after 80 % of it, if that is later)
     """
 
@@ -73,7 +74,8 @@ def _pattern_problem(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
-        regex(pattern).search("")
+        with patterns_compiled_where_made():  # not searched: even an empty text can take forever
+            regex(pattern)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
     return ""
@@ -81,29 +83,32 @@ def _pattern_problem(pattern: str) -> str:
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     source = printable(" ".join(config.command) or config.file)[:MAX_SHOWN]
-    lines, whole = _output(host, config) if config.command else _lines_of_file(host, config)
+    text = _output(host, config) if config.command else _text_of_file(host, config)
     if config.requires:
-        found = None if lines is None else _first_match(config.requires, lines)
-        if found is None and not whole:
-            raise RuntimeError(f"{config.name}: {source} printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)")
+        found = None if text is None else _first_match(config, config.requires, text)
         yield Observation("match_required_found", int(found is not None), labels=(("name", config.name),))
         if found is None:
-            why = f"has no line that matches {_quoted(config.requires)}" if lines is not None else "does not exist"
+            why = f"has no line that matches {_quoted(config.requires)}" if text is not None else "does not exist"
             yield Finding(config.fault_severity, "match/missing", config.name, f"{source} {why}")
     if config.forbids:
-        if lines is None:
+        if text is None:
             raise RuntimeError(f"{config.name}: there is no file {config.file}")
-        found = _first_match(config.forbids, lines)
-        if found is None and not whole:
-            raise RuntimeError(f"{config.name}: {source} printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)")
+        found = _first_match(config, config.forbids, text)
         yield Observation("match_forbidden_found", int(found is not None), labels=(("name", config.name),))
         if found is not None:
             message = f"{source} has a line that matches {_quoted(config.forbids)}: {_quoted(found)}"
             yield Finding(config.fault_severity, "match/found", config.name, message)
 
 
-def _output(host: Host, config: Config) -> tuple[list[str] | None, bool]:
-    """The lines of the command's output, and whether that is all of it."""
+class _Text(NamedTuple):
+    """Lines to search. cut: why there may be more of them, "" = these are all."""
+
+    lines: list[str]
+    cut: str
+
+
+def _output(host: Host, config: Config) -> _Text:
+    """Return the command's output. Raises RuntimeError, OSError."""
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
     try:
         ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
@@ -116,25 +121,46 @@ def _output(host: Host, config: Config) -> tuple[list[str] | None, bool]:
     if ran.status not in config.statuses:
         error_output = printable(ran.stderr.strip().partition("\n")[0])[:MAX_SHOWN]
         raise RuntimeError(f"{config.name}: {config.command[0]} ended with status {ran.status}: {error_output}")
-    return ran.stdout.splitlines(), len(ran.stdout.encode()) < MAX_OUTPUT_BYTES
+    whole = len(ran.stdout.encode()) < MAX_OUTPUT_BYTES
+    return _Text(_lines(ran.stdout), "" if whole else f"printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)")
 
 
-def _lines_of_file(host: Host, config: Config) -> tuple[list[str] | None, bool]:
-    """The lines of the file, None if there is none; and whether these are all."""
+def _text_of_file(host: Host, config: Config) -> _Text | None:
+    """Return the file's text, None if there is no such file. Raises RuntimeError, OSError."""
     about = host.stat(config.file)
     if about is None:
-        return None, True
+        return None
     if not stat.S_ISREG(about.mode):  # a FIFO would never end
         raise RuntimeError(f"{config.name}: {config.file} is not a regular file")
-    text = host.read(config.file)
+    text = host.read(config.file, strip=False)
     if text is not None and len(text) > MAX_FILE_CHARACTERS:
         raise RuntimeError(f"{config.name}: {config.file} is larger than {MAX_FILE_CHARACTERS >> 20} MiB")
-    return None if text is None else text.splitlines(), True
+    return None if text is None else _Text(_lines(text), "")
 
 
-def _first_match(pattern: str, lines: list[str]) -> str | None:
+def _lines(text: str) -> list[str]:
+    """Return the lines as the kernel and programs write them. str.splitlines() would also split at a form feed."""
+    lines = text.split("\n")
+    if not lines[-1]:
+        del lines[-1]
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
+    """Return the first line that matches, None if none does. Raises RuntimeError if not every line was searched."""
     search = regex(pattern).search
-    return next((line for line in lines if search(line[:MAX_LINE])), None)
+    too_long = False
+    for line in text.lines:
+        if len(line) > MAX_LINE:  # not searched in part: "$" would match where it is cut
+            too_long = True
+        elif search(line):
+            return line
+    source = config.command[0] if config.command else config.file
+    if text.cut:
+        raise RuntimeError(f"{config.name}: {source} {text.cut}")
+    if too_long:
+        raise RuntimeError(f"{config.name}: {source} has a line of more than {MAX_LINE:,} characters")
+    return None
 
 
 def _quoted(text: str) -> str:
@@ -152,18 +178,18 @@ EXPLAIN = {
     "match/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "No line of a file or of a command's output matches what a rule of the site requires. fault_severity in its "
-        "settings is the severity.",
-        "What the site made the rule for.",
+        "No line of a file or of a command's output matches the pattern that a rule of the site requires. "
+        "fault_severity in its settings is the severity.",
+        "That depends on the rule, which is the site's own.",
         _TODO,
         chosen_by="fault_severity",
     ),
     "match/found": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A line of a file or of a command's output matches what a rule of the site forbids. fault_severity in its "
-        "settings is the severity.",
-        "What the site made the rule for.",
+        "A line of a file or of a command's output matches the pattern that a rule of the site forbids. "
+        "fault_severity in its settings is the severity.",
+        "That depends on the rule, which is the site's own.",
         _TODO,
         chosen_by="fault_severity",
     ),

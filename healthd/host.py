@@ -83,10 +83,11 @@ class Host:
     def path(self, path: str) -> str:
         return self.root + path
 
-    def read(self, path: str) -> str | None:
+    def read(self, path: str, strip: bool = True) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
-            return self._system.read(path).strip().decode("utf-8", "replace")
+            data = self._system.read(path)
+            return (data.strip() if strip else data).decode("utf-8", "replace")
         except OSError as error:
             if error.errno in GONE:
                 return None

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.model import Severity
+from healthd.config import KernelPattern
+from healthd.judge.absorb import as_configured
+from healthd.kernel.parse import parse as parse_line
+from healthd.kernel.parse import use_patterns
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import Inventory, Severity
 from healthd.settings.registry import built_in
 from healthd.settings.settle import mistakes, settle
 from healthd.toml import parse
@@ -50,6 +55,34 @@ def test_what_nhc_documents_of_hosts_has_its_answer():
     )
     assert excluded.checks["gpu_count", ""].expected != 8
     assert other.checks["gpu_count", ""].expected == 8
+
+
+EVICTED = "LustreError: 167-0: data-OST0001-osc-ff: This client was evicted by data-OST0001; in progress operations"
+HFI1 = "hfi1 0000:7f:00.0: hfi1_0: [QP74] hfi1_tid_timeout 4084"
+
+
+@pytest.mark.parametrize("page", ["docs/coming-from-nhc.md", "docs/scan.md", "conf/healthd.toml"])
+def test_the_pattern_of_each_page_reads_a_line_that_no_built_in_rule_reads(page):
+    text = (DOCS.parent / page).read_text("utf-8")
+    (name, pattern), *more = re.findall(r'\[kernel_log\.patterns\.(\w+)\][^\n]*\n(?:# )?pattern = "([^"\n]*)"', text)
+    assert more == []
+    assert parse_line(HFI1) is None
+    use_patterns({name: KernelPattern(pattern)})
+    try:
+        event = parse_line(HFI1)
+    finally:
+        use_patterns({})
+    assert event is not None
+    assert (event.kind, event.code) == ("site", name)
+
+
+def test_a_line_that_a_built_in_rule_reads_takes_its_severity_from_the_check():
+    table = parse(next(t for t in TABLES if "[checks.filesystem]" in t))
+    config = settle(table, "page", {}, CHECKS).checks["filesystem", ""]
+    event = event_of(RawLine(0.0, EVICTED), "boot")
+    assert event is not None
+    (finding,) = CHECKS["filesystem"].correlate([event], Inventory(), config)[0]
+    assert as_configured(finding, config).severity is Severity.DEGRADED
 
 
 def test_no_page_recommends_nhc_with_all_checks_and_without_kind():

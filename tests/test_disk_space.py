@@ -325,6 +325,22 @@ def test_a_path_with_limits_need_not_be_among_the_paths(node):
     assert [(each.code, each.subject) for each in found] == [("disk_space/low_space", "/var")]
 
 
+@pytest.mark.parametrize("path", ["/tmp", "/tmp/", "/"])
+def test_a_disk_that_is_not_mounted_leaves_the_limits_of_the_file_system_below(node, path):
+    host = node(spaces={path.rstrip("/") or "/": free(9)})
+    strict, lax = disk_space.Limits(degraded_percent=50.0, warning_percent=60.0), disk_space.Limits(warning_percent=5.0)
+    for limits in (strict, lax):
+        config = Config(paths=(path,), limits={f"{path.rstrip('/')}/not-mounted": limits})
+        found = findings(disk_space, host, config)
+        assert [(each.code, each.subject) for each in found] == [("disk_space/low_space", path.rstrip("/") or "/")]
+
+
+def test_limits_of_a_directory_count_if_its_mount_point_is_not_among_the_paths(node):
+    config = Config(paths=(), limits={"/tmp/jobs": disk_space.Limits(warning_percent=70.0)})
+    found = findings(disk_space, node(spaces={"/tmp": free(60)}), config)
+    assert [(each.code, each.subject) for each in found] == [("disk_space/low_space", "/tmp")]
+
+
 def test_a_limit_that_a_path_does_not_set_is_the_checks(node):
     config = limited(tmp=disk_space.Limits(degraded_gib=1.0))
     found = findings(disk_space, node(spaces={"/tmp": free(4)}), config)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import BOOT, NOW, findings, run_check
+from fakes import BOOT, NOW, findings, run_check, until_it_fails
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -17,7 +17,7 @@ from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, Kind, _first_line, _nhc_failures, validate
 from healthd.host import Host
 from healthd.machine.program import ENVIRONMENT, Ran
-from healthd.model import Clears, NothingToCheck, Observation, Severity
+from healthd.model import Clears, Finding, NothingToCheck, Observation, Severity
 from healthd.past import Past
 
 HOST = Host()
@@ -412,7 +412,23 @@ def test_nhc_that_cannot_run_is_a_failure_and_no_finding(tmp_path, script, error
 def test_a_second_run_of_nhc_that_is_too_slow_leaves_what_the_first_one_found(tmp_path):
     first = STAND_IN.replace('[ "$all" ] || exit 1', '[ "$all" ] && exec sleep 60; exit 1')
     config = replace(stand_in(tmp_path, first), timeout_seconds=10.0)
-    assert failures(config) == dict([next(iter(NHC_FAILURES.items()))])
+    given, error = until_it_fails(exec_check, HOST, config)
+    found = {item.subject: item.message for item in given if isinstance(item, Finding)}
+    assert found == dict([next(iter(NHC_FAILURES.items()))])
+    assert "did not end" in error  # else the checks that were not reached would pass
+
+
+def test_a_second_run_of_nhc_that_cannot_start_leaves_what_the_first_one_found(tmp_path):
+    config = stand_in(tmp_path, f'rm "$0"\n{STAND_IN}')
+    given, error = until_it_fails(exec_check, HOST, config)
+    assert [item.subject for item in given if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
+    assert "there is no program" in error
+
+
+def test_only_a_newline_ends_a_line_of_nhc():
+    line = "ERROR:  nhc:  Health check failed:  check_ps_blacklist:  a\x85ERROR:  nhc:  Health check failed:  b"
+    assert len(_nhc_failures(f'Running check:  "check_ps_blacklist"\n{line}\n')) == 1
+    assert list(_nhc_failures(line)) == ["check_ps_blacklist"]
 
 
 def test_a_failed_check_of_nhc_drains_and_two_good_runs_resume(tmp_path):
@@ -423,8 +439,26 @@ def test_a_failed_check_of_nhc_drains_and_two_good_runs_resume(tmp_path):
     assert not story.look(HOST).drained
 
 
-def test_nhc_with_a_of_the_site_is_refused():
-    assert "must not contain -a" in (validate(nhc("/usr/sbin/nhc", "-a")) or "")
+@pytest.mark.parametrize("word", ["-a", "-va", "-qda", "-ac", "NHC_CHECK_ALL=1"])
+def test_nhc_with_a_of_the_site_is_refused(word):
+    assert "must not contain -a" in (validate(nhc("/usr/sbin/nhc", word)) or "")
+
+
+@pytest.mark.parametrize("word", ["-v", "-t", "-c/etc/nhc/nhca.conf", "-D/data", "NHC_CHECK_ALL=0", "TIMEOUT=9"])
+def test_other_arguments_of_nhc_are_accepted(word):
+    assert validate(nhc("/usr/sbin/nhc", word)) is None
+
+
+def test_an_empty_argument_of_nhc_is_refused():
+    """NHC reads its VARIABLE=value words up to the first empty one: MARK_OFFLINE=0 comes last."""
+    assert "empty argument" in (validate(nhc("/usr/sbin/nhc", "TIMEOUT=9", "")) or "")
+
+
+@needs_real_nhc
+def test_real_nhc_ignores_what_follows_an_empty_argument(tmp_path):
+    config = real(tmp_path, NHC_CONF)
+    HOST.run((*config.command, "", "MARK_OFFLINE=0"), 60.0, {}, anywhere=True)
+    assert (tmp_path / "offline").exists()
 
 
 @given(st.text(max_size=300))

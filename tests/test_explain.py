@@ -297,8 +297,7 @@ def test_no_command_that_ends_a_line_of_explain_is_followed_by_a_full_stop(capsy
         assert not lines[-1].endswith(".")
 
 
-def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
     file.write_text('mode = "act"\n')
     assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0

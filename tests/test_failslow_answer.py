@@ -278,6 +278,11 @@ def test_nothing_is_said_to_be_slow_where_nothing_is():
     assert text(Judgement(((),)), [made("0")]) == "job.csv: 1 series, 300 samples; nothing became slow\n"
 
 
+def test_series_that_are_too_short_to_be_judged_are_not_called_well():
+    told = text(Judgement(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
+    assert told == "job.csv: 2 series, 38 samples; too few samples to be judged\n"
+
+
 def test_names_of_others_cannot_steer_the_terminal():
     series = [made("\x1b[2J6\n7")]
     assert "\x1b" not in text(Judgement(((POINT,),)), series)

@@ -116,9 +116,9 @@ def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_pat
             rows.append(",".join(map(str, (one.name, one.node, one.group, at, value, *parts))))
     (tmp_path / "job.csv").write_text("\n".join(rows) + "\n")
     words = (str(tmp_path / "job.csv"), "--index", "step", "--group", "stage", "--gpus", "32")
-    status, out, _ = ran(capsys, "plan", *words, "--overhead", "s2=0.1,s3=1000,s4=1000", "--json")
+    status, out, _ = ran(capsys, "plan", *words, "--overhead", "s2=0.1,s3=0.1,s4=0.2", "--json")
     told = json.loads(out)
-    assert (status, told["now"]["action"], [one["who"] for one in told["slow"]]) == (1, "s2", [["gpu-1"]])
+    assert (status, told["now"]["action"], [one["who"] for one in told["slow"]]) == (1, "s4", [["gpu-1"]])
 
 
 def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:

@@ -187,3 +187,8 @@ def test_a_site_whose_topology_is_cheaper_than_its_micro_batches_changes_that_fi
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf, -1e308])
 def test_a_loss_that_is_none_applies_nothing(lost: float) -> None:
     assert followed([slow(lost)] * 5, Overheads(5, 60, 600)) == []
+
+
+def test_a_node_with_a_whole_stage_leaves_only_the_restart() -> None:
+    looks = [slow(1.0)._replace(whole_stage=True)] * 1000
+    assert followed(looks, Overheads(5, 60, 600)) == [(599, Action.RESTART, 600 * 8)]

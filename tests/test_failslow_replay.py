@@ -94,3 +94,18 @@ def test_times_in_milliseconds_cost_a_thousandth() -> None:
     (seconds,) = replayed(series, judgement, 8, Overheads())
     (milliseconds,) = replayed(thousandfold, judgement, 8, Overheads(), seconds=1e-3)
     assert milliseconds.lost == pytest.approx(seconds.lost)
+
+
+@pytest.mark.parametrize(("ranks", "per_stage"), [(32, 8), (16, 8)])
+def test_a_slow_node_with_a_whole_stage_is_planned_without_moving_micro_batches(ranks: int, per_stage: int) -> None:
+    groups = {rank: f"g{rank // per_stage}" for rank in range(ranks)}
+    series = gang(ranks, [Fault("busy", range(8), 0.4)], groups=groups, per_node=8)
+    (found,) = replayed(series, judged(series), ranks, Overheads(5, 10, 15))
+    assert {one.action for one in found.taken} == {Action.RESTART}
+
+
+def test_a_slow_node_with_half_of_a_stage_can_give_micro_batches_away() -> None:
+    groups = {rank: f"g{rank // 16}" for rank in range(32)}
+    series = gang(32, [Fault("busy", range(8), 0.4)], groups=groups, per_node=8)
+    (found,) = replayed(series, judged(series), 32, Overheads(5, 10, 15))
+    assert found.taken[0].action is Action.MICRO_BATCHES

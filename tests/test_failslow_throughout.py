@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from healthd.cli import main
 from healthd.failslow import answer
 from healthd.failslow.judged import judged
 from healthd.failslow.model import Series
-from healthd.failslow.throughout import compared
+from healthd.failslow.throughout import _median_without, compared
 from healthd.say.render import Page
 
 pytestmark = pytest.mark.one_python
@@ -183,3 +184,10 @@ def test_whatever_the_samples_each_long_series_is_compared_or_counted(
     ]
     found = compared(series)
     assert found.number + sum(found.why.values()) == sum(len(one.value) >= 20 for one in series)
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=12), st.data())
+def test_the_median_without_a_value_is_that_of_the_others(values: list[float], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(values) - 1))
+    expected = statistics.median([*values[:at], *values[at + 1 :]])
+    assert _median_without(sorted(values), values[at]) == pytest.approx(expected)

@@ -144,6 +144,12 @@ def test_a_status_has_the_name_and_the_source_of_libibverbs(number: int, name: s
     assert transport.status_of(number)[::2] == (name, source)
 
 
+def test_a_host_name_longer_than_any_is_not_taken_for_one() -> None:
+    line = f"{'gpu.' * 100}:984:1357 [4] {LINES['2.20'][0]}"
+    (failure,) = rank_log.read([line.encode()], "x.log", "").failures
+    assert failure.host == ""
+
+
 # --- the answer
 
 

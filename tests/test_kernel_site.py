@@ -74,6 +74,20 @@ def test_a_line_that_a_built_in_rule_reads_keeps_its_meaning():
     assert name_of("NVRM: Xid of a form that no rule reads") == "xid"
 
 
+@pytest.mark.parametrize("names", [("info", "degraded", "warning"), ("degraded", "warning", "info")])
+def test_the_most_severe_pattern_of_a_line_counts(names):
+    texts = {"info": "foo_driver*", "degraded": "foo_driver *stuck", "warning": "*queue 7 is*"}
+    use_patterns({name: KernelPattern(texts[name], Severity[name.upper()]) for name in names})
+    assert name_of(FOO) == "degraded"
+
+
+def test_of_equally_severe_patterns_of_a_line_one_counts_in_any_order_of_the_settings():
+    patterns = {"a": KernelPattern("foo_driver*"), "b": KernelPattern("*queue 7 is*")}
+    for order in (["a", "b"], ["b", "a"]):
+        use_patterns({name: patterns[name] for name in order})
+        assert name_of(FOO) == "a"
+
+
 def test_a_line_that_begins_with_a_process_name_is_not_the_sites():
     assert name_of("very odd thing[4711]: segfault at 0 ip 0 sp 0 error 4") == ""
 
@@ -209,7 +223,8 @@ def test_healthd_scan_takes_the_patterns_of_a_settings_file(tmp_path):
 
     found = scan("--config", settings)
     assert found.returncode == 2
-    assert [json.loads(line)["code"] for line in found.stdout.splitlines()] == ["kernel/pattern"]
+    shown = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [(each["code"], each["pattern"]) for each in shown] == [("kernel/pattern", "foo_stuck")]
     settings.write_text('[kernel_log.patterns.foo_stuck]\npattern = "f*"\n')
     refused = scan("--config", settings)
     assert refused.returncode == 64

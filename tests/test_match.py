@@ -13,7 +13,7 @@ from story import Story
 from trees import write
 
 from healthd.checks import match
-from healthd.checks.match import MAX_FILE_CHARACTERS, Config, validate
+from healthd.checks.match import MAX_FILE_CHARACTERS, MAX_LINE, Config, validate
 from healthd.host import Host
 from healthd.model import Severity
 
@@ -47,6 +47,14 @@ def codes_of(host: Host, config: Config) -> list[str]:
         ("version 2\nERROR\n", {"requires": "^version 3$", "forbids": "ERROR"}, ["match/missing", "match/found"]),
         ("split over\ntwo lines\n", {"forbids": r"over\s+two"}, []),
         ("Upper\n", {"requires": "(?i)upper"}, []),
+        ("  indented  \n", {"requires": "^  indented  $"}, []),
+        ("version 3\r\nb\r\n", {"requires": "^version 3$"}, []),
+        ("a\fb \x1cc\u2028d\n", {"forbids": "^[bcd]"}, []),
+        ("a\n\nb\n", {"forbids": "^$"}, ["match/found"]),
+        ("a\nb\n", {"forbids": "^$"}, []),
+        ("", {"forbids": "^$"}, []),
+        ("x" * MAX_LINE + "\n", {"forbids": "y", "requires": "x$"}, []),
+        ("z" * (MAX_LINE + 1) + "\nyes\n", {"requires": "^yes$"}, []),
     ],
 )
 def test_lines_of_a_file_and_of_a_command_are_judged_alike(tmp_path, text, settings, expected):
@@ -97,6 +105,15 @@ def test_a_file_that_is_too_large_is_a_failure(tmp_path):
     host = write(tmp_path, {"/etc/site": "yes\n" + "x" * MAX_FILE_CHARACTERS})
     with pytest.raises(RuntimeError, match="larger than"):
         run_check(match, host, in_file(requires="yes"))
+
+
+@pytest.mark.parametrize("settings", [{"requires": "yes"}, {"forbids": "yes"}, {"requires": "x$"}, {"forbids": "x$"}])
+def test_a_line_that_is_too_long_to_be_searched_is_a_failure(tmp_path, settings):
+    text = "short\n" + "x" * 2 * MAX_LINE + "yes\nshort too\n"
+    host = write(tmp_path, {"/etc/site": text})
+    for where, config in ((host, in_file(**settings)), (HOST, sh(f"cat {tmp_path}/etc/site", **settings))):
+        with pytest.raises(RuntimeError, match="has a line of more than"):
+            run_check(match, where, config)
 
 
 def test_a_line_in_more_output_than_is_read_may_have_been_missed():
@@ -152,6 +169,10 @@ def test_a_program_that_others_may_write_is_not_run(tmp_path):
 )
 def test_wrong_settings_are_refused_with_the_setting(settings, words):
     assert words in (validate(Config(name="mine", **settings)) or "")
+
+
+def test_a_pattern_that_takes_forever_is_only_compiled_where_settings_are_read():
+    assert validate(Config(name="mine", file="/etc/site", requires="(((a?){999}){999}){999}b")) is None
 
 
 @given(st.text(max_size=40))

@@ -36,7 +36,9 @@ def commands(terminal: str) -> list[tuple[str, str]]:
 
 
 # Which checks have something to check depends on the machine that the test runs on (disks, EDAC, a BMC).
-OF_THIS_MACHINE = re.compile(r"(?ms)^\d+ checks? (?:passed|had nothing to check).*?(?=^exit status|\Z)")
+OF_THIS_MACHINE = re.compile(
+    r"(?ms)^\d+ checks? (?:passed|had nothing to check).*?(?=^\d+ checks? listen|^exit status|\Z)"
+)
 
 
 def without_times(text: str) -> list[str]:

@@ -182,6 +182,7 @@ def test_config_check_reads_a_file_as_a_node_does(tmp_path):
     assert "mode act" in healthd("check", str(path), "--node", "gpu-002").stdout
     assert "mode drain" in healthd("check", str(path), "--node", "gpu-003").stdout
     assert "mode observe" in healthd("check", str(path), "--node", "gpu-042").stdout
+    assert "mode act" in healthd("check", str(path), "--node-name", "gpu-002").stdout  # as in config show
     path.write_text(TEXT + '[[node]]\nmatch = ["far-away"]\nmode = "acts"\n')
     wrong = healthd("check", str(path))
     assert wrong.returncode == 64
@@ -241,3 +242,43 @@ def test_checks_that_are_wrong_over_those_of_the_file_are_refused(inside):
     with pytest.raises(ConfigError):
         values("gpu-1", text)
     assert [f"{FILE} [[node]] 1: " in mistake for mistake in mistakes(parse(text), FILE, KNOWN)] == [True]
+
+
+def test_every_mistake_of_named_tables_and_of_the_checks_of_a_section_is_found():
+    text = """
+[checks.match.x]
+file = "/etc/passwd"
+requires = "(a"
+[checks.match.y]
+file = "etc"
+forbids = "a"
+[checks.exec.n]
+command = ["/bin/true"]
+[[node]]
+match = ["gpu-1"]
+[node.checks.bogus]
+x = 1
+[node.checks.gpu_count]
+expected = "8"
+[node.checks.exec.n]
+comand = []
+[node.checks.match.x]
+file = 5
+"""
+    found = mistakes(parse(text), FILE, KNOWN)
+    places = [mistake.removeprefix(FILE).split(": ")[1].split(".")[1] for mistake in found]
+    assert places == ["match", "match", "bogus", "gpu_count", "exec"]  # match of the section: over wrong ones
+    assert [f"{FILE} [[node]] 1: " in mistake for mistake in found] == [False, False, True, True, True]
+
+
+def test_a_wrong_setting_beside_named_tables_is_named_once():
+    text = '[checks.exec]\ntimeout_seconds = "x"\n' + "".join(
+        f'[checks.exec.n{n}]\ncommand = ["/bin/true"]\n' for n in range(3)
+    )
+    (mistake,) = mistakes(parse(text), FILE, KNOWN)
+    assert "timeout_seconds" in mistake
+
+
+def test_checks_that_are_no_table_are_named_with_the_file_and_hide_no_other_mistake():
+    found = mistakes({"checks": 5, "mod": "act"}, FILE, KNOWN)
+    assert [mistake.startswith(f"{FILE}: ") for mistake in found] == [True, True]

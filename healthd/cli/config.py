@@ -16,7 +16,10 @@ def _config_check_arguments(parser: Parser) -> None:
         "config", metavar="FILE", nargs="?", default=flags.DEFAULT_FILE, help=f"default: {flags.DEFAULT_FILE}"
     )
     parser.add_argument(
-        "--node", metavar="NAME", dest="node_name", help="as this node reads it: with its [[node]] sections"
+        *("--node", "--node-name"),
+        metavar="NAME",
+        dest="node_name",
+        help="as this node reads it: with its [[node]] sections",
     )
 
 

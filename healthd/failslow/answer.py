@@ -13,6 +13,7 @@ from healthd.failslow import times
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, SlowThroughout, Suspect
 from healthd.failslow.outliers import duration
 from healthd.failslow.stream import FailStop
+from healthd.failslow.throughout import FEWEST_SAMPLES
 from healthd.say.render import Page, plain
 
 Document = dict[str, Any]
@@ -203,8 +204,10 @@ def _heading(told: Document) -> str:
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(one["subject_kind"], one["subject"], _onset(one.get("point"))) for one in told["suspects"]}
     count, stops = len(suspects) + len(_slow_jobs(told)), len(told["fail_stop"])
-    # Without peers nobody knows what was slow from the first sample on.
+    # Without peers it is not known what was slow from the first sample on.
     slow = "nothing is slow" if told["compared"] == len(told["series"]) else "nothing became slow"
+    if told["series"] and all(one["samples"] < FEWEST_SAMPLES for one in told["series"]):
+        slow = "too few samples to be judged"
     if count:
         slow = f"{count:,} fail-slow"
     elif any(one["points"] for one in told["series"]):

@@ -92,7 +92,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """subject: a series' name, a group's or a node's, as subject_kind says ("worker", "rank", "group", "node")."""
+    """subject: a series' name, a group's or a node's, as subject_kind says ("worker", "rank", "group", "node").
+    whole_stage: it runs all ranks of one role or more, so that no rank elsewhere can take over its work."""
 
     subject: str
     subject_kind: str
@@ -101,11 +102,12 @@ class Suspect:
     evidence: tuple[str, ...]  # sentences without their end
     series: tuple[str, ...] = ()  # the names of the series that it is about
     point: Point | None = None
+    whole_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobSlow:
-    """Slowness that names nobody: all peers share it, or there are too few to compare."""
+    """Slowness that names nobody: all peers share it, or there are too few to compare. whole_stage: as of a Suspect."""
 
     group: str
     onset: float  # as Series.index
@@ -114,6 +116,7 @@ class JobSlow:
     peers: int  # how many there are
     cause: Cause
     why: str  # a sentence without its end: why nobody is named
+    whole_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

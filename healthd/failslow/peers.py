@@ -154,12 +154,13 @@ class _World:
                 self.suspects.append(suspect(self.seen, step, node))
                 return
         cause, why = self._of_the_job(role_of, busy, transfer, host, lost)
-        if node is not None and node.whole:
+        whole = node is not None and node.whole
+        if node is not None and whole:
             cause, why = cause_of(self.seen, node), too_few_nodes(self.seen, node)
         largest = max(len(role) for role in role_of.values())
         if largest < FEWEST:
             why = _too_few(largest)
-        self._nobody(step, members, why, cause, {**busy, **transfer})
+        self._nobody(step, members, why, cause, {**busy, **transfer}, whole)
 
     def _later(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]], known: int) -> None:
         """Who became slow while the step lasted, and which of its suspects recovered before it ended: by each rank's
@@ -377,11 +378,12 @@ class _World:
         why: str,
         cause: Cause = Cause.UNKNOWN,
         changes: Mapping[int, Change] | None = None,
+        whole_stage: bool = False,
     ) -> None:
         """The node that told why, or else a slow job."""
         node = named_by_evidence(self.seen, step, members, changes or {})
         if node is not None:
-            self.suspects.append(node)
+            self.suspects.append(replace(node, whole_stage=whole_stage))
             return
         leader = self.seen.series[step.leader]
         point = step.points[step.leader]
@@ -395,6 +397,7 @@ class _World:
                 peers=len(members),
                 cause=cause,
                 why=why,
+                whole_stage=whole_stage,
             )
         )
 

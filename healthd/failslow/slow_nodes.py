@@ -81,6 +81,7 @@ def suspect(seen: Observed, step: Step, found: SlowNode) -> Suspect:
         (_sentence(found), _caution(seen, found), *agreeing),
         tuple(sorted(seen.series[one].name for one in found.members)),
         seen.point(step, found.members),
+        found.whole,
     )
 
 

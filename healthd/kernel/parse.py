@@ -57,7 +57,8 @@ UNREAD = "unread"  # the kind of a line on which a rule fails: the line may be o
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
     """Read the site's own lines as well, from now on, in the place of earlier ones. Called once, before any line is
-    read: what is parsed then stays parsed. They count only for a line that no built-in rule reads."""
+    read: what is parsed then stays parsed. They count only for a line that no built-in rule reads. If several match a
+    line, the most severe one counts."""
     by_literal = _by_literal((*RULES, *site.rules(patterns)))
     LITERALS.clear()
     LITERALS.update(by_literal)
@@ -101,5 +102,5 @@ def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
                 if match is not None and (found := rule.build(rule.kind, match)) is not None:
                     if rule.kind != site.SITE:
                         return found
-                    of_the_site = of_the_site or found
+                    of_the_site = found if of_the_site is None else site.worse(of_the_site, found)
     return of_the_site

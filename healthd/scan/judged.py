@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from healthd.judge.incidents import parts
 from healthd.kernel.lines.rule import pci_address
+from healthd.kernel.lines.site import SITE
 from healthd.model import Clears, Finding, Inventory, KernelEvent, Severity
 from healthd.scan import coupled
 from healthd.scan.events import Seen
@@ -157,7 +158,9 @@ def _code(event: KernelEvent) -> str:
 def event_json(judged: Judged) -> dict[str, Any]:
     """One object of `healthd scan --json` (docs/json.md)."""
     seen, event = judged.seen, judged.seen.message.event
-    numbered = {event.kind: int(event.code)} if event.kind in ("xid", "sxid") and is_decimal(event.code) else {}
+    named: dict[str, Any] = {"pattern": event.code} if event.kind == SITE else {}
+    if event.kind in ("xid", "sxid") and is_decimal(event.code):
+        named = {event.kind: int(event.code)}
     return {
         "line": seen.line,
         "time": seen.epoch,
@@ -165,7 +168,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
         "host": seen.host,
         "kind": event.kind,
         "code": judged.code,
-        **numbered,
+        **named,
         "pci": event.pci or pci_address(judged.meaning.part) or None,
         "pid": event.pid,
         "name": event.process,

@@ -62,11 +62,10 @@ def settle(
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
+    first_section = len(layers) - len(of_sections)
     for height, layer in enumerate(layers):  # each layer by itself, so that the error names the right layer
         with _named(layer.source, {}):
-            if height >= len(layers) - len(
-                of_sections
-            ):  # may change one setting of a check: complete only over the layers below
+            if height >= first_section:  # a section may set one setting of a check: complete over the layers below
                 _check_section(layers[:height], layer, known)
             else:
                 _require_known(layer.checks, known)
@@ -129,23 +128,45 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     found += _wrong(functools.partial(load, Settings, plain, ""))
     tables = table.get("checks", {})
     if not isinstance(tables, Mapping):
-        return [*found, "checks: must be a table"]
+        found.append("checks: must be a table")
+        tables = {}
+    wrong_checks = set()
     for name, own in tables.items():
-        found += _wrong(functools.partial(_judge_alone, name, own, known))
+        wrong = [
+            mistake
+            for alone in _each_alone(name, own, known)
+            for mistake in _wrong(functools.partial(_judge_alone, name, alone, known))
+        ]
+        found += wrong
+        wrong_checks |= {name} if wrong else set()
     of_sections: list[str] = []
     if SECTIONS in table:
         from healthd.settings import nodes
 
-        wrong = _wrong(functools.partial(nodes.sections, table))
-        found += wrong
-        if not wrong:
-            for section in nodes.sections(table):
-                name = f"{source} {section.name}"
-                of_sections += mistakes({**section.settings, "checks": {}}, name, known)
-                if not found:  # else the checks of the file, over which the section is judged, may be wrong
-                    judge = functools.partial(_judge_section, tables, section.checks, known)
-                    of_sections += [f"{name}: {printable(mistake)}" for mistake in _wrong(judge)]
+        sections: list[Section] = []
+        found += _wrong(lambda: sections.extend(nodes.sections(table)))
+        for section in sections:
+            source_of_section = f"{source} {section.name}"
+            of_sections += mistakes({**section.settings, "checks": {}}, source_of_section, known)
+            apart = [section.checks]
+            if isinstance(section.checks, Mapping):  # judged over those of the file, which must be right
+                apart = [{name: own} for name, own in section.checks.items() if name not in wrong_checks]
+            for checks in apart:
+                judge = functools.partial(_judge_section, tables, checks, known)
+                of_sections += [f"{source_of_section}: {printable(mistake)}" for mistake in _wrong(judge)]
     return [*(f"{source}: {printable(mistake)}" for mistake in found), *of_sections]
+
+
+def _each_alone(name: str, table: Any, known: Mapping[str, Check]) -> list[Any]:
+    """Return the table of a check once for each of its named tables, so that the mistakes of all of them are found."""
+    if name not in known or not known[name].per or not isinstance(table, Mapping):
+        return [table]
+    own = {f.name for f in dataclasses.fields(known[name].config)}
+    named = [key for key, value in table.items() if key not in own and isinstance(value, Mapping)]
+    shared = {key: value for key, value in table.items() if key not in named}
+    if not named or _wrong(functools.partial(_judge_alone, name, shared, known)):
+        return [table]
+    return [{**shared, key: table[key]} for key in named]
 
 
 def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
@@ -154,8 +175,9 @@ def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
     _check_configs({name: table}, {name: known[name]}, {})
 
 
-def _judge_section(below: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
+def _judge_section(file: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
     """Raise ConvertError if the checks of a [[node]] section, laid over those of the file, are wrong."""
+    below = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
     tables = _check_section([Layer("", below)], Layer("", checks), known)
     _check_configs(tables, {name: known[name] for name in tables}, {})
 

@@ -48,22 +48,25 @@ class Overheads(NamedTuple):
 
 class Look(NamedTuple):
     """One iteration of the gang. lost_seconds: its time less that of a healthy one, of all iterations that were not
-    told of yet (a slowness is known some iterations after it began). gpus: of the whole gang."""
+    told of yet (a slowness is known some iterations after it began). gpus: of the whole gang. whole_stage: one node
+    that runs a whole pipeline stage is slow."""
 
     slow: bool
     lost_seconds: float = 0.0
     gpus: int = 1
     cause: Cause = Cause.UNKNOWN
+    whole_stage: bool = False
 
 
 class State(NamedTuple):
     """What is known of the slowness that stands. lost: GPU-seconds since its onset; taken: in their order; since:
-    iterations since the last of them."""
+    iterations since the last of them; whole_stage: as of a Look."""
 
     cause: Cause = Cause.UNKNOWN
     lost: float = 0.0
     taken: tuple[Action, ...] = ()
     since: int = 0
+    whole_stage: bool = False
 
 
 class Due(NamedTuple):
@@ -92,6 +95,11 @@ CANDIDATES = {
 }
 
 
+# Every data-parallel group passes through each stage, so no other group is quicker, and the stragglers are in the
+# fewest stages already.
+OF_NO_USE_FOR_A_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
+
+
 def overhead_seconds(action: Action, overheads: Overheads) -> float:
     costs = {Action.MICRO_BATCHES: overheads.s2, Action.TOPOLOGY: overheads.s3, Action.RESTART: overheads.s4}
     return costs.get(action, 0.0)
@@ -99,7 +107,8 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 def due(state: State, gpus: int, overheads: Overheads) -> Due | None:
     """What comes next for this cause, and at which loss; None if nothing is left but to ignore it (S1)."""
-    left = [one for one in CANDIDATES[state.cause] if one is not Action.IGNORE and one not in state.taken]
+    useless = OF_NO_USE_FOR_A_WHOLE_STAGE if state.whole_stage else ()
+    left = [one for one in CANDIDATES[state.cause] if one not in (Action.IGNORE, *useless, *state.taken)]
     if not left:
         return None
     action = min(left, key=lambda one: overhead_seconds(one, overheads))
@@ -114,7 +123,7 @@ def step(state: State, look: Look, overheads: Overheads, settles: int = 0) -> tu
     lost = state.lost + look.lost_seconds * look.gpus if math.isfinite(look.lost_seconds) else state.lost
     # A cause that is known later is a better word than "unknown", and is kept.
     cause = state.cause if look.cause is Cause.UNKNOWN else look.cause
-    state = State(cause, max(lost, 0.0), state.taken, state.since + 1)
+    state = State(cause, max(lost, 0.0), state.taken, state.since + 1, look.whole_stage)
     following = due(state, look.gpus, overheads)
     waits = bool(state.taken) and state.since <= settles
     if following is None or state.lost < following.at or waits:

@@ -61,6 +61,7 @@ class _Slow(NamedTuple):
 
     who: str
     cause: Cause
+    whole_stage: bool
     begin: int
     alarm: int
     end: int
@@ -88,21 +89,23 @@ def replayed(
 
 def _slow(
     series: Sequence[Series], judgement: Judgement
-) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause]]:
+) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
     """Whose times the loss is read from: its own, where it has that point, else those of who has."""
     owners = list(zip(series, judgement.points, strict=True))
-    named = [(one.point, one.series, one.subject, one.cause) for one in judgement.suspects]
-    named += [(one.point, one.series, "", one.cause) for one in judgement.job_slow]
-    for point, names, who, cause in named:
+    named = [(one.point, one.series, one.subject, one.cause, one.whole_stage) for one in judgement.suspects]
+    named += [(one.point, one.series, "", one.cause, one.whole_stage) for one in judgement.job_slow]
+    for point, names, who, cause, whole_stage in named:
         if point is None:
             continue
         having = [(one, points) for one, points in owners if point in points]
         if having:
             one, points = next((some for some in having if some[0].name in names), having[0])
-            yield one, points, point, who, cause
+            yield one, points, point, who, cause, whole_stage
 
 
-def _on_clock(clock: Series, one: Series, points: Sequence[Point], point: Point, who: str, cause: Cause) -> _Slow:
+def _on_clock(
+    clock: Series, one: Series, points: Sequence[Point], point: Point, who: str, cause: Cause, whole_stage: bool
+) -> _Slow:
     count = len(one.value)
     end = count if point.relief_index is None else point.relief_index
 
@@ -123,7 +126,8 @@ def _on_clock(clock: Series, one: Series, points: Sequence[Point], point: Point,
             lost = rest * point.slowdown
         slot = at(position)
         losses[slot] = losses.get(slot, 0.0) + lost
-    return _Slow(who, cause, at(point.onset_index), at(point.alarm_index), at(end), point.relief_index is None, losses)
+    begin, alarm = at(point.onset_index), at(point.alarm_index)
+    return _Slow(who, cause, whole_stage, begin, alarm, at(end), point.relief_index is None, losses)
 
 
 def _healthy(one: Series, points: Sequence[Point], onset: int, regime: str) -> float:
@@ -160,9 +164,10 @@ def _stretch(
     state, applied = HEALTHY, []
     for at in range(known, end):
         standing = [one for one in some if one.alarm <= at < one.end] or [min(some, key=lambda one: one.alarm)]
-        cause = max(standing, key=lambda one: one.losses.get(at, 0.0)).cause
+        worst = max(standing, key=lambda one: one.losses.get(at, 0.0))
         lost = sum(losses[: at - begin + 1]) if at == known else losses[at - begin]
-        state, action = step(state, Look(True, lost, gpus, cause), overheads, settles)
+        look = Look(True, lost, gpus, worst.cause, worst.whole_stage)
+        state, action = step(state, look, overheads, settles)
         if action is not None:
             applied.append((action, at, state.lost))
     taken = []

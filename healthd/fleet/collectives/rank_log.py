@@ -52,7 +52,7 @@ _ENTERED = regex(
     r".*?\bcomm (0x[0-9a-f]+)(?: \[nranks=(\d{1,7})\])?"
 )
 _COMM = regex(r"comm (0x[0-9a-f]+) rank (\d{1,7}) n[Rr]anks (\d{1,7}) .*?(?:commId (0x[0-9a-f]+).*)?$")
-_PROCESS = regex(r"(?<![\w.-])([\w.-]+):(\d{1,10}):\d{1,10} \[\d{1,10}\] ")
+_PROCESS = regex(r"(?<![\w.-])([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[\d{1,10}\] ")
 _STUCK = regex(
     r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|detected no heartbeat of its watchdog"
 )

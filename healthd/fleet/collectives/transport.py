@@ -98,4 +98,4 @@ def parse(line: str) -> Failed | None:
 
 def status_of(number: int) -> Status:
     """Return what a status means; that of an unknown number is OTHER."""
-    return STATUSES.get(number, Status(f"status {number}", "an error that healthd does not know", OTHER))
+    return STATUSES.get(number, Status(f"status {number}", "an unknown error", OTHER))

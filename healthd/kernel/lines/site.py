@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from healthd.config import KernelPattern
 from healthd.kernel.lines.rule import Rule, event
-from healthd.model import KernelEvent
+from healthd.model import KernelEvent, Severity
 from healthd.plausible import longest_piece
 from healthd.text import regex
 
@@ -24,6 +24,11 @@ SEVERITY = "severity"  # a field of the event: what the site says, as written in
 def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
     """Return one rule for each pattern, in the order of the settings."""
     return tuple(_rule(name, pattern) for name, pattern in patterns.items())
+
+
+def worse(one: KernelEvent, other: KernelEvent) -> KernelEvent:
+    """Return the more severe of two events of one line, the first in the order of the names if they are equal."""
+    return min(one, other, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 
 def _rule(name: str, pattern: KernelPattern) -> Rule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import altair as alt
@@ -56,8 +57,13 @@ def weeks_axis(records: Sequence[dict[str, Any]]) -> alt.X:
     """The axis of `week` in these records, milliseconds since the epoch, with a tick for each week.
 
     In UTC: a browser would show its own time zone."""
-    axis = alt.Axis(format="%-d %b", values=sorted({record["week"] for record in records}))
+    axis = alt.Axis(format="%-d %b", values=[_utc(week) for week in sorted({record["week"] for record in records})])
     return alt.X("week:T", scale=alt.Scale(type="utc"), axis=axis, title="week from (UTC)")
+
+
+def _utc(milliseconds: int) -> alt.DateTime:
+    day = datetime.fromtimestamp(milliseconds // 1000, timezone.utc)
+    return alt.DateTime(year=day.year, month=day.month, date=day.day, utc=True)
 
 
 def rows_of(records: Sequence[dict[str, Any]]) -> alt.InlineData:

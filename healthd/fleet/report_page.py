@@ -11,12 +11,11 @@ import base64
 import hashlib
 import html
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table
-from healthd.text import printable
+from healthd.text import printable, regex
 from healthd.values import dataclass
 
 MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers
@@ -318,7 +317,7 @@ def _prose(text: str) -> str:
     return _UNIT.sub("&nbsp;", _text(text))
 
 
-_UNIT = re.compile(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
+_UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 
 
 def _closed(script: str) -> str:

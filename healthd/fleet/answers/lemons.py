@@ -435,13 +435,15 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
             continue
         least, most = UNUSUAL
         advice = (
-            f"healthd fleet lemons --days {longer['days']} names about {longer['share_named']:.0%}."
+            f"A window of {longer['days']} days names about {longer['share_named']:.0%}: "
+            f"healthd fleet lemons --days {longer['days']}."
             if longer is not None and longer["share_named"] > named + MORE_NAMED
             else "A store with a longer history names more."
         )
+        cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
-            f"The {lasting((end - begin) / DAY)} hold few failures of {fleet['cluster'] or 'the cluster'}: of nodes "
-            f"that fail {least:g} to {most:g} times as often as others, this answer names about {named:.0%}. {advice}"
+            f"The window of {lasting((end - begin) / DAY)} holds few failures of {cluster}: of nodes that fail "
+            f"{least:g} to {most:g} times as often as others, this answer names about {named:.0%}. {advice}"
         )
     return [note.replace("%", " %") for note in found]
 

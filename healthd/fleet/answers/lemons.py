@@ -58,7 +58,7 @@ HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
 LARGE = (128, 512)  # GPUs: what jobs of more would gain
 LITTLE_OBSERVED = 0.5
 # Below this share of the lemons the answer reports that its window is too short, and offers a longer one.
-FEW_NAMED, MORE_NAMED = 0.5, 0.05
+FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
 LONGER_DAYS = 180
 
 _XIDS = """

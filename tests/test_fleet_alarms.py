@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from healthd.fleet.answers import alarms
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.answers.weeks import WEEK, week_of
 from healthd.fleet.answers.wilson import clumping, wilson
 from healthd.say.render import Page
 
@@ -176,6 +177,35 @@ def test_a_store_of_one_event_and_one_job_that_never_ran_has_an_empty_table(tmp_
     told = asked(made, tmp_path)
     assert (told["completed_jobs"], told["share"], told["checks"], told["by_week"]) == (0, None, [], [])
     assert "No job completed in this time." in alarms.text(told, Page())
+
+
+def test_weeks_begin_on_monday_and_part_weeks_have_fewer_days(tmp_path):
+    made = Made()
+    for day in range(round((END - BEGIN) / DAY)):
+        made.job("a", BEGIN + day * DAY, BEGIN + day * DAY + HOUR)
+    made.seen("a", "gpu_xid/79", AT)
+    weeks = asked(made, tmp_path)["by_week"]
+    assert all(row["week_time"] in (week_of(row["week_time"]), BEGIN) for row in weeks)
+    for row in weeks:
+        week = week_of(row["week_time"])
+        assert row["days"] == pytest.approx((min(week + WEEK, END) - max(week, BEGIN)) / DAY)
+    assert sum(row["completed"] for row in weeks) == len(made.history["jobs"])
+
+
+def test_the_chart_by_week_has_whole_weeks_only(tmp_path):
+    from healthd.fleet.chapters.alarms import chapter
+
+    made = Made()
+    made.job("a", AT, AT + HOUR)
+    made.seen("a", "gpu_xid/79", AT + 9)
+    document = asked(made, tmp_path)
+    part = {"days": 3.0, "completed": 5, "jobs": 0, "share": 0.0}
+    weeks = [{**part, "week_time": BEGIN + number * WEEK, "days": days} for number, days in enumerate((3, 7, 7, 7, 1))]
+    by_week = chapter({**document, "by_week": weeks}).charts[-1]
+    assert by_week.title == "By week"
+    (points,) = by_week.spec["datasets"].values()
+    assert len(points) == 3
+    assert "By week" not in [chart.title for chart in chapter({**document, "by_week": weeks[:2]}).charts]
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -318,7 +318,7 @@ def test_the_text_names_each_cause_and_what_chance_gives():
     shown = text(asked_of(made.history), Page())
     assert "1 job ended FAILED or NODE_FAIL. 1 has a most likely cause, 0 have none" in " ".join(shown.split())
     assert "mount" in shown
-    assert "finds 0: so many are chance" in " ".join(shown.split())
+    assert "By chance alone 0 would have a cause" in " ".join(shown.split())
 
 
 ENDING = sorted(

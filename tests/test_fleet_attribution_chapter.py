@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from fleet_history import BEGIN, DAY
 from test_fleet_attribution import ENDED, Made, asked_of
 
 if TYPE_CHECKING:
+    from healthd.fleet.answers.document import Document
     from healthd.fleet.chapters.chapter import Chapter
 
 pytestmark = pytest.mark.one_python
@@ -33,18 +35,40 @@ def spiked() -> Made:
     return made
 
 
+def weekly(document: Document, days: Sequence[float]) -> Chapter:
+    """The chapter of the same document, with its causes in so many weeks of so many days."""
+    from healthd.fleet.chapters.attribution import chapter
+
+    (first, *_) = document["weeks"]
+    weeks = [{**first, "week": first["week"] + number * 7 * DAY, "days": long} for number, long in enumerate(days)]
+    return chapter({**document, "weeks": weeks})
+
+
+def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
+    document = asked_of(spiked().history)
+    _, weeks = weekly(document, (2.5, 7, 7, 7, 3)).charts
+    points, dates = weeks.spec["datasets"].values()
+    assert len(points) == 3
+    assert {point["cause"] for point in points} == {"network file systems"}
+    assert [date["words"] for date in dates] == ["mount enabled"]
+    assert "mount enabled" in weeks.words
+
+
+@pytest.mark.parametrize("days", [(2.5, 3), (2.5, 7, 3)])
+def test_less_than_two_whole_weeks_are_no_chart(days: tuple[float, ...]):
+    assert len(weekly(asked_of(spiked().history), days).charts) == 1
+
+
 def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
     told = chapter_of(spiked())
     assert told.sentences[0].startswith(
         "Of 6 jobs that failed or lost a node, 6 have a most likely cause: 0 hardware, 6"
     )
-    assert "file systems of servers cost most: 24 GPU-hours, 100.0 % of it" in told.sentences[-1]
-    costs, weeks = told.charts
-    assert costs.words == "mount 24 GPU-hours"
-    assert "mount enabled" in weeks.words
-    assert "mount enabled" in str(weeks.spec)
+    assert "network file systems cost most: 24 GPU-hours, 100.0 %" in told.sentences[-1]
+    (costs,) = told.charts
+    assert costs.words == "network file systems 24 GPU-hours"
     tables = {table.title: table for table in told.tables}
-    assert tables["By cause"].rows[0][:4] == ("mount: file systems of servers", "system software", "6", "0")
+    assert tables["By cause"].rows[0][:4] == ("mount: network file systems", "system software", "6", "0")
     assert [row[1:3] for row in tables["When checks came, went or changed"].rows] == [("mount", "enabled")]
     assert all(len(row) == len(table.columns) for table in told.tables for row in table.rows)
 
@@ -63,5 +87,5 @@ def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
     node = {"cluster": "c1", "node": "n1", "incidents": 6}
     spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
     told = chapter({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
-    assert told.sentences[-1].endswith("75.0 % of 8 mount incidents fell on n1 alone.")
+    assert told.sentences[-1].endswith("75.0 % of 8 incidents of network file systems fell on n1 alone.")
     assert "disk" not in " ".join(told.sentences)

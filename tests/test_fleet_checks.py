@@ -94,7 +94,7 @@ def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is
     assert (of(told, "mount")["since_time"], of(told, "mount")["looked_nodes"]) == (BEGIN - 9 * DAY, 2)
     assert "gpu_ecc" in told["not_deployed"]
     assert "mount" not in told["not_deployed"]
-    assert "Enabled, and never said a word: mount." in checks.text(told, Page())
+    assert "Enabled, and never reported anything: mount." in checks.text(told, Page())
 
 
 def test_the_list_of_alive_is_read_also_beside_texts_that_look_like_it(tmp_path):

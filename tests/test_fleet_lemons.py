@@ -21,7 +21,9 @@ from healthd.say.render import Page
 from healthd.slurm import lemon
 
 try:  # only .venv has numpy; the marked tests run nowhere else
-    from healthd.fleet.answers import lemon_evidence, lemons
+    import numpy as np
+
+    from healthd.fleet.answers import lemon_evidence, lemon_score, lemons
     from healthd.fleet.answers.lemon_evidence import (
         Evidence,
         Outage,
@@ -41,6 +43,7 @@ try:  # only .venv has numpy; the marked tests run nowhere else
         incidents,
         probability,
         score,
+        share_named,
     )
 except ModuleNotFoundError as error:
     if error.name != "numpy":
@@ -157,7 +160,7 @@ def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_p
     assert one["score"] > 5
     assert one["probability"] > 0.9
     assert len(one["evidence"]) == 4
-    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down then" in one["evidence"][0]["words"]
+    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in one["evidence"][0]["words"]
     text = lemons.text(document, Page())
     assert "g005  4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
     assert "; fleet median 0\n" in text
@@ -324,14 +327,14 @@ def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old
     text = lemons.text(told(made, tmp_path) | {"old": old}, Page())
     before, line, _ = text.partition("scontrol update")
     assert line
-    assert ("What is known ends at " in before) == old
+    assert ("The store ends at " in before) == old
 
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        (1, "job 10 (1 GPU on 1 node) ended NODE_FAIL: it ran on no other node"),
-        (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: which of its nodes failed is not known, 50.0 % of the blame"),
+        (1, "job 10 (1 GPU on 1 node) ended NODE_FAIL: its only node"),
+        (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: the node that failed is not known, 50.0 % of the blame"),
     ],
 )
 def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
@@ -348,7 +351,7 @@ def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: 
     document = told(made, tmp_path)
     assert names(document) == ["g005"]
     assert document["nodes"][0]["command"] is None
-    assert "it is out already, since " in lemons.text(document, Page())
+    assert "already out of service since " in lemons.text(document, Page())
     assert any("1 of 100 nodes is out of service" in note for note in document["notes"])
 
 
@@ -362,7 +365,7 @@ def test_a_hostile_name_is_shown_harmless_and_gets_no_command(tmp_path: Path) ->
     assert names(document) == [name]
     assert document["nodes"][0]["command"] is None
     text = lemons.text(document, Page())
-    assert "its name is none that Slurm has" in text
+    assert "not a valid Slurm node name" in text
     assert "\x1b" not in text
     assert "scontrol" not in text
 
@@ -377,8 +380,8 @@ def test_failures_that_another_tool_told_are_evidence(tmp_path: Path) -> None:
     document = told(made, tmp_path)
     assert names(document) == ["g007"]
     assert document["nodes"][0]["words"].startswith("7 failures in ")
-    assert "another tool told of a failure (hw)" in document["nodes"][0]["evidence"][0]["words"]
-    assert any("never did are missing" in note for note in document["notes"])
+    assert "another tool recorded a failure (hw)" in document["nodes"][0]["evidence"][0]["words"]
+    assert any("never failed are missing" in note for note in document["notes"])
 
 
 def test_what_comes_after_the_window_changes_nothing_and_what_is_before_it_does(tmp_path: Path) -> None:
@@ -479,6 +482,49 @@ def test_a_fleet_that_never_failed_or_never_ran_has_no_rate() -> None:
     assert fleet_of([]) is None
     assert fleet_of([Counted(0.0, 28.0)] * 5) is None
     assert fleet_of([Counted(3.0, 0.0)]) is None
+
+
+@pytest.mark.parametrize(("a_day", "days"), [(0.002, 28.0), (0.006, 28.0), (0.006, 90.0), (0.05, 28.0)])
+def test_share_named_is_the_share_of_drawn_lemons_that_are_named(a_day: float, days: float) -> None:
+    made = fleet_of([Counted(0.0, days)] * 170 + [Counted(a_day * days * 200 / 30, days)] * 30)
+    assert made is not None
+    rates = [rate for rate in lemon_score.RATES if lemon_score.UNUSUAL[0] < rate <= lemon_score.UNUSUAL[1]]
+    draw = np.random.default_rng(7)
+    counts = draw.poisson(draw.choice(rates, 4000) * made.rate * days)
+    least = {int(count): probability(Counted(float(count), days), made, 3.0) for count in set(counts)}
+    drawn = sum(least[int(count)] >= 1 / 3 for count in counts) / len(counts)
+    assert share_named([Counted(0.0, days)], made, days, 3.0, 1 / 3) == pytest.approx(drawn, abs=0.04)
+
+
+def test_share_named_requires_an_event_in_the_window() -> None:
+    made = fleet_of([Counted(0.0, 200.0)] * 90 + [Counted(3.0, 200.0)] * 10)
+    assert made is not None
+    shares = [share_named([Counted(0.0, 200.0)], made, window, 3.0, 1 / 3) for window in (1.0, 28.0, 200.0)]
+    assert 0 < shares[0] < shares[1] < shares[2] <= 1
+
+
+def test_a_window_with_few_failures_offers_a_longer_one_if_the_store_holds_it(tmp_path: Path) -> None:
+    (of_short,) = told(fleet(), tmp_path / "short")["fleets"]
+    assert 0 < of_short["share_named"] < lemons.FEW_NAMED
+    assert of_short["longer"] is None
+    made = fleet()
+    for number in range(FLEET):
+        job(made, [f"g{number:03d}"], BEGIN - 170 * DAY, "COMPLETED")
+    for number in range(30):
+        died(made, f"g{number:03d}", BEGIN - (5 * number + 10) * DAY)
+    document = told(made, tmp_path / "long")
+    (of_long,) = document["fleets"]
+    assert of_long["longer"]["days"] == 180
+    assert of_long["longer"]["share_named"] > of_long["share_named"] > of_short["share_named"]
+    assert any("fleet lemons --days 180" in note for note in document["notes"])
+
+
+def test_a_window_that_holds_enough_failures_has_no_note() -> None:
+    enough = {"cluster": "c1", "share_named": 0.8, "longer": None}
+    few = {"cluster": "c1", "share_named": 0.2, "longer": {"days": 180, "share_named": 0.22}}
+    assert lemons.few_named_notes([enough, {**enough, "share_named": None}], BEGIN, TO) == []
+    (note,) = lemons.few_named_notes([few], BEGIN, TO)
+    assert "--days" not in note
 
 
 def test_what_is_older_counts_less_and_never_more_than_half() -> None:

@@ -31,7 +31,7 @@ def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_pa
         "times out of service",
         "multi-node failures",
         "single-node failures",
-        "single-node failures a job",
+        "single-node failures per job",
     }
     assert all(0 <= value["nodes"] <= 1 and 0 <= value["part"] <= 1 for value in values)
 

@@ -118,7 +118,7 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
             changed("attribution", unattributed=20, unattributed_node_fails=18),
             3,
             "Most often a node was lost without a word: 18 of the 30 jobs that faults ended or whose node was lost; of "
-            "what was seen, InfiniBand broke most and ended 9.",
+            "the faults that were seen, InfiniBand ended most: 9.",
         ),
         (
             changed("attribution", causes=[], unattributed=20, unattributed_node_fails=18),

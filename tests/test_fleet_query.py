@@ -70,7 +70,7 @@ def files_of(db: Path) -> dict[str, list[str]]:
 def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
     rows = [("gpu-1", 1793491200, 5, "c1", None, "x" * 60), ("gpu-12", 1793491261, None, "c1", None, "y")]
     assert table(("node", "end_time", "jobs", "cluster", "mode", "words"), rows, Page(80)) == (
-        "in all rows: cluster c1\n"
+        "the same in all rows: cluster = c1\n"
         "node    end_time             jobs  words\n"
         f"gpu-1   2026-11-01 00:00:00     5  {'x' * 37}...\n"
         "gpu-12  2026-11-01 00:01:01        y\n"
@@ -83,7 +83,7 @@ def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
 def test_any_values_are_shown_on_a_line_each(rows):
     shown = table(("name", "some_time", "share", "told", "mode"), rows, Page(80)).splitlines()
-    assert len([line for line in shown if not line.startswith(("in all rows", " ")) or line.strip()]) >= 2
+    assert len([line for line in shown if not line.startswith(("the same in all rows", " ")) or line.strip()]) >= 2
 
 
 def test_the_same_rows_come_as_a_table_as_json_and_as_csv(db):

@@ -202,7 +202,7 @@ def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tm
         assert name not in documents
         reason, _, flags = why.partition(": healthd ")
         assert f"Not known: {reason}." in parsed.text
-        assert not flags or f"The answer to {name} needs what healthd {flags} reads." in parsed.text
+        assert not flags or f"To have this chapter, ingest the missing source: healthd {flags}." in parsed.text
     json.dumps(documents, allow_nan=False)
 
 

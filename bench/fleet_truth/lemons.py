@@ -146,12 +146,15 @@ def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
 
 def made(folder: Path, factor: int, seed: int) -> tuple[Path, Path]:
     """(store, truth) of a history, made if it is not there yet."""
-    place = folder / f"f{factor}-s{seed}"
+    return stored(folder / f"f{factor}-s{seed}", Size(JOBS, nodes_for(JOBS, MONTHS), MONTHS, seed, (factor, factor)))
+
+
+def stored(place: Path, size: Size) -> tuple[Path, Path]:
+    """Make the history in this folder and ingest it, unless that is done. Return (store, truth)."""
     history, db, done = place / "made", place / "db", place / "done"
     if not done.exists():
         place.mkdir(parents=True, exist_ok=True)
         if not history.exists():
-            size = Size(JOBS, nodes_for(JOBS, MONTHS), MONTHS, seed, (factor, factor))
             make(size, history)
         files = ("nodes.csv", "topology.conf", "slurmctld.log", "node_states.txt", "reservations.txt", "tickets.csv")
         flags = ("--nodes", "--topology", "--slurmctld-log", "--node-states", "--reservations", "--tickets")

@@ -124,8 +124,8 @@ def _breaks(attribution: Document | None, why: str) -> str:
     ended = f"{most['jobs']:,} of the {known:,} {_jobs(known)} that a fault is known to have ended"
     if silent > most["jobs"]:
         return (
-            f"Most often a node was lost without a word: {lost}; of what was seen, {_named(most['cause'])} broke most "
-            f"and ended {most['jobs']:,}."
+            f"Most often a node was lost without a word: {lost}; of the faults that were seen, "
+            f"{_named(most['cause'])} ended most: {most['jobs']:,}."
         )
     return f"What breaks most is {_named(most['cause'])}, which ended {ended}; {others}."
 

@@ -108,7 +108,7 @@ def parts(
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
         Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_chapter.chapter),
-        Part("checks", "Which check speaks first", checks.checks, checks_chapter.chapter),
+        Part("checks", "Which check is the first evidence", checks.checks, checks_chapter.chapter),
         Part("links", "Links that flap or count errors", links.links, links_chapter.chapter),
         Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_chapter.chapter),
     ]
@@ -200,12 +200,10 @@ def _way(part: Part, flags: str) -> str:
 
 # What holds of every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, nobody looked: that no fault was seen there does not say that "
-    "there was none.",
-    "Conditions that Prometheus scraped are known at each scrape only: what was shorter is missing.",
-    "Slurm accounts a job when it ends: jobs that still ran count as far as they are known.",
-    "A condition near a failure is evidence, no proof: the chapter of causes says how often chance alone would name "
-    "one.",
+    "Where healthd did not run or its lines are missing, faults were not recorded: there may have been some.",
+    "Prometheus records a condition at each scrape: a condition between two scrapes is missing.",
+    "Slurm accounts a job when it ends: jobs that still run are incomplete.",
+    "A condition near a failure is evidence, not proof: the chapter on causes gives the number that chance explains.",
 )
 
 
@@ -244,7 +242,7 @@ def _chapter(part: Part, documents: Mapping[str, Document]) -> Chapter:
     reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
     if part.name in head["failed"]:
         return Chapter(part.name, part.title, (f"This chapter failed: {reason}.",))
-    remedy = (f"The answer to {part.name} needs what healthd {flags} reads.",) if command else ()
+    remedy = (f"To have this chapter, ingest the missing source: healthd {flags}.",) if command else ()
     return Chapter(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 
 
@@ -267,7 +265,7 @@ def _sources(rows: Sequence[dict[str, Any]]) -> Table | None:
     if not rows:
         return None
     return Table(
-        "Which times were read of each source (UTC)",
+        "Times read from each source (UTC)",
         ("cluster", "source", "from", "to", "rows", "unreadable"),
         tuple(
             (

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table
-from healthd.text import printable
+from healthd.text import printable, regex
 from healthd.values import dataclass
 
 MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers
@@ -23,6 +23,7 @@ MOST_ROWS = 400  # of a table on the page; --json has all
 GENERATOR = "healthd fleet report"
 # What a chart says nothing of. Vega-Lite's config (https://vega.github.io/vega-lite/docs/config.html): no background,
 # so that the page's is seen; legends above, where they take no width from a narrow page; text that can be read there.
+# report.js sets the legend's columns by the width of the page: Vega reserves no room for rows of a computed number.
 _LOOK: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
@@ -34,7 +35,6 @@ _LOOK: dict[str, Any] = {
         "labelFontSize": 12,
         "titleFontSize": 12,
         "labelLimit": 280,
-        "columns": {"expr": "max(1, floor(width / 170))"},
     },
     "header": {"labelFontSize": 12, "titleFontSize": 12},
     "range": {"category": list(COLOURS)},
@@ -123,7 +123,7 @@ def inlined(value: Any) -> str:
 
 def _body(report: Report, specs: list[str]) -> Iterator[str]:
     yield f"<header>\n<h1>{_text(report.title)}</h1>\n<p class=soft>{_text(report.covered)}</p>\n</header>\n<main>"
-    items = "\n".join(f"<li>{_text(sentence)}</li>" for sentence in report.opening)
+    items = "\n".join(f"<li>{_prose(sentence)}</li>" for sentence in report.opening)
     yield f'<section class="opening" aria-label="In short">\n<ol>\n{items}\n</ol>\n</section>'
     links = [*((f"chapter-{one.name}", one.title) for one in report.chapters), ("limits", LIMITS)]
     listed = "\n".join(f'<li><a href="#{_text(name)}">{_text(title)}</a></li>' for name, title in links)
@@ -136,18 +136,16 @@ def _body(report: Report, specs: list[str]) -> Iterator[str]:
         yield from _table(report.sources)
     yield "</section>\n</main>\n<footer>"
     yield f"<p class=soft>{_text(report.made_by)} <code>{_text(report.command)}</code></p>"
-    yield f"<p class=soft>{_ASKS_NOBODY}</p>\n</footer>"
+    yield f"<p class=soft>{_NO_NETWORK}</p>\n</footer>"
 
 
 LIMITS = "What this report cannot know"
-_ASKS_NOBODY = (
-    "This file asks nobody for anything: its charts are drawn by the program that is in it, which fetches nothing."
-)
+_NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
 
 
 def _chapter(chapter: Chapter, way: str, specs: list[str]) -> Iterator[str]:
     yield f'<section class="chapter" id="chapter-{_text(chapter.name)}">\n<h2>{_text(chapter.title)}</h2>'
-    yield from (f"<p>{_text(sentence)}</p>" for sentence in chapter.sentences)
+    yield from (f"<p>{_prose(sentence)}</p>" for sentence in chapter.sentences)
     for chart in chapter.charts:
         yield from _chart(chart, specs)
     for table in chapter.tables:
@@ -159,7 +157,7 @@ def _chapter(chapter: Chapter, way: str, specs: list[str]) -> Iterator[str]:
 
 
 def _notes(notes: Iterable[str]) -> Iterator[str]:
-    items = "\n".join(f"<li>{_text(note)}</li>" for note in notes)
+    items = "\n".join(f"<li>{_prose(note)}</li>" for note in notes)
     if items:
         yield f'<ul class="notes">\n{items}\n</ul>'
 
@@ -168,7 +166,7 @@ def _chart(chart: Chart, specs: list[str]) -> Iterator[str]:
     name = f"chart-{len(specs)}"
     specs.append(inlined(drawn(chart)))
     yield f"<figure>\n<figcaption>{_text(chart.title)}</figcaption>"
-    words = f"<p>{_text(chart.words)}</p>"
+    words = f"<p>{_prose(chart.words)}</p>"
     if len(chart.words) <= MOST_WORDS:
         yield words
     yield f'<div class="chart" data-chart="{name}"></div>'
@@ -312,6 +310,14 @@ def _hatched() -> str:
 
 def _text(text: str) -> str:
     return html.escape(printable(text), quote=True)
+
+
+def _prose(text: str) -> str:
+    """A sentence in which a line never breaks between a number and its unit."""
+    return _UNIT.sub("&nbsp;", _text(text))
+
+
+_UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 
 
 def _closed(script: str) -> str:

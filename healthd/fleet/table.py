@@ -1,6 +1,6 @@
 """An answer as people read it: a table that fits the page. Pure.
 
-A column that says the same in all rows is said once above it; columns that do not fit are named below it.
+A column that has the same value in all rows is printed once above the table; columns that do not fit are named below.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page) -> 
         aligned = (texts[at].rjust(widths[at]) if at in numbers else texts[at].ljust(widths[at]) for at in fitting)
         return "  ".join(aligned).rstrip()
 
-    once = ", ".join(f"{columns[at]} {cells[0][at]}" for at, is_same in enumerate(same) if is_same and cells[0][at])
+    once = ", ".join(f"{columns[at]} = {cells[0][at]}" for at, is_same in enumerate(same) if is_same and cells[0][at])
     left = [columns[at] for at in apart if at not in fitting]
     lines = [
-        *(page.wrap(f"in all rows: {once}") if once else ()),
+        *(page.wrap(f"the same in all rows: {once}") if once else ()),
         page.heading(line(columns)),
         *map(line, cells),
         *(page.wrap(f"not shown here: {', '.join(left)} (--csv and --json have them)") if left else ()),

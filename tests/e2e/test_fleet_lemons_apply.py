@@ -160,7 +160,7 @@ def test_what_is_long_past_drains_nothing_and_its_lines_say_how_old_it_is(rested
     db = store(rested, tmp_path, {"n1": 8}, days_ago=60)
     shown = lemons(rested, db)
     assert shown.returncode == 1
-    assert "What is known ends at " in shown.stdout.partition("scontrol update NodeName=n1")[0]
+    assert "The store ends at " in shown.stdout.partition("scontrol update NodeName=n1")[0]
     refused = lemons(rested, db, "--apply")
     assert (refused.returncode, refused.stdout) == (3, "")
     assert "not within a day of now" in refused.stderr

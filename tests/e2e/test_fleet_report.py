@@ -29,6 +29,11 @@ DRAWN = """new Promise((done, failed) => {
   const look = () => document.documentElement.dataset.drawn ? done(true) : setTimeout(look, 20);
   look();
 })"""
+BROKEN_CELLS = """[...document.querySelectorAll("td:not(.long)")].filter(cell => {
+  const words = document.createRange();
+  words.selectNodeContents(cell);
+  return new Set([...words.getClientRects()].map(line => line.top)).size > 1;
+}).map(cell => cell.textContent)"""
 TOOLTIP = """new Promise((done, failed) => {
   const words = () => document.getElementById("vg-tooltip-element")?.textContent;
   const look = () => words() ? done(words()) : setTimeout(look, 20);
@@ -38,6 +43,7 @@ CHARTS = """[...document.querySelectorAll("figure")].map(figure => {
   const svg = figure.querySelector(".chart svg"), place = figure.querySelector(".chart");
   const mark = "[class*='mark-'][role^=graphics]";
   const marks = svg ? [...svg.querySelectorAll(`${mark} path, ${mark} text, ${mark} line`)] : [];
+  const texts = svg ? [...svg.querySelectorAll("text")] : [];
   const box = svg ? svg.getBoundingClientRect() : {width: 0, right: 0};
   return {
     title: figure.querySelector("figcaption").textContent,
@@ -45,6 +51,8 @@ CHARTS = """[...document.querySelectorAll("figure")].map(figure => {
     label: figure.querySelector("[role=graphics-document]")?.ariaLabel || "",
     made_for: svg ? Number(svg.getAttribute("width")) : 0,
     width: box.width, right: box.right,
+    outside: texts.filter(text => { const b = text.getBoundingClientRect(), around = place.getBoundingClientRect();
+      return b.height > 0 && (b.top < around.top - 2 || b.bottom > around.bottom + 2); }).map(text => text.textContent),
     rows: figure.querySelectorAll("details tbody tr").length,
     words: marks.filter(mark => mark.closest(".mark-text")).length,
     fills: [...new Set(marks.filter(mark => mark.closest(".mark-rect, .mark-area, .mark-arc"))
@@ -123,6 +131,8 @@ def test_on_a_phone_nothing_is_cut_and_each_chart_is_drawn_for_its_width(
     assert shown.ask("document.documentElement.scrollWidth") == width
     charts = shown.ask(CHARTS)
     assert [chart["title"] for chart in charts if chart["right"] > width] == []
+    assert [(chart["title"], chart["outside"]) for chart in charts if chart["outside"]] == [], "over other text"
+    assert shown.ask(BROKEN_CELLS) == [], "a name breaks at its hyphen"
     shrunk = [chart["title"] for chart in charts if chart["width"] < 0.85 * chart["made_for"]]
     assert shrunk == [], "their letters are too small to be read"
 

@@ -14,13 +14,13 @@ from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence, standing
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.answers.weeks import MONDAY, WEEK
 from healthd.fleet.answers.wilson import clumping, wilson
 from healthd.fleet.table import table
 from healthd.say.render import Page
 
 LIMIT = 0.01  # of the completed jobs: the paper's aim
 LONGEST_DAYS = 366  # of a job that began longer before the time that is asked for, what it saw before is left out
-WEEK = 7 * 86400
 
 # A job's nodes on each day of its run: bins that make the joins over times cheap. Most jobs have one day.
 _PLACED = f"""
@@ -111,11 +111,16 @@ ORDER BY jobs DESC, stood_jobs DESC, warned_jobs DESC, {ordered}
 
 _BY_WEEK = f"""
 SELECT
-  greatest(end_time // {WEEK} * {WEEK}, any_value(asked.from_time)) AS week_time, count(*) AS completed,
-  count(saw.db_index) AS jobs
-FROM completed CROSS JOIN asked
-LEFT JOIN (SELECT DISTINCT cluster, db_index FROM alarmed WHERE failing AND began) AS saw USING (cluster, db_index)
-GROUP BY end_time // {WEEK} ORDER BY week_time
+  greatest(week, from_time) AS week_time, (least(week + {WEEK}, to_time) - greatest(week, from_time)) / 86400 AS days,
+  completed, jobs
+FROM (
+  SELECT
+    CAST((end_time - {MONDAY}) // {WEEK} * {WEEK} + {MONDAY} AS BIGINT) AS week, count(*) AS completed,
+    count(saw.db_index) AS jobs
+  FROM completed
+  LEFT JOIN (SELECT DISTINCT cluster, db_index FROM alarmed WHERE failing AND began) AS saw USING (cluster, db_index)
+  GROUP BY week
+) CROSS JOIN asked ORDER BY week_time
 """
 
 

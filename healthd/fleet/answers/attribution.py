@@ -558,8 +558,8 @@ def _first(told: Document, page: Page) -> str:
         f"{plural(told['failures'], 'job')} ended FAILED or NODE_FAIL. {told['attributed']:,} {have} a most likely "
         f"cause, {told['unattributed']:,} {none} none: {because['observed']:,} on nodes that were observed, where "
         f"nothing was seen that ends a job; {because['not_observed']:,} on nodes that were not observed all the time; "
-        f"{because['no_node_list']:,} without a list of nodes. The same rule an hour earlier "
-        f"finds {told['expected_by_chance']:,}: so many are chance."
+        f"{because['no_node_list']:,} without a list of nodes. By chance alone "
+        f"{told['expected_by_chance']:,} would have a cause (the same rule applied one hour earlier)."
     )
     if told["unattributed_node_fails"]:
         words += (
@@ -589,10 +589,10 @@ def _causes(told: Document, page: Page) -> list[str]:
 
 def _spike(one: Row) -> str:
     words = (
-        f"In the week of {moment(one['week'])[:10]} {one['cause']} broke {plural(one['incidents'], 'time')}; the "
-        f"other weeks' rate gives {number(one['expected'])}"
+        f"In the week of {moment(one['week'])[:10]} there were {plural(one['incidents'], 'incident')} of "
+        f"{CAUSES[one['cause']].words}; the rate of the other weeks gives {number(one['expected'])}"
     )
     if not one["nodes"]:
-        return f"{words}. No few nodes made it."
+        return f"{words}. They are spread over many nodes."
     names = ", ".join(f"{node['node']} ({node['incidents']})" for node in one["nodes"])
-    return f"{words}. {percent(one['share_of_nodes'])} of it is of {plural(len(one['nodes']), 'node')} alone: {names}."
+    return f"{words}. {percent(one['share_of_nodes'])} of them were on {plural(len(one['nodes']), 'node')}: {names}."

@@ -366,22 +366,23 @@ def sentences(checks: Document) -> list[str]:
         after = checks["after"]
         said = [
             f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
-            f"was most often of {first['check']} ({percent(first['share_first'])}).",
-            f"For {after['drained']:,} of them the node was out within {span(checks['drain_within_seconds'])}, for "
-            f"{after['not_drained']:,} it was not; {after['already_out']:,} began while it was out already.",
+            f"was {first['check']} most often ({percent(first['share_first'])}).",
+            f"After {after['drained']:,} of them the node was out of service within "
+            f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
+            f"{after['already_out']:,} began while it was already out.",
         ]
     told = checks["drains"]["all"]
     if told["with_evidence"]:
         said.append(
             f"From the first evidence to the drain: half within {span(told['p50_seconds'])}, 90 % within "
             f"{span(told['p90_seconds'])}, 99 % within {span(told['p99_seconds'])}, of the {told['with_evidence']:,} "
-            f"of {told['drains']:,} drains that had any. Before {told['nothing_seen']:,} nothing failing was seen, "
-            f"and before {told['not_observed']:,} nobody looked."
+            f"of {told['drains']:,} drains that had any. Before {told['nothing_seen']:,} drains no check failed, "
+            f"and before {told['not_observed']:,} the node was not observed."
         )
     if checks["never"]:
-        said.append(f"Enabled, and never said a word: {', '.join(checks['never'])}.")
+        said.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
     if checks["not_deployed"]:
-        said.append(f"Of this release, but on none of these nodes: {', '.join(checks['not_deployed'])}.")
+        said.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
     return said
 
 

@@ -16,11 +16,14 @@ where all of 0.5 to 1 and of 270 to 730 days do about as well.
 
 from __future__ import annotations
 
+import bisect
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from healthd.fleet.answers.weeks import at_least
 from healthd.values import dataclass
 
 DAY = 86400
@@ -32,6 +35,7 @@ HISTORY, MEMORY_DAYS = 0.5, 365.0
 RATES = tuple(0.1 * 1.12**step for step in range(58))
 # Of other fleets: most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
 KNOWN_NODES, USUAL, UNUSUAL, LEMONS = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
+MOST_EVENTS = 1 << 20  # of one node
 ROUNDS, ENOUGH = 500, 1e-7  # of EM, and which change of the shares is none
 
 Spell = tuple[int, int]
@@ -154,6 +158,34 @@ def score(node: Counted, fleet: Fleet) -> float:
 def probability(node: Counted, fleet: Fleet, times: float) -> float:
     """That the node's rate is more than `times` the fleet's mean, by the same posterior."""
     return float(_posterior(node, fleet)[np.array(RATES) > times].sum())
+
+
+def share_named(nodes: Sequence[Counted], fleet: Fleet, window_days: float, times: float, least: float) -> float:
+    """Return the share of lemons that this fleet is expected to name, 0 to 1.
+
+    A lemon is in service as long as the median node, its rate is one of the UNUSUAL rates, and its events are Poisson.
+    It is named if it has an event in the window and is worse than `times` with a probability of `least`."""
+    days = statistics.median(node.days for node in nodes)
+    within = min(window_days, days)
+    needed = _events_needed(days, fleet, times, least)
+    lemons = [(part, rate * fleet.rate) for part, rate in zip(_evenly(UNUSUAL), RATES, strict=True)]
+    return math.fsum(
+        float(part)
+        * (at_least(needed, rate * days) - math.exp(-rate * within) * at_least(needed, rate * (days - within)))
+        for part, rate in lemons
+    )
+
+
+def _events_needed(days: float, fleet: Fleet, times: float, least: float) -> int:
+    """Return the fewest events with which a node is worse than `times` with a probability of `least`."""
+
+    def enough(events: int) -> bool:
+        return probability(Counted(float(events), days), fleet, times) >= least
+
+    most = 1
+    while not enough(most) and most < MOST_EVENTS:
+        most *= 2
+    return bisect.bisect_left(range(most), True, key=enough)
 
 
 def _posterior(node: Counted, fleet: Fleet) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

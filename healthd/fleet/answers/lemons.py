@@ -24,6 +24,7 @@ from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Kno
 from healthd.fleet.answers.lemon_score import (
     DAY,
     MEMORY_DAYS,
+    UNUSUAL,
     WINDOW_DAYS,
     Counted,
     Fleet,
@@ -34,6 +35,7 @@ from healthd.fleet.answers.lemon_score import (
     incidents,
     probability,
     score,
+    share_named,
 )
 from healthd.fleet.answers.study import Study
 from healthd.say.render import Page, plain
@@ -55,6 +57,9 @@ MOST = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
 LARGE = (128, 512)  # GPUs: what jobs of more would gain
 LITTLE_OBSERVED = 0.5
+# Below this share of the lemons the answer reports that its window is too short, and offers a longer one.
+FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
+LONGER_DAYS = 180
 
 _XIDS = """
 SELECT cluster, node, count(DISTINCT (code, coalesce(subject, ''))) AS value FROM sights
@@ -84,7 +89,7 @@ _OBSERVED = """
 SELECT cluster, node, CAST(sum(seconds) AS BIGINT) AS seconds, CAST(sum(observed_seconds) AS BIGINT) AS observed
 FROM observed WHERE day >= {begin} - 86399 AND day < {end} GROUP BY cluster, node
 """
-NOT_DRAINED = "--apply does not drain it unless --probability is given: its events are few, or of little weight"
+NOT_DRAINED = "--apply drains it only with --probability: its events are few, or of little weight"
 _TIMES = {
     "jobs": ("start_time", "end_time"),
     "events": ("time",),
@@ -96,11 +101,16 @@ _TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What is known of one node in the window. evidence: of the window, in the order of time."""
+    """What is known of one node in the window.
+
+    record    all of its past; counted: the same, discounted at the end of the window
+    evidence  of the window, in the order of time
+    """
 
     cluster: str
     node: str
     signals: Mapping[str, float | None]
+    record: Record
     counted: Counted
     incidents: Sequence[Incident]
     evidence: Sequence[Evidence]
@@ -132,15 +142,22 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
     ranked = [one for cluster in judged for one in judged[cluster].ranked]
     counts = study.rows("SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster")
     all_nodes = {row["cluster"]: row["nodes"] for row in counts}
+    fleets = [
+        {
+            **_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]),
+            **_expected(judged[cluster], suspects[cluster], all_known.begins.get(cluster, begin), begin, end),
+        }
+        for cluster in judged
+    ]
     return {
-        **study.head("lemons", *_notes(study, suspects, begin, end, window_days)),
+        **study.head("lemons", *_notes(study, suspects, begin, end, window_days), *few_named_notes(fleets, begin, end)),
         "from_time": begin,
         "to_time": end,
         "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
         "most_share": MOST,
         "least_probability": SURE if least is None else least,
         "nodes": [_node(one, judged[one.cluster], begin, end) for one in ranked if judged[one.cluster].is_lemon(one)],
-        "fleets": [_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]) for cluster in judged],
+        "fleets": fleets,
         "candidates": [
             {
                 "cluster": one.cluster,
@@ -211,6 +228,7 @@ def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str,
         outages = all_known.outages.get(key, [])
         whole = incidents(one.sign for one in evidence if one.weight >= LEAST_SHARE)
         first = all_known.first_seen.get(key, all_known.begins.get(key[0], begin))
+        record = Record(whole, in_service(min(first, end), end, outages))
         within = [one for one in evidence if begin <= one.start_time < end]
         weighty = [one for one in within if one.weight >= LEAST_SHARE]
         found[key[0]].append(
@@ -224,7 +242,8 @@ def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str,
                     tickets=tickets.get(key, 0),
                     single_jobs=single_jobs.get(key, 0),
                 ),
-                counted(Record(whole, in_service(min(first, end), end, outages)), (begin, end)),
+                record,
+                counted(record, (begin, end)),
                 [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
                 within,
                 outages,
@@ -261,10 +280,17 @@ def counting(of_node: Iterable[Incident]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """fleet: None = nobody failed. high: what a signal must be above. ranked: those with an event in the window, the
-    likeliest lemon first. certain: the lemons that --apply drains."""
+    """Judgement of one cluster.
+
+    fleet    None: no node failed
+    least    the probability from which a node is a lemon
+    high     what a signal must be above
+    ranked   nodes with an event in the window, the likeliest lemon first
+    certain  the lemons that --apply drains
+    """
 
     fleet: Fleet | None
+    least: float
     high: Mapping[str, float]
     ranked: Sequence[Suspect]
     lemons: frozenset[str]
@@ -282,18 +308,18 @@ def most_lemons(nodes: int) -> int:
 def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
     """Compare the nodes of one cluster. least: as of `lemons`."""
     fleet = fleet_of(one.counted for one in suspects)
+    from_probability = SURE if least is None else least
     high = {name: quantile([one.signals[name] or 0.0 for one in suspects], QUANTILE) for name in SIGNALS}
     if fleet is None:
-        return Judged(None, high, (), frozenset(), frozenset())
+        return Judged(None, from_probability, high, (), frozenset(), frozenset())
     ranked = sorted(
         (one for one in suspects if one.incidents),
         key=lambda one: (-probability(one.counted, fleet, MANY_TIMES), -score(one.counted, fleet), one.node),
     )
-    from_probability = SURE if least is None else least
     likely = [one for one in ranked if probability(one.counted, fleet, MANY_TIMES) >= from_probability]
     named = likely[: most_lemons(len(suspects))]
     certain = [one.node for one in named if least is not None or is_certain(one, high)]
-    return Judged(fleet, high, ranked, frozenset(one.node for one in named), frozenset(certain))
+    return Judged(fleet, from_probability, high, ranked, frozenset(one.node for one in named), frozenset(certain))
 
 
 def is_certain(one: Suspect, high: Mapping[str, float]) -> bool:
@@ -381,6 +407,47 @@ def _fleet(judged: Judged, suspects: Sequence[Suspect], cluster_nodes: int) -> d
     }
 
 
+def _expected(judged: Judged, suspects: Sequence[Suspect], known_from: int, begin: int, end: int) -> dict[str, Any]:
+    """Return the share of lemons that the answer is expected to name.
+
+    If that is little and the store holds more, `longer` is the same of a window of up to LONGER_DAYS that ends then."""
+    if judged.fleet is None:
+        return {"share_named": None, "longer": None}
+    nodes = [one.counted for one in suspects]
+    named = share_named(nodes, judged.fleet, (end - begin) / DAY, MANY_TIMES, judged.least)
+    days = min(LONGER_DAYS, (end - known_from) // DAY)
+    longer = None
+    if named < FEW_NAMED and days * DAY > end - begin:
+        window = (end - days * DAY, end)
+        nodes = [counted(one.record, window) for one in suspects]
+        fleet = fleet_of(nodes)
+        if fleet is not None:
+            longer = {"days": days, "share_named": share_named(nodes, fleet, days, MANY_TIMES, judged.least)}
+    return {"share_named": named, "longer": longer}
+
+
+def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -> list[str]:
+    """Report for each cluster whose window holds too few failures, and the longer window that the store allows."""
+    found = []
+    for fleet in fleets:
+        named, longer = fleet["share_named"], fleet["longer"]
+        if named is None or named >= FEW_NAMED:
+            continue
+        least, most = UNUSUAL
+        advice = (
+            f"A window of {longer['days']} days names about {longer['share_named']:.0%}: "
+            f"healthd fleet lemons --days {longer['days']}."
+            if longer is not None and longer["share_named"] > named + MORE_NAMED
+            else "A store with a longer history names more."
+        )
+        cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
+        found.append(
+            f"The window of {lasting((end - begin) / DAY)} holds few failures of {cluster}: of nodes that fail "
+            f"{least:g} to {most:g} times as often as others, this answer names about {named:.0%}. {advice}"
+        )
+    return [note.replace("%", " %") for note in found]
+
+
 def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
     fleet = judged.fleet
     assert fleet is not None, "where nobody failed there is no lemon"
@@ -460,18 +527,18 @@ def _words(one: Evidence) -> str:
     if one.kind == "failed":
         size = plural(one.gpus, "GPU") if one.gpus is not None else "unknown size"
         how = (
-            "it went down then"
+            "it went down"
             if one.code == "down"
-            else f"{one.code} was seen then"
+            else f"{one.code} was seen"
             if one.code
-            else "it ran on no other node"
+            else "its only node"
             if one.weight >= 0.999
-            else "which of its nodes failed is not known"
+            else "the node that failed is not known"
         )
         shared = "" if one.weight >= 0.999 else f", {percent(one.weight)} of the blame"
         return f"job {one.job_id} ({size} on {_many(one.nodes or 1, 'node')}) ended {one.state}: {how}{shared}"
     if one.kind == "out":
-        by = {"down": "it went down", "person": "somebody drained it", "unknown": "it was taken out"}.get(
+        by = {"down": "it went down", "person": "a person drained it", "unknown": "it was taken out of service"}.get(
             one.code, f"healthd drained it for {one.code}"
         )
         hours = (one.end_time - one.start_time) / 3600
@@ -480,7 +547,7 @@ def _words(one: Evidence) -> str:
         return f"{one.code} was seen"
     if one.kind == "ticket":
         return "a ticket was opened"
-    return "another tool told of a failure" + (f" ({one.code})" if one.code else "")
+    return "another tool recorded a failure" + (f" ({one.code})" if one.code else "")
 
 
 def _notes(
@@ -490,30 +557,28 @@ def _notes(
     found = study.coverage_notes("jobs") if study.has("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"These are {lasting((end - begin) / DAY)} only, not {window_days:g} days: few lemons show in so short a "
-            "time."
+            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons show in so short "
+            "a time."
         )
     if not study.has("jobs"):
-        found.append("The store has no jobs: which of them failed by a node is not known.")
+        found.append("The store has no jobs: jobs that failed because of a node are not counted.")
     if not study.has("node_states"):
-        found.append(
-            "Slurm's records of nodes' states are missing: of a NODE_FAIL of many nodes nobody knows which it was."
-        )
+        found.append("The store has no node states: which node ended a multi-node job as NODE_FAIL is not known.")
     if not study.has("events") and not study.has("scraped_conditions"):
-        found.append("No condition was recorded: a job that FAILED by its node looks like its user's mistake.")
+        found.append("The store has no conditions: a job that FAILED because of its node looks like a user's mistake.")
     if not study.has("nodes") and not study.has("jobs"):
-        found.append("Only nodes that failed are known: those that never did are missing from the fleet's rate.")
+        found.append("Only nodes that failed are known: nodes that never failed are missing from the fleet's rate.")
     unseen = sum(one.observed_share is not None and one.observed_share < LITTLE_OBSERVED for one in nodes)
     if unseen and study.has("events"):
         found.append(
             f"{unseen} of {plural(len(nodes), 'node')} {'was' if unseen == 1 else 'were'} observed for less than half "
-            "of the time: there Slurm's records speak."
+            "of the time: only Slurm's records count there."
         )
     out = sum(one.out is not None for one in nodes)
     if out:
         found.append(
             f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "
-            "time: what is out does not fail."
+            "time: a node that is out does not fail."
         )
     return found
 
@@ -527,8 +592,8 @@ def text(lemons: Document, page: Page) -> str:
         blocks.append(
             "\n".join(
                 page.wrap(
-                    f"What is known ends at {until} UTC, more than a day from now: look whether a node was repaired "
-                    "since then before you drain it."
+                    f"The store ends at {until} UTC, more than a day from now: check whether a node was repaired since "
+                    "then before you drain it."
                 )
             )
         )
@@ -537,9 +602,9 @@ def text(lemons: Document, page: Page) -> str:
         indent = " " * (len(name) + 2)
         lines = [f"{name}  {one['words']}; fleet median {number(median[one['cluster']])}"]
         if one["out_since"] is not None:
-            lines.append(f"{indent}it is out already, since {moment(one['out_since'])} UTC")
+            lines.append(f"{indent}already out of service since {moment(one['out_since'])} UTC")
         else:
-            lines.append(indent + (one["command"] or "its name is none that Slurm has: no command is shown"))
+            lines.append(indent + (one["command"] or "not a valid Slurm node name: no command is shown"))
         likely = (
             f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of"
         )
@@ -548,7 +613,7 @@ def text(lemons: Document, page: Page) -> str:
             lines.append(f"{indent}{NOT_DRAINED}")
         if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
             lines.append(
-                f"{indent}healthd observed {percent(one['observed_share'])} of its time: more may have been there"
+                f"{indent}healthd observed {percent(one['observed_share'])} of the time: there may be more events"
             )
         for incident in one["evidence"]:
             lines += page.item(f"{moment(incident['time'])}  {incident['words']}", "  ")
@@ -561,7 +626,7 @@ def text(lemons: Document, page: Page) -> str:
             without = f"{_shared(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
             blocks.append(
                 f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs "
-                f"({percent(gain['share_failing'])}); with usual nodes instead it would be {without}."
+                f"({percent(gain['share_failing'])}); with average nodes instead it would be {without}."
             )
     if lemons.get("applied"):
         blocks.append("\n".join(f"{plain(one['node'])}  {plain(one['words'])}" for one in lemons["applied"]))

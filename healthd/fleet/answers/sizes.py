@@ -17,5 +17,7 @@ def size_named(gpus_up_to: int | None) -> str:
 
 
 def gpus_named(gpus_up_to: int | None) -> str:
-    """ "1 GPU", "3-4 GPUs", ..."""
+    """ "1 GPU", "3-4 GPUs", ..., "GPUs not known"."""
+    if gpus_up_to is None:
+        return "GPUs not known"
     return "1 GPU" if gpus_up_to == 1 else f"{size_named(gpus_up_to)} GPUs"

@@ -179,7 +179,7 @@ class Study:
             for row in self.rows("SELECT cluster, known_until FROM jobs_known ORDER BY cluster"):
                 if self.chosen.cluster in ("", row["cluster"]) and row["known_until"] < self.to_time - 1:
                     whose, until = row["cluster"] or "the cluster", moment(row["known_until"])
-                    found.append(f"The jobs of {whose} are known until {until} only.")
+                    found.append(f"The store has the jobs of {whose} only until {until}.")
         if "events" in tables:
             self.need("observed")
             told = self.row(
@@ -190,11 +190,11 @@ class Study:
             seen = share(told["observed_seconds"], told["seconds"])
             if seen is not None and seen < 0.9995:
                 found.append(
-                    f"healthd observed {percent(seen)} of the nodes' time; what broke in the rest was seen by nobody."
+                    f"healthd observed {percent(seen)} of the nodes' time; faults in the rest were not recorded."
                 )
             step = self.row("SELECT max(step_seconds) AS step FROM scraped_conditions")["step"]
             if step is not None:
-                found.append(f"Of what was scraped (Prometheus) a condition shorter than {step} s is missing.")
+                found.append(f"Prometheus scraped every {step} s at most: a condition shorter than that is missing.")
         return found
 
     # --- inside

@@ -9,7 +9,7 @@ import altair as alt
 
 from healthd.fleet.answers.causes import CAUSES, USER
 from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
-from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
+from healthd.fleet.chapters.chapter import COLOURS, WHOLE_WEEK, Chapter, Chart, Table, chart, rows_of, weeks_axis
 
 MOST_CAUSES = 6  # in the chart by week: more lines than that nobody tells apart
 MOST_JOBS = 20
@@ -47,8 +47,8 @@ def _sentences(told: Document) -> list[str]:
         f"{told['unattributed']:,} {none} none: on the nodes of {because['observed']:,} nothing was seen that ends a "
         f"job, the nodes of {because['not_observed']:,} were not observed all the time, "
         f"{because['no_node_list']:,} {'has' if because['no_node_list'] == 1 else 'have'} no list of nodes.",
-        f"Chance alone would give {plural(told['expected_by_chance'], 'job')} a cause: so many the same rule finds an "
-        "hour before each failure.",
+        f"By chance alone {plural(told['expected_by_chance'], 'job')} would have a cause: the same rule, applied one "
+        "hour before each failure, finds that many.",
     ]
     ours = [cause for cause in told["causes"] if cause["cause"] != USER]
     if ours:
@@ -56,14 +56,14 @@ def _sentences(told: Document) -> list[str]:
         part = share(worst["lost_gpu_seconds"], sum(one["lost_gpu_seconds"] for one in ours))
         found.append(
             f"Of what is not the user's program, {CAUSES[worst['cause']].words} cost most: "
-            f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of it."
+            f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of what these causes cost."
         )
     for one in told["spikes"]:
         if one["nodes"]:
             names = ", ".join(node["node"] for node in one["nodes"])
             found.append(
                 f"In the week of {moment(one['week'])[:10]} {percent(one['share_of_nodes'])} of "
-                f"{plural(one['incidents'], one['cause'] + ' incident')} fell on {names} alone."
+                f"{plural(one['incidents'], 'incident')} of {CAUSES[one['cause']].words} fell on {names} alone."
             )
     return found
 
@@ -71,7 +71,7 @@ def _sentences(told: Document) -> list[str]:
 def _costs(told: Document) -> tuple[Chart, ...]:
     rows = [
         {
-            "cause": one["cause"],
+            "cause": CAUSES[one["cause"]].words,
             "GPU-hours": one["lost_gpu_seconds"] / 3600,
             "domain": DOMAINS[one["domain"]],
             "jobs": one["jobs"],
@@ -82,7 +82,7 @@ def _costs(told: Document) -> tuple[Chart, ...]:
     if not rows:
         return ()
     base = alt.Chart(rows_of(rows)).encode(
-        x=alt.X("GPU-hours:Q", title="GPU-hours lost, half an hour of each job at most"),
+        x=alt.X("GPU-hours:Q", title="GPU-hours lost"),
         y=alt.Y("cause:N", sort=None, title=None),
     )
     bars = base.mark_bar().encode(
@@ -92,8 +92,8 @@ def _costs(told: Document) -> tuple[Chart, ...]:
         tooltip=["cause:N", "domain:N", "jobs:Q", alt.Tooltip("GPU-hours:Q", format=",.0f")],
     )
     words = base.mark_text(align="left", dx=4).encode(text="domain:N")
-    said = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in rows[:5])
-    return (chart("GPU time lost by cause", said, bars + words),)
+    most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in rows[:5])
+    return (chart("GPU time lost by cause, at most half an hour of each job", most, bars + words),)
 
 
 def _weeks(told: Document) -> tuple[Chart, ...]:
@@ -105,40 +105,43 @@ def _weeks(told: Document) -> tuple[Chart, ...]:
     rows = [
         {
             "week": row["week"] * 1000,
-            "cause": row["cause"],
+            "cause": CAUSES[row["cause"]].words,
             "rate": row["jobs_per_million_gpu_hours"],
             "jobs": row["jobs"],
         }
         for row in told["weeks"]
-        if row["cause"] in largest and row["jobs_per_million_gpu_hours"] is not None
+        if row["cause"] in largest and row["days"] >= WHOLE_WEEK and row["jobs_per_million_gpu_hours"] is not None
     ]
-    if not rows:
+    if len({row["week"] for row in rows}) < 2:
         return ()
+    names = [CAUSES[cause].words for cause in largest]
     lines = (
         alt.Chart(rows_of(rows))
         .mark_line()
         .encode(
-            x=alt.X("week:T", title="week (UTC)"),
+            x=weeks_axis(rows),
             y=alt.Y("rate:Q", title="failed jobs per million GPU-hours"),
-            color=alt.Color("cause:N", scale=alt.Scale(domain=largest, range=list(COLOURS[:MOST_CAUSES])), title=None),
-            strokeDash=alt.StrokeDash("cause:N", scale=alt.Scale(domain=largest), title=None),
+            color=alt.Color("cause:N", scale=alt.Scale(domain=names, range=list(COLOURS[:MOST_CAUSES])), title=None),
+            strokeDash=alt.StrokeDash("cause:N", scale=alt.Scale(domain=names), title=None),
             tooltip=["week:T", "cause:N", "jobs:Q", alt.Tooltip("rate:Q", format=".3")],
         )
     )
-    words = "Failed jobs by cause and week, " + ", ".join(f"{cause} {jobs[cause]:,}" for cause in largest)
+    words = "Failed jobs by cause, in each whole week: " + ", ".join(
+        f"{CAUSES[cause].words} {jobs[cause]:,}" for cause in largest
+    )
     dates = _dates(told)
     if not dates:
         return (chart("How often each cause, by week", words, lines),)
     rules = (
         alt.Chart(rows_of(dates)).mark_rule(color="#555555", strokeDash=[2, 2]).encode(x="time:T", tooltip="words:N")
     )
-    names = (
+    labels = (
         alt.Chart(rows_of(dates))
         .mark_text(align="right", baseline="bottom", angle=270, dy=-2, color="#333333")
         .encode(x="time:T", y=alt.value(2), text="words:N")
     )
     words += ". Checks: " + "; ".join(f"{moment(date['time'] // 1000)[:10]} {date['words']}" for date in dates)
-    return (chart("How often each cause, by week, and when checks came", words, lines + rules + names),)
+    return (chart("How often each cause, by week, and when checks came", words, lines + rules + labels),)
 
 
 def _dates(told: Document) -> list[dict[str, Any]]:
@@ -205,7 +208,7 @@ def _largest(told: Document) -> Table:
                 str(job["job"]),
                 moment(job["end_time"]),
                 f"{job['gpus']:,}",
-                job["cause"],
+                CAUSES[job["cause"]].words,
                 job["code"],
                 job["node"],
                 job["confidence"],

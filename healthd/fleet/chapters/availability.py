@@ -14,7 +14,7 @@ WORDS = {
     "drained_healthd": "drained by healthd",
     "drained_people": "drained by people",
     "drained_slurm": "drained by Slurm",
-    "drained_unknown": "drained, not known by whom",
+    "drained_unknown": "drained by unknown",
     "down": "down",
     "not_observed": "not observed",
 }
@@ -60,15 +60,21 @@ def _out(availability: Document) -> Chart:
         alt.Chart(rows_of(bars))
         .mark_bar()
         .encode(
-            x=alt.X("share:Q", axis=alt.Axis(format=".1%"), title="share of the time that is not planned away"),
+            x=alt.X("share:Q", axis=alt.Axis(format=".1%"), title="share of the time"),
             y=alt.Y("what:N", sort=None, title=None),
             yOffset=alt.YOffset("of:N", sort=None),
-            color=alt.Color("of:N", sort=None, scale=alt.Scale(range=list(COLOURS)), title=None),
+            color=alt.Color(
+                "of:N",
+                sort=None,
+                scale=alt.Scale(range=list(COLOURS)),
+                title=None,
+                legend=alt.Legend() if named else None,
+            ),
         )
     )
     shares = availability["fleet"]["shares"]
     words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in WORDS.items())
-    return chart("Why nodes were not up", f"Of the fleet's time: {words}.", drawing)
+    return chart("Why nodes were not up", f"Of the fleet's time without planned maintenance: {words}.", drawing)
 
 
 def _racks(availability: Document) -> tuple[Chart, ...]:

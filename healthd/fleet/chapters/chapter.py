@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import altair as alt
@@ -12,6 +13,8 @@ from healthd.values import dataclass
 # Okabe and Ito's colours, which differ for who sees few of them, in an order whose greys differ too; black is text.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 HEIGHT = 260  # of a chart, CSS pixels
+# Days. Charts by week leave out the part weeks at both ends: their few jobs would draw a fall or a peak.
+WHOLE_WEEK = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,19 @@ class Chapter:
 def chart(title: str, words: str, drawing: alt.Chart | alt.LayerChart) -> Chart:
     """As wide as the page. Colour is never the only difference: say a shape, a dash or words too."""
     return Chart(title, words, drawing.properties(width="container", height=HEIGHT).to_dict())
+
+
+def weeks_axis(records: Sequence[dict[str, Any]]) -> alt.X:
+    """The axis of `week` in these records, milliseconds since the epoch, with a tick for each week.
+
+    In UTC: a browser would show its own time zone."""
+    axis = alt.Axis(format="%-d %b", values=[_utc(week) for week in sorted({record["week"] for record in records})])
+    return alt.X("week:T", scale=alt.Scale(type="utc"), axis=axis, title="week from (UTC)")
+
+
+def _utc(milliseconds: int) -> alt.DateTime:
+    day = datetime.fromtimestamp(milliseconds // 1000, timezone.utc)
+    return alt.DateTime(year=day.year, month=day.month, date=day.day, utc=True)
 
 
 def rows_of(records: Sequence[dict[str, Any]]) -> alt.InlineData:

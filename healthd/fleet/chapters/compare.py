@@ -23,10 +23,15 @@ def chapter(compare: Document) -> Chapter:
     )
 
 
+def short(title: str) -> str:
+    """The title of a measure for an axis; the table below the chart has it in full."""
+    return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to nodes' failures")
+
+
 def _ratios(compare: Document) -> tuple[Chart, ...]:
     points = [
         {
-            "what": row["title"],
+            "what": short(row["title"]),
             "ratio": min(max(row["ratio"], 1 / WIDEST), WIDEST),
             "low": min(max(row["interval"][0], 1 / WIDEST), WIDEST),
             "high": min(max(row["interval"][1] or WIDEST, 1 / WIDEST), WIDEST),
@@ -44,8 +49,8 @@ def _ratios(compare: Document) -> tuple[Chart, ...]:
             base.mark_rule(color="black").encode(x=alt.X("low:Q", scale=alt.Scale(type="log")), x2="high:Q"),
             base.mark_point(filled=True, size=80).encode(
                 x=alt.X("ratio:Q", scale=alt.Scale(type="log"), title="B / A, with its 95 % interval"),
-                shape=alt.Shape("differs:N"),
-                color=alt.Color("differs:N", sort=["no", "yes"], scale=alt.Scale(range=[COLOURS[0], COLOURS[5]])),
+                shape=alt.Shape("differs:N", scale=alt.Scale(domain=["no", "yes"])),
+                color=alt.Color("differs:N", scale=alt.Scale(domain=["no", "yes"], range=[COLOURS[0], COLOURS[5]])),
             ),
         ]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from healthd.fleet.answers.document import Document, number, span
+from healthd.fleet.answers.document import Document, number, plural, span
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
 
 
@@ -110,7 +110,7 @@ def _runs(ettr: Document) -> Chart:
             ),
         ]
     )
-    words = "; ".join(f"up to {row['gpus_up_to']:,} GPUs {row['mean']:.2f}" for row in rows)
+    words = "; ".join(f"up to {plural(row['gpus_up_to'], 'GPU')} {row['mean']:.2f}" for row in rows)
     return chart("Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and the expected one", words, drawing)
 
 

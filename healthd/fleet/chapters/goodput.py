@@ -8,7 +8,7 @@ import altair as alt
 
 from healthd.fleet.answers import goodput as answer
 from healthd.fleet.answers.document import Document, number
-from healthd.fleet.answers.sizes import gpus_named, size_named
+from healthd.fleet.answers.sizes import gpus_named
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
 
 
@@ -34,17 +34,17 @@ def chapter(goodput: Document) -> Chapter:
 def _by_size(rows: list[dict[str, Any]]) -> Chart:
     """As in the paper: lost goodput by the size of the jobs, the second order beside the first."""
     bars = [
-        {"size": size_named(row["gpus_up_to"]), "order": words, "gpu_hours": row[key]["gpu_hours"]}
+        {"size": gpus_named(row["gpus_up_to"]), "order": words, "gpu_hours": row[key]["gpu_hours"]}
         for row in rows
         for key, words in (("first_order", "ended by nodes"), ("second_order", "gave way to them"))
     ]
     drawing = (
         alt.Chart(rows_of(bars))
-        .mark_bar(stroke="white")
+        .mark_bar()
         .encode(
-            x=alt.X("size:N", sort=None, title="GPUs of the job"),
-            xOffset=alt.XOffset("order:N", sort=None),
-            y=alt.Y("gpu_hours:Q", title="GPU-hours lost"),
+            x=alt.X("gpu_hours:Q", title="GPU-hours lost"),
+            y=alt.Y("size:N", sort=None, title=None),
+            yOffset=alt.YOffset("order:N", sort=None),
             color=alt.Color("order:N", sort=None, scale=alt.Scale(range=list(COLOURS[:2])), title=None),
         )
     )

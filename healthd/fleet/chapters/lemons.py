@@ -17,7 +17,7 @@ IN_WORDS = {
     "out_count": "times out of service",
     "multi_node_node_fails": "multi-node failures",
     "single_node_node_fails": "single-node failures",
-    "single_node_node_failure_rate": "single-node failures a job",
+    "single_node_node_failure_rate": "single-node failures per job",
 }
 
 
@@ -31,7 +31,7 @@ def chapter(lemons: Document) -> Chapter:
         else f"None of {plural(nodes, 'node')} stands out in {lasting(days)}."
     ]
     sentences += [
-        f"With usual nodes in place of these, {percent(gain['share_failing_without'])} instead of "
+        f"With average nodes in place of these, {percent(gain['share_failing_without'])} instead of "
         f"{percent(gain['share_failing'])} of the jobs of more than {gain['more_than_gpus']} GPUs would have failed by "
         "their nodes."
         for gain in lemons["gain"]
@@ -39,7 +39,7 @@ def chapter(lemons: Document) -> Chapter:
     ]
     table = Table(
         "Nodes to take out",
-        ("node", "times the fleet's rate", "sure", "what was seen", "out of service since"),
+        ("node", "times the fleet's rate", "probability", "what was seen", "out of service since"),
         tuple(
             (one["node"], number(one["score"], 2), percent(one["probability"]), one["words"], moment(one["out_since"]))
             for one in found
@@ -79,8 +79,8 @@ def _curves(lemons: Document) -> tuple[Chart, ...]:
             }
             for one in lemons["nodes"]
         ]
-    x = alt.X("part:Q", title="value, of the greatest", axis=alt.Axis(format="%"))
-    y = alt.Y("nodes:Q", title="nodes with so much or less", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
+    x = alt.X("part:Q", title="value, as a share of the largest", axis=alt.Axis(format="%"))
+    y = alt.Y("nodes:Q", title="nodes with this value or less", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False))
     # One legend, below the chart: beside it, two of them ran off the page and over the heading of a narrow one.
     words = [IN_WORDS[signal] for signal in told]
     legend = alt.Legend(orient="bottom", columns=1, labelLimit=300, title=None)

@@ -74,17 +74,17 @@ def _switches(links: Document) -> tuple[Chart, ...]:
     ]
     if not points:
         return ()
+    worst = ", ".join(row["switch"] for row in links["switches"] if row["stands_out"])
     drawing = (
         alt.Chart(rows_of(points))
         .mark_point(filled=True, size=70)
         .encode(
             x=alt.X("expected:Q", title="episodes to be expected"),
             y=alt.Y("episodes:Q", title="episodes"),
-            shape=alt.Shape("stands out:N"),
+            shape=alt.Shape("stands out:N", legend=alt.Legend() if worst else None),
             color=alt.Color("kind:N", scale=alt.Scale(range=list(COLOURS)), title=None),
             tooltip=["switch:N", "kind:N", "episodes:Q", "expected:Q"],
         )
     )
-    worst = ", ".join(row["switch"] for row in links["switches"] if row["stands_out"]) or "none"
-    words = f"Episodes of each switch's nodes beside what chance gives them; what stands out: {worst}."
+    words = f"Episodes of each switch's nodes beside what chance gives them; what stands out: {worst or 'none'}."
     return (chart("Switches", words, drawing),)

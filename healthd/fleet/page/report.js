@@ -6,7 +6,9 @@
                    tooltip: {disableDefaultStyle: true}};
   for (const place of document.querySelectorAll("[data-chart]")) {
     try {
-      await vegaEmbed(place, JSON.parse(document.getElementById(place.dataset.chart).textContent), options);
+      const spec = JSON.parse(document.getElementById(place.dataset.chart).textContent);
+      spec.config.legend.columns = Math.min(4, Math.max(1, Math.floor((place.clientWidth - 100) / 150)));
+      await vegaEmbed(place, spec, options);
     } catch (error) {
       place.textContent = "This chart could not be drawn here; the table below has its numbers.";
       place.className = "undrawn";

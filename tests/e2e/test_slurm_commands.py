@@ -15,7 +15,10 @@ from frozen import HangFs
 from healthd_daemon import Healthd, xid
 from waiting import until
 
-IDLE = "printf '%-50s%-9s%-200s%-40s%-80s%-400s%-400s\\n' gpu 1 idle Unknown Unknown none '(null)'"
+from healthd.slurm.commands import NODE_COLUMNS
+
+WIDTHS = "".join(f"%-{width}s" for _, width in NODE_COLUMNS)
+IDLE = f"printf '{WIDTHS}\\n' gpu 1 idle Unknown Unknown none '(null)'"
 
 
 @pytest.fixture

@@ -198,7 +198,9 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
     lines = [
         "",
         page.heading("Recorded"),
-        *page.wrap(f"{path}: {_bytes(size)}, {len(document['results'])} runs, {answers} answers", "  "),
+        *page.wrap(
+            f"{path}: {_bytes(size)}, {_counted(len(document['results']), 'run')}, {_counted(answers, 'answer')}", "  "
+        ),
         *(line for sentence in silent for line in page.wrap(sentence, "  ")),
         *page.wrap(
             "It holds this node's name, addresses and serial numbers of its parts, names of processes, the settings of "

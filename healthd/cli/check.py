@@ -70,7 +70,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _limits(settings: Settings) -> tuple[str, ...]:
     """Return what the daemon of this machine needs and does not have. The checks that read the kernel's own log or the
-    journal report it themselves. No command of Slurm runs here: in the modes that need Slurm, a running daemon is asked.
+    journal report it themselves. No command of Slurm runs here: in the modes that need Slurm, the daemon reports it.
     """
     import shutil
 

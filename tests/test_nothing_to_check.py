@@ -21,7 +21,6 @@ from healthd.doctor import service, sight, slurm
 from healthd.host import Host
 from healthd.judge.limits import limits, shown_health
 from healthd.kernel.file import FollowedFile
-from healthd.machine.program import Ran
 from healthd.model import (
     NO_GPU,
     CheckResult,
@@ -39,6 +38,7 @@ from healthd.past import Past
 from healthd.say.status import status_json, verdict_line
 from healthd.settings import layers, registry
 from healthd.settings.settle import settle
+from healthd.slurm.commands import CommandResult
 from healthd.work import once
 from healthd.work.results import result_of
 from healthd.work.runner import Reply, Request
@@ -113,7 +113,7 @@ def some_program(name):
 
 
 def slurm_answers(argv):
-    return Ran(1, "", "Unable to contact slurm controller")
+    return CommandResult(1, b"", "Unable to contact slurm controller")
 
 
 @pytest.mark.parametrize(("mode", "log_readable", "slurm_there"), CASES)

@@ -202,17 +202,18 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A program of the site ended with exit status 1.",
-        "That depends on the program, which is the site's own.",
-        "The message is the first line that it printed. Run its command by hand; healthd config show has it.",
+        "The site's program decides what deserves a warning.",
+        "The message is the first line that the program printed. Run its command by hand; healthd config show prints "
+        "the command.",
     ),
     "exec/critical": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "A program of the site ended with exit status 2, or a check of NHC failed. critical_severity in its settings "
         "is the severity.",
-        "That depends on the program, which is the site's own.",
-        "The message is the first line that it printed, or NHC's line about the check. Run its command by hand; "
-        "healthd config show has it.",
+        "The site's program, or NHC, decides what is a fault.",
+        "The message is the first line that the program printed, or NHC's message for the check. Run its command by "
+        "hand; healthd config show prints the command.",
         chosen_by="critical_severity",
     ),
 }

@@ -204,43 +204,43 @@ EXPLAIN = {
     "failslow/job": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A job that tells how long its steps take became slower than it was, and stays so.",
-        "Nothing failed and no check need be red, yet the job holds its nodes for longer: of 27 large jobs 16 met "
-        "this, for 72 minutes in the mean (FALCON, arXiv 2410.12588, table 1). It is the job's own word: it never "
-        "drains.",
-        "The message says which rank, or why nobody is named. Where it is communication, or another node's, ask there, "
-        "too: healthd failslow reads the times of all ranks. What else stands on this node is in healthd status.",
+        "A job that reports its step times became slower than it was, and stays slow.",
+        "Nothing has failed, yet the job occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
+        "on average (FALCON, arXiv 2410.12588, table 1). The report is the job's own, so it never drains.",
+        "The message names the slow rank, or the reason why none is named. If communication or another node is slow, "
+        "look there as well: healthd failslow reads the times of all ranks. healthd status lists other open conditions "
+        "of this node.",
         needs="client",
     ),
     "failslow/gpu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rank on this GPU works longer for each step than it did, and the ranks beside it do not.",
-        "All ranks of the job wait for it. A throttled GPU, a slow CPU core or a narrow PCIe link does so without an "
-        "error. It rests on the job's own word: it never drains.",
-        "nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what holds the clocks; healthd status, what else stands. "
-        "healthd validate measures the GPU once the node is idle.",
+        "The rank on this GPU needs longer for each step than before, and the ranks beside it do not.",
+        "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link causes this "
+        "without an error. The report is the job's own, so it never drains.",
+        "nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status lists other open "
+        "conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",
     ),
     "failslow/counters": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rhythm in this node's sampled counters became slower than it was: an iteration of the job takes longer.",
-        "As failslow/job, of a job that tells nothing itself. It was read by root, so a site may let it count for more "
-        "(severity); it cannot say which rank it is.",
-        "healthd status shows what else stands on this node. Whether the job itself changed, its user knows.",
+        "The period in this node's sampled counters became longer: an iteration of the job takes longer than before.",
+        "As failslow/job, for a job that reports nothing. healthd reads the counters itself, so a site may raise the "
+        "severity. The counters cannot show which rank is slow.",
+        "healthd status lists other open conditions of this node. Ask the job's user whether the job itself changed.",
         needs="sample",
     ),
     "failslow/loss": Explain(
         Severity.CRITICAL,
         Clears.WINDOW,
-        "A job lost as much time by the slow rhythm of this node's counters as a new start costs, and a part of the "
-        "node shows a fault that came at that time. Only with `act`: requeue makes it critical, drain degraded.",
-        "To go on costs more than to start again elsewhere (FALCON, arXiv 2410.12588, algorithm 1). What made it so "
-        "may pass: the node is tried again after loss_window_seconds. A job that is slow by its own doing, on a node "
-        "whose part failed a little just then, looks the same, which is why it is off by default.",
-        "The message says what changed: clocks, links, ports. healthd validate measures the idle node; "
-        "where several nodes have this at once, ask for the switch that they share.",
+        "By the counters of this node, a job has lost as much time as a restart costs, and a part of the "
+        "node shows a fault that began at that time. Only with `act`: requeue makes it critical, drain degraded.",
+        "Going on costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may be "
+        "temporary, so the node is tried again after loss_window_seconds. A job that slowed down for a reason of its "
+        "own, on a node whose part had a small fault at that time, looks the same. Therefore it is off by default.",
+        "The message names what changed: clocks, links, ports. healthd validate measures the idle node. If several "
+        "nodes have this at once, check the switch that they share.",
         also=(Severity.DEGRADED,),
         shared=True,
         needs="act",

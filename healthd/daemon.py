@@ -500,6 +500,7 @@ class Daemon:
             outcomes=dict(looking.outcomes),
             decision=self.hand.decision,
             slurm=self.hand.status,
+            requeued=self.hand.requeued,
             kernel_log=hearing.kernel.status,
             incidents=hearing.standing_incidents(),
             sources=(*hearing.kernel.sources, *self.hot_unplug.sources),

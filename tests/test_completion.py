@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import shutil
 import subprocess
@@ -121,7 +122,11 @@ Conditions
   critical  gpu_xid/79 0000:61:00.0
     Xid 79: GPU has fallen off the bus
   degraded  gpu_xid/79 0000:1b:00.0
+    warning x/y is text of the line above
   warning   ib_link/down mlx5_3/1
+  degraded  exec/critical nhc: check_fs_free /tmp 3%
+  degraded  exec/critical nhc: check_hw_eth eth1
+  warning   kernel/taint
 
 Slurm
   wants: drain
@@ -130,7 +135,7 @@ Slurm
 
 @pytest.fixture
 def healthd(tmp_path):
-    """A program that prints what a daemon with three open conditions does; "silent" has none that answers."""
+    """A program that prints what a daemon with open conditions does; with a file "silent" no daemon answers."""
     (tmp_path / "status").write_text(STATUS)
     program = tmp_path / "healthd"
     program.write_text(
@@ -141,28 +146,55 @@ def healthd(tmp_path):
     return program
 
 
+def bash_words(line):
+    """Return COMP_WORDS of a line as bash makes them: a blank or ":" ends a word, but not if escaped or quoted."""
+    words = []
+    for word in re.findall(r"(?:\\.|'[^']*'?|[^ \\'])+", line):
+        words += [word] if "'" in word else filter(None, re.split("(:)", word))
+    return [*words, ""] if re.search(r"(?<!\\) $", line) and line.count("'") % 2 == 0 else words
+
+
 def bash_offers(healthd, line):
     script = healthd.parent / "script"
     script.write_text(SHELLS["bash"](LINES))
-    words = f"{line}x".replace(":", " : ").split(" ")  # a blank ends a word, and so does a ":"
-    words[-1] = words[-1][:-1]
+    words = bash_words(line)
     array = " ".join(map(shlex.quote, words))
     program = (
         f". {script}; COMP_LINE={shlex.quote(line)}; COMP_POINT={len(line)}; COMP_WORDS=({array}); "
         f'COMP_CWORD={len(words) - 1}; _healthd {healthd}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=240)
+    assert done.stderr == ""
     return sorted(filter(None, done.stdout.splitlines()))
 
 
+OPEN_CODES = ["exec/critical", "gpu_xid/79", "ib_link/down", "kernel/taint"]
+
+
 def test_bash_offers_open_conditions_and_their_parts(healthd):
-    assert bash_offers(healthd, "healthd ack ") == ["gpu_xid/79", "ib_link/down"]
+    assert bash_offers(healthd, "healthd ack ") == OPEN_CODES
     assert bash_offers(healthd, "healthd unack ib") == ["ib_link/down"]
     assert bash_offers(healthd, "healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
     assert bash_offers(healthd, "healthd ack gpu_xid/79 0000:6") == ["61:00.0"]
+    assert bash_offers(healthd, "healthd ack gpu_xid/79 0000:") == ["1b:00.0", "61:00.0"]
+    assert bash_offers(healthd, "healthd ack kernel/taint ") == []
     assert bash_offers(healthd, "healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
     (healthd.parent / "silent").touch()
     assert bash_offers(healthd, "healthd ack ") == ["mount/missing"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offers"),
+    [
+        ("", ["nhc:\\ check_fs_free\\ /tmp\\ 3%", "nhc:\\ check_hw_eth\\ eth1"]),
+        ("nh", ["nhc:\\ check_fs_free\\ /tmp\\ 3%", "nhc:\\ check_hw_eth\\ eth1"]),
+        ("nhc:", ["\\ check_fs_free\\ /tmp\\ 3%", "\\ check_hw_eth\\ eth1"]),
+        ("nhc:\\ check_h", ["\\ check_hw_eth\\ eth1"]),
+        ("'nhc: check_h", ["nhc: check_hw_eth eth1"]),
+    ],
+)
+def test_bash_quotes_a_part_that_holds_blanks(healthd, typed, offers):
+    assert bash_offers(healthd, f"healthd ack exec/critical {typed}") == offers
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
@@ -171,12 +203,15 @@ def test_fish_offers_open_conditions_and_their_parts(healthd):
     script.write_text(SHELLS["fish"](LINES))
 
     def offers(line):
-        program = f"set -x PATH {healthd.parent} $PATH; source {script}; complete -C '{line}'"
+        program = f"set -x PATH {healthd.parent} $PATH; source {script}; complete -C {shlex.quote(line)}"
         done = subprocess.run(["fish", "-N", "-c", program], capture_output=True, text=True, timeout=240)
         return sorted({row.partition("\t")[0] for row in done.stdout.splitlines()})
 
-    assert offers("healthd ack ") == ["gpu_xid/79", "ib_link/down"]
+    assert offers("healthd ack ") == OPEN_CODES
     assert offers("healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
+    assert offers("healthd ack exec/critical ") == ["nhc: check_fs_free /tmp 3%", "nhc: check_hw_eth eth1"]
+    assert offers("healthd ack exec/critical nhc:\\ check_h") == ["nhc: check_hw_eth eth1"]
+    assert offers("healthd ack kernel/taint ") == []
     assert offers("healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
     (healthd.parent / "silent").touch()
     assert offers("healthd ack ") == ["mount/missing"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -246,22 +247,8 @@ def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_
 
 # --- NHC
 
-# What the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4 printed and returned for NHC_CONF below, with and without
-# -a. test_real_nhc_does_what_the_stand_in_does compares the two.
-STAND_IN = """
-for word; do case $word in -a) all=1;; -v) verbose=1;; -l) ;; MARK_OFFLINE=0) offline=0;; esac; done
-[ "$verbose$offline" = 10 ] || exit 99
-echo "Node Health Check starting."
-echo 'Running check:  "check_file_test -r /etc/passwd"'
-echo 'Running check:  "check_file_test -r /nope/one"'
-echo "ERROR:  nhc:  Health check failed:  check_file_test:  -r /nope/one returned 1."
-[ "$all" ] || exit 1
-echo 'Running check:  "/bin/false"'
-echo 'Running check:  "check_hw_eth nope9"'
-echo "ERROR:  nhc:  Health check failed:  check_hw_eth:  Ethernet device nope9 not detected."
-echo "ERROR:  nhc:  2 health checks failed."
-exit 2
-"""
+NHC = Path(__file__).parent / "data" / "nhc"  # the script and its checks, github.com/mej/nhc at 9c4a38c0c9f4
+
 NHC_CONF = """\
 * || check_file_test -r /etc/passwd
 * || check_file_test -r /nope/one
@@ -273,12 +260,21 @@ NHC_FAILURES = {
     "nhc: check_file_test -r /nope/one": "check_file_test:  -r /nope/one returned 1.",
     "nhc: check_hw_eth nope9": "check_hw_eth:  Ethernet device nope9 not detected.",
 }
-
-
-def real_nhc() -> Path | None:
-    """The NHC of this machine, or the checkout that the environment variable NHC names."""
-    found = Path(os.environ["NHC"], "nhc") if os.environ.get("NHC") else Path("/usr/sbin/nhc")
-    return found if found.exists() else None
+# Lines that fail on every machine, and the words after which the rest of NHC's message depends on the machine.
+FAILING_LINES = {
+    "check_cmd_output -m '/never/' echo hello": 'check_cmd_output:  "/never/" failed to match',
+    "check_cmd_status -r 0 /bin/false": "check_cmd_status:  1 (expected 0) returned by",
+    "check_file_contents /etc/passwd '/^no-such-user:/'": 'check_file_contents:  File "/etc/passwd" failed to match',
+    "check_file_stat -m 0666 /etc/passwd": 'check_file_stat:  File "/etc/passwd" has permissions',
+    "check_file_test -k /etc": "check_file_test:  -k /etc returned 1.",
+    "check_fs_free / 99999TB": "check_fs_free:  / has only",
+    "check_fs_mount -t lustre -f /proc": "check_fs_mount:  ",
+    "check_hw_cpuinfo 999 999 999": "check_hw_cpuinfo:  Actual CPU socket count",
+    "check_hw_physmem 9999TB 9999TB 5%": "check_hw_physmem:  Actual RAM size",
+    # This check sets NHC's NAME, so its line begins with "ERROR:  nope:" and not with "ERROR:  nhc:".
+    "check_net_socket -n nope /run/nope": "check_net_socket:  Syntax error:",
+    "check_ps_daemon nope9d": "check_ps_daemon:  Process nope9d not running",
+}
 
 
 def nhc(*command: str | Path, **settings) -> Config:
@@ -286,19 +282,16 @@ def nhc(*command: str | Path, **settings) -> Config:
 
 
 def stand_in(folder: Path, script: str) -> Config:
+    """A program in the place of NHC, for ends that NHC itself cannot be brought to."""
     return nhc(program(folder, script, "nhc"))
 
 
-needs_real_nhc = pytest.mark.skipif(real_nhc() is None, reason="no /usr/sbin/nhc, and NHC names no checkout")
-
-
 def real(folder: Path, conf: str) -> Config:
-    path = folder / "nhc.conf"
-    path.write_text(conf)
-    found = real_nhc()
-    assert found is not None
-    scripts = [f"INCDIR={found.parent / 'scripts'}"] if os.environ.get("NHC") else []
-    return nhc(found, "-c", path, *scripts, "NHC_RM=slurm", f"OFFLINE_NODE='touch {folder}/offline;:'", "ONLINE_NODE=:")
+    """NHC itself, copied because healthd refuses a program that another user may write. A drain creates `offline`."""
+    (folder / "nhc.conf").write_text(conf)
+    script = shutil.copy(NHC / "nhc", folder / "nhc")
+    words = (f"INCDIR={NHC / 'scripts'}", "NHC_RM=slurm", f"OFFLINE_NODE='touch {folder}/offline;:'", "ONLINE_NODE=:")
+    return nhc(script, "-c", folder / "nhc.conf", *words)
 
 
 def failures(config: Config) -> dict[str, str]:
@@ -311,26 +304,30 @@ def nothing_to_check(config: Config) -> bool:
     return any(isinstance(given, NothingToCheck) for given in exec_check.run(HOST, config, Past({}, NOW, BOOT)))
 
 
-def test_each_failed_check_of_nhc_is_a_critical_finding(tmp_path):
-    assert failures(stand_in(tmp_path, STAND_IN)) == NHC_FAILURES
-
-
-@needs_real_nhc
-def test_real_nhc_does_what_the_stand_in_does(tmp_path):
+def test_each_failed_check_of_nhc_is_a_critical_finding_and_nhc_drains_nothing(tmp_path):
     assert failures(real(tmp_path, NHC_CONF)) == NHC_FAILURES
     assert not (tmp_path / "offline").exists()
 
 
-@needs_real_nhc
-def test_real_nhc_drains_by_itself_without_mark_offline_0(tmp_path):
-    config = real(tmp_path, NHC_CONF)
-    HOST.run(config.command, 60.0, {}, anywhere=True)
+def test_nhc_drains_by_itself_without_mark_offline_0(tmp_path):
+    HOST.run(real(tmp_path, NHC_CONF).command, 60.0, {}, anywhere=True)
     assert (tmp_path / "offline").exists()
+
+
+def test_nhc_with_forked_checks_gives_the_same_findings_although_it_ends_with_0(tmp_path):
+    config = real(tmp_path, NHC_CONF)
+    assert failures(replace(config, command=(*config.command, "NHC_CHECK_FORKED=1"))) == NHC_FAILURES
+
+
+def test_every_kind_of_check_of_nhc_is_named_by_its_line(tmp_path):
+    found = failures(real(tmp_path, "".join(f"* || {line}\n" for line in FAILING_LINES)))
+    assert found.keys() == {f"nhc: {line}" for line in FAILING_LINES}
+    wrong = [line for line, words in FAILING_LINES.items() if not found[f"nhc: {line}"].startswith(words)]
+    assert wrong == [], found
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 77, 127, 142])
 def test_a_failure_line_of_nhc_is_a_fault_whatever_its_exit_status(tmp_path, status):
-    """0: NHC_CHECK_FORKED=1 with -a loses the count."""
     lines = [
         "Node Health Check starting.",
         'Running check:  "check_hw_eth nope9" (forked PID 22022)',
@@ -348,44 +345,24 @@ def test_any_exit_status_but_0_of_nhc_is_a_fault(tmp_path, status):
     assert failures(config) == {"nhc": "no log file"}
 
 
-def test_a_check_that_nhc_ignores_with_a_is_found(tmp_path):
-    """A script in nhc.conf that fails: without -a NHC ends with 1, with -a it passes."""
-    script = """
-for word; do [ "$word" = -a ] && { echo Node Health Check starting.; exit 0; }; done
-echo Node Health Check starting.
-echo 'Running check:  "/bin/false"'
-echo "Node Health Check failed.  Check /bin/false returned 1"
-echo "ERROR:  nhc:  Health check failed:  Check /bin/false returned 1"
-exit 1
-"""
-    assert failures(stand_in(tmp_path, script)) == {"nhc: /bin/false": "Check /bin/false returned 1"}
-
-
-@needs_real_nhc
-def test_a_script_and_a_misspelt_check_that_fail_in_real_nhc_are_found(tmp_path):
+def test_a_script_and_a_misspelt_check_that_fail_are_found_although_nhc_ignores_them_with_a(tmp_path):
     assert failures(real(tmp_path, "* || /bin/false\n")) == {"nhc: /bin/false": "Check /bin/false returned 1"}
     assert failures(real(tmp_path, "* || check_nope 1\n")) == {"nhc: check_nope 1": "Check check_nope 1 returned 127"}
 
 
-@needs_real_nhc
-def test_real_nhc_that_fails_nothing_passes(tmp_path):
-    assert failures(real(tmp_path, "* || check_file_test -r /etc/passwd\n")) == {}
+def test_nhc_that_fails_nothing_passes(tmp_path):
+    config = real(tmp_path, "* || check_file_test -r /etc/passwd\n")
+    assert failures(config) == {}
+    assert not nothing_to_check(config)
 
 
-@needs_real_nhc
-def test_a_check_that_hangs_in_real_nhc_is_a_fault(tmp_path):
+def test_a_check_of_nhc_that_hangs_is_a_fault(tmp_path):
     config = real(tmp_path, "* || sleep 60\n")
     (subject,) = failures(replace(config, command=(*config.command, "TIMEOUT=1")))
     assert subject == "nhc: sleep 60"
 
 
 def test_nhc_without_settings_is_no_pass(tmp_path):
-    with pytest.raises(RuntimeError, match=r"nhc\.conf is missing"):
-        run_check(exec_check, HOST, stand_in(tmp_path, "exit 0"))
-
-
-@needs_real_nhc
-def test_real_nhc_without_settings_is_no_pass(tmp_path):
     config = real(tmp_path, "")
     (tmp_path / "nhc.conf").unlink()
     with pytest.raises(RuntimeError, match=r"nhc\.conf is missing"):
@@ -393,14 +370,7 @@ def test_real_nhc_without_settings_is_no_pass(tmp_path):
 
 
 def test_nhc_with_no_check_for_this_node_has_nothing_to_check(tmp_path):
-    config = stand_in(tmp_path, "echo Node Health Check starting.; echo Node Health Check completed")
-    assert nothing_to_check(config)
-
-
-@needs_real_nhc
-def test_real_nhc_with_no_check_for_this_node_has_nothing_to_check(tmp_path):
-    config = real(tmp_path, "another-host || check_file_test -r /nope\n")
-    assert nothing_to_check(config)
+    assert nothing_to_check(real(tmp_path, "another-host || check_file_test -r /nope\n"))
 
 
 @pytest.mark.parametrize(("script", "error"), [("exit 10", "command line"), ("kill -SEGV $$", "SIGSEGV")])
@@ -409,18 +379,23 @@ def test_nhc_that_cannot_run_is_a_failure_and_no_finding(tmp_path, script, error
         run_check(exec_check, HOST, stand_in(tmp_path, script))
 
 
+def test_nhc_that_refuses_its_command_line_is_a_failure_and_no_finding(tmp_path):
+    config = real(tmp_path, NHC_CONF)
+    with pytest.raises(RuntimeError, match="command line"):
+        run_check(exec_check, HOST, replace(config, command=(config.command[0], "-Z", *config.command[1:])))
+
+
 def test_a_second_run_of_nhc_that_is_too_slow_leaves_what_the_first_one_found(tmp_path):
-    first = STAND_IN.replace('[ "$all" ] || exit 1', '[ "$all" ] && exec sleep 60; exit 1')
-    config = replace(stand_in(tmp_path, first), timeout_seconds=10.0)
+    config = replace(real(tmp_path, f"{NHC_CONF}* || sleep 60\n"), timeout_seconds=20.0)
     given, error = until_it_fails(exec_check, HOST, config)
-    found = {item.subject: item.message for item in given if isinstance(item, Finding)}
-    assert found == dict([next(iter(NHC_FAILURES.items()))])
+    assert [item.subject for item in given if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
     assert "did not end" in error  # else the checks that were not reached would pass
 
 
 def test_a_second_run_of_nhc_that_cannot_start_leaves_what_the_first_one_found(tmp_path):
-    config = stand_in(tmp_path, f'rm "$0"\n{STAND_IN}')
-    given, error = until_it_fails(exec_check, HOST, config)
+    line = "ERROR:  nhc:  Health check failed:  check_file_test:  -r /nope/one returned 1."
+    script = f"""rm "$0"; echo 'Running check:  "check_file_test -r /nope/one"'; echo '{line}'; exit 1"""
+    given, error = until_it_fails(exec_check, HOST, stand_in(tmp_path, script))
     assert [item.subject for item in given if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
     assert "there is no program" in error
 
@@ -432,9 +407,9 @@ def test_only_a_newline_ends_a_line_of_nhc():
 
 
 def test_a_failed_check_of_nhc_drains_and_two_good_runs_resume(tmp_path):
-    story = Story(exec_check, stand_in(tmp_path, STAND_IN)).look(HOST)
+    story = Story(exec_check, real(tmp_path, NHC_CONF)).look(HOST)
     assert story.drained
-    stand_in(tmp_path, """echo Node Health Check starting.; echo 'Running check:  "true"'""")
+    real(tmp_path, "* || check_file_test -r /etc/passwd\n")
     assert story.look(HOST).drained
     assert not story.look(HOST).drained
 

@@ -392,7 +392,7 @@ def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys)
         (run,) = explained(capsys, "--config", str(file), code)["here"]
         assert run["unlooked_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
-        assert (f"Not checked here because of {setting}." in capsys.readouterr().out) == bool(setting)
+        assert (f"Not checked here: {setting} is off." in capsys.readouterr().out) == bool(setting)
 
 
 def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):

@@ -36,3 +36,26 @@ def test_who_answers_for_the_node_while_it_is_looked_at_in_slurm_has_answered_fo
     hand = Hand(Settings(mode=Mode.ACT), memory, "b1", time.time, time.monotonic)
     assert hand.look(Verdict(Health.HEALTHY), round_ended=True) is not None
     assert memory.ledger.slurm == (answered_for(DRAINED) if answered else DRAINED)
+
+
+def test_jobs_are_listed_as_requeued_until_healthds_drain_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = [
+        ReconcileReport(DRAINED, requeued=("12",)),
+        ReconcileReport(DRAINED, requeued=("12", "13")),
+        ReconcileReport(DRAINED),
+        ReconcileReport(SlurmMemory()),
+    ]
+
+    def looks(*_: object) -> Iterator[Remember]:
+        report = reports.pop(0)
+        yield Remember(report.memory)
+        return report
+
+    monkeypatch.setattr("healthd.slurm.driver.reconcile", looks)
+    hand = Hand(Settings(mode=Mode.ACT), Memory(str(tmp_path), time.time), "b1", time.time, time.monotonic)
+    listed = []
+    while reports:
+        verdict = Verdict(Health.HEALTHY, may_resume=len(reports) % 2 == 0)  # the aim changes, so each look is due
+        assert hand.look(verdict, round_ended=True) is not None
+        listed.append(hand.requeued)
+    assert listed == [("12",), ("12", "13"), ("12", "13"), ()]

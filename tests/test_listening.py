@@ -24,6 +24,7 @@ ROUND = {"health": "healthy", "unknown": [], "conditions": [], "results": []}
 
 def check(folder: Path, *names: str) -> tuple[int, dict[str, Any]]:
     settings = folder / "healthd.toml"
+    (folder / "log").touch()
     settings.write_text(f'runtime_dir = "{folder}"\nstate_dir = "{folder}"\n[kernel_log]\nsource = "{folder}/log"\n')
     argv = [sys.executable, "-m", "healthd", "check", *names, "--json", "--config", str(settings)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -10,7 +10,9 @@ import os
 import pytest
 from fakes import BOOT, NOW, PLAIN_SNAPSHOT
 from slurm_text import columns
+from status_daemon import StatusDaemon
 
+from healthd.cli import doctor
 from healthd.cli.main import main
 from healthd.cli.terminal import OF_HEALTH
 from healthd.config import KernelLogConfig, Settings
@@ -19,7 +21,7 @@ from healthd.doctor import line as doctor_line
 from healthd.doctor import service, sight, slurm
 from healthd.host import Host
 from healthd.judge.limits import PROGRAMS, limits, shown_health
-from healthd.machine.program import Ran
+from healthd.kernel.file import FollowedFile
 from healthd.model import (
     NO_GPU,
     CheckResult,
@@ -112,7 +114,7 @@ def some_program(name):
 
 
 def slurm_answers(argv):
-    return Ran(1, "", "Unable to contact slurm controller")
+    return CommandResult(1, b"", "Unable to contact slurm controller")
 
 
 @pytest.mark.parametrize(("mode", "log_readable", "slurm_there"), CASES)
@@ -234,8 +236,69 @@ def test_a_switched_off_kernel_log_is_a_choice():
     assert limits(Mode.ACT, "off", False, "off", "") == ()
 
 
+def test_doctor_runs_what_a_round_runs():
+    """It counted checks that run only on a drained, idle node, so its number differed from that of status."""
+    every = registry.built_in()
+    loaded = settle({}, "healthd.toml", {}, every, layers.without_baseline)
+    of_a_round = [run for run in loaded.checks if not every[run.check].when]
+    assert len(of_a_round) < len(loaded.checks)
+    assert list(doctor.of_a_round(loaded, every).checks) == of_a_round
+
+
 def test_doctor_counts_as_status_does():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
     results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
     (line,) = (line for line in sight.lines(results, sight.Around(False, False, True)) if line.about == "checks")
-    assert line.says.startswith("3 of 4 can check this node, 1 have nothing")
+    assert line.says.startswith("3 of 4 can check this node, 1 has nothing")
+
+
+def run_check(tmp_path, capsys, mode="observe", log="off"):
+    file = tmp_path / "healthd.toml"
+    file.write_text(
+        f'mode = "{mode}"\nruntime_dir = "{tmp_path}/run"\nstate_dir = "{tmp_path}/state"\n'
+        f'[kernel_log]\nsource = "{log}"\n'
+    )
+    status = main(["check", "--json", "--config", str(file), "--fake-nvml", "dgx-h100", "gpu_count"])
+    return status, json.loads(capsys.readouterr().out)["limits"]
+
+
+def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
+    """It printed "healthy" with exit status 0, where status warned and the doctor exited with 2."""
+    status, (limit,) = run_check(tmp_path, capsys, log=f"{tmp_path}/gone.log")
+    assert status == OF_HEALTH["warning"]
+    assert f"{tmp_path}/gone.log" in limit
+    (tmp_path / "there.log").touch()
+    assert run_check(tmp_path, capsys, log=f"{tmp_path}/there.log") == (0, [])
+
+
+@pytest.mark.parametrize(("mode_of_the_daemon", "warns"), [("drain", True), ("observe", False)])
+def test_check_warns_while_slurm_does_not_answer_the_daemon(tmp_path, capsys, monkeypatch, mode_of_the_daemon, warns):
+    """Only the daemon asks slurmctld: thousands of nodes that run healthd check would be too many."""
+    monkeypatch.setattr("healthd.judge.limits.missing_programs", lambda _: [])
+    limit = 'mode is "drain", and Slurm cannot be used: sinfo: no answer'
+    (tmp_path / "run").mkdir(mode=0o755)
+    with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=[limit]):
+        assert run_check(tmp_path, capsys, mode="drain") == ((1, [limit]) if warns else (0, []))
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    log = tmp_path / "kern.log"
+    log.touch()
+    real = os.open
+
+    def refused(path, *flags, **more):
+        if path == str(log):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *flags, **more)
+
+    monkeypatch.setattr(os, "open", refused)
+    (line,) = service.kernel_log(Settings(kernel_log=KernelLogConfig(source=str(log), trust_file=True)))
+    assert line.state is doctor_line.State.FAILS
+    assert "cannot be read: Permission denied" in line.says
+    followed = FollowedFile(str(log), None)
+    assert followed.missing.endswith("cannot be read: Permission denied")
+    log.unlink()
+    monkeypatch.undo()
+    followed.read()
+    assert followed.missing.endswith("is not there yet")
+    followed.close()

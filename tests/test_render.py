@@ -310,6 +310,14 @@ def test_first_line_shows_drained_where_no_job_is_left(state, word):
     assert status(slurm=slurm).splitlines()[0].endswith(f", {word} (by healthd)")
 
 
+@pytest.mark.parametrize(
+    ("jobs", "words"), [([], ""), (["12"], ", 1 job requeued"), (["12", "14"], ", 2 jobs requeued")]
+)
+def test_first_line_counts_the_requeued_jobs(jobs, words):
+    slurm = {**believed()["slurm"], "state": ["DRAIN", "IDLE"], "owner": "ours", "requeued": jobs}
+    assert status(slurm=slurm).splitlines()[0].endswith(f", drained (by healthd){words}")
+
+
 def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
     slurm = {
         "state": ["DRAIN", "IDLE"],

@@ -140,13 +140,13 @@ def test_a_daemon_that_goes_is_told_above_what_it_said_last_and_one_that_comes_b
 def test_a_dumb_terminal_gets_one_text_after_another(daemon, tmp_path):
     shown = Terminal(tmp_path, "--watch", "0.5", TERM="dumb")
     try:
-        shown.until("(--- healthd status, each 0.5 s, (.|\n)*){2}n: unhealthy")
+        shown.until("(--- healthd status, every 0.5 s, (.|\n)*){2}n: unhealthy")
         assert "\033" not in shown.drawn
     finally:
         shown.close()
 
 
-@pytest.mark.parametrize(("flags", "begins"), [((), "--- healthd status, each 0.5 s"), (("--json",), "{")])
+@pytest.mark.parametrize(("flags", "begins"), [((), "--- healthd status, every 0.5 s"), (("--json",), "{")])
 def test_a_pipe_gets_one_text_after_another_until_nobody_reads(daemon, tmp_path, flags, begins):
     argv = command(tmp_path, "--watch", "0.5", *flags)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

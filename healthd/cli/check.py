@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
 SLURM_SECONDS = 10.0  # for Slurm's record of this node, as `healthd doctor`
+DAEMON_SECONDS = 2.0  # for the answer of a daemon, or of a file server with the kernel log
 
 
 # --- check
@@ -69,13 +70,47 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _limits(settings: Settings) -> tuple[str, ...]:
-    """Return what the daemon of this machine would need and does not have. A log that cannot be read is a result."""
+    """Return what the daemon of this machine needs and does not have. The checks that read the kernel's own log or the
+    journal report it themselves. In the modes that need Slurm, a running daemon is asked, else slurmctld.
+    """
     from healthd.judge.limits import limits, needs_slurm
 
-    reads_slurm = settings.root == "/" and needs_slurm(settings.mode)
-    return limits(
-        settings.mode, settings.kernel_log.source, True, "", _slurm_trouble(settings.node_name) if reads_slurm else ""
-    )
+    if settings.root != "/":
+        return ()
+    slurm = needs_slurm(settings.mode)
+    of_the_daemon = _limits_of_the_daemon(settings) if slurm else None
+    if of_the_daemon is not None:
+        return of_the_daemon
+    trouble = _slurm_trouble(settings.node_name) if slurm else ""
+    log = _log_trouble(settings.kernel_log.source)
+    return limits(settings.mode, settings.kernel_log.source, not log, log, trouble)
+
+
+def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
+    """Return the limits in the status of a daemon with these settings. None: no daemon answers, or another mode."""
+    from healthd.control import protocol
+    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+
+    try:
+        status = ask(settings.runtime_dir, protocol.plain(protocol.STATUS), DAEMON_SECONDS).get("status", {})
+    except (NoAnswer, RefusedByDaemon):
+        return None
+    same = status.get("mode") == settings.mode.value
+    return tuple(map(str, status["limits"])) if same and "limits" in status else None
+
+
+def _log_trouble(source: str) -> str:
+    """Return why a file that is followed as the kernel log cannot be read; "" = it can. It waits for no file server."""
+    from healthd.machine.program import run_program
+    from healthd.plausible import KERNEL_LOGS
+
+    if source in KERNEL_LOGS:
+        return ""
+    try:
+        readable = run_program(("test", "-r", source), DAEMON_SECONDS).status == 0
+    except TimeoutError:
+        return f"{source} cannot be read: no answer within {DAEMON_SECONDS:g} s"
+    return "" if readable else f"{source} is missing or cannot be read"
 
 
 def _slurm_trouble(node_name: str) -> str:

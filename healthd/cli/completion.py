@@ -173,15 +173,16 @@ CASES
   esac
 }
 
-_healthd_open() { # PROGRAM, "code" or the code whose parts are wanted: what is open, as healthd status shows it
+_healthd_open() { # PROGRAM and "code": the codes of open conditions; PROGRAM and a code: its parts, a line each
   "$1" status 2>/dev/null | awk -v code="$2" '
-    $1 !~ /^(info|warning|degraded|critical)$/ || $2 !~ /^[a-z0-9_]+\// { next }
+    !/^  (info|warning|degraded|critical) +[a-z0-9_]+\// { next }
     code == "code" { print $2; next }
-    $2 == code { print $3 }'
+    $2 == code && NF > 2 { sub(/^ +[a-z]+ +[^ ]+ /, ""); print }'
 }
 
 _healthd() {
-  local healthd=$1 cur=${COMP_WORDS[COMP_CWORD]} command='' option='' offers='' words='' code='' typed='' word i
+  local healthd=$1 cur=${COMP_WORDS[COMP_CWORD]} command='' option='' offers='' words='' code='' word i
+  local typed='' begun='' quote=''
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${COMP_WORDS[i]}
@@ -222,10 +223,15 @@ _healthd() {
         ;;
       @parts)
         if [[ $code ]]; then
-          typed=${COMP_LINE:0:COMP_POINT}; typed=${typed##* }
-          for word in $(_healthd_open "$healthd" "$code"); do # bash takes a ":" for the end of a word
-            if [[ $word = "$typed"* ]]; then COMPREPLY+=("${word#"${typed%"${cur#:}"}"}"); fi
-          done
+          # A part may hold blanks, and bash takes a ":" for the end of a word. What is already there: all since the
+          # last blank that no backslash escapes, or since the quote that is open.
+          [[ ${COMP_LINE:0:COMP_POINT} =~ ([^\\\ ]|\\.)*$ ]]
+          typed=${BASH_REMATCH[0]}; begun=${typed%"${cur#:}"}; quote=''
+          if [[ $cur = [\"\']* ]]; then quote=${cur:0:1}; typed=${cur:1}; begun=''; fi
+          while IFS= read -r word; do
+            if [[ ! $quote ]]; then printf -v word %q "$word"; fi
+            if [[ $word = "$typed"* ]]; then COMPREPLY+=("${word#"$begun"}"); fi
+          done < <(_healthd_open "$healthd" "$code")
         fi
         ;;
       @many) ;;
@@ -288,11 +294,11 @@ def _escaped(text: str, special: str) -> str:
 _ZSH = r"""#compdef healthd
 # What TAB offers behind healthd in zsh. Made by: healthd completion zsh
 
-_healthd_open() { # "code" or the code whose parts are wanted: what is open, as healthd status shows it
+_healthd_open() { # "code": the codes of open conditions; a code: its parts, a line each
   "$_healthd_program" status 2>/dev/null | awk -v code="$1" '
-    $1 !~ /^(info|warning|degraded|critical)$/ || $2 !~ /^[a-z0-9_]+\// { next }
+    !/^  (info|warning|degraded|critical) +[a-z0-9_]+\// { next }
     code == "code" { print $2; next }
-    $2 == code && $3 != "" { print $3 }' | sort -u
+    $2 == code && NF > 2 { sub(/^ +[a-z]+ +[^ ]+ /, ""); print }' | sort -u
 }
 
 _healthd_offer() {
@@ -413,13 +419,14 @@ end
 function __healthd_open -d 'the codes of open conditions, all codes if none is open; behind a code its parts'
     set -l words (commandline -opc)
     set -l code (string match -- '*/*' $words[2..])[1]
-    set -l rows ($words[1] status 2>/dev/null | string match -r '^  (?:info|warning|degraded|critical) +[a-z0-9_]+/.*')
+    set -l open '^  (?:info|warning|degraded|critical) +([a-z0-9_]+/.*)'
+    set -l rows ($words[1] status 2>/dev/null | string replace -rf $open '$1')
     for row in $rows
-        set -l fields (string split -n ' ' -- $row)
+        set -l fields (string split -m 1 ' ' -- $row)
         if test -z "$code"
+            echo $fields[1]
+        else if test "$fields[1]" = "$code"
             echo $fields[2]
-        else if test "$fields[2]" = "$code"
-            echo $fields[3]
         end
     end
     if test -z "$code" -a (count $rows) -eq 0

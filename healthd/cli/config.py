@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import WRONG_USE, as_json, complain, page, say
+from healthd.cli.terminal import WRONG_USE, Stop, as_json, complain, page, say
 
 LOOK_SECONDS = 5.0  # for one look at a file, which may lie on a file server
 
@@ -31,6 +32,8 @@ def _config_check(args: argparse.Namespace) -> int:
     from healthd.settings.settle import mistakes, place_of
 
     file, _ = flags.settings_file(args)
+    if file == flags.DEFAULT_FILE and not os.path.lexists(file):
+        raise Stop(f"healthd: there is no {file}: all settings are at their defaults. To check another file, name it")
     with wrong_settings_are_wrong_use():
         table = config.read_file(file, required=True)
         wrong = mistakes(table, file, registry.find(config.checks_dir(table)))

@@ -40,7 +40,7 @@ def _answer(
 def _status_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     parser.add_argument(
-        "--watch", metavar="SECONDS", nargs="?", const="2", help="again and again, each 2 s or so many, until Ctrl-C"
+        "--watch", metavar="SECONDS", nargs="?", const="2", help="refresh every 2 s, or SECONDS, until Ctrl-C"
     )
     flags.client(parser)
 
@@ -53,7 +53,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """The daemon may come and go meanwhile: what it said last stays below the sentence that says so."""
+    """Show the status until Ctrl-C. If the daemon stops answering, its last status stays below the error."""
     from healthd.cli.watch import Seen, watch
     from healthd.say.render import ago
 
@@ -72,14 +72,14 @@ def _watch(args: argparse.Namespace) -> int:
             _, status = _shown(args, document)
             return Seen(status, lambda: _shown(args, document)[0])
         except (NoAnswer, RefusedByDaemon, Stop) as error:
-            sentence = str(error)
+            sentence = f"{error}. Try: {NEXT}" if isinstance(error, NoAnswer) else str(error)
             if args.json:
                 return Seen(UNKNOWN, lambda: as_json({"error": sentence}))
             before = last
             when = f"\n\nAs it was {ago(before['time'], time.time())}:\n\n" if before else "\n"
             return Seen(UNKNOWN, lambda: f"{sentence}{when}{_shown(args, before)[0] if before else ''}")
 
-    return watch(look, period, f"healthd status, each {period:g} s", plain=args.json)
+    return watch(look, period, f"healthd status, every {period:g} s", plain=args.json)
 
 
 def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:

@@ -232,7 +232,7 @@ def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
 
 
 def _sight(node: _Node) -> list[Line]:
-    """What the checks can see: one round of those that are on, each within its own deadline."""
+    """Return what the checks can see: one round of those that are on, each within its own deadline."""
     from healthd.cli.check import runner_of
     from healthd.doctor import sight
     from healthd.work import once
@@ -240,8 +240,13 @@ def _sight(node: _Node) -> list[Line]:
 
     settings = node.loaded.settings
     with runner_of(setup_of(settings), node.checks) as runner:
-        found = once.look(node.loaded, node.checks, runner, None)
+        found = once.look(of_a_round(node.loaded, node.checks), node.checks, runner, None)
     return list(sight.lines(found.results, node.around))
+
+
+def of_a_round(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
+    """Return the settings without the checks that run only on a drained, idle node, as `healthd check` has them."""
+    return replace(loaded, checks={run: config for run, config in loaded.checks.items() if not checks[run.check].when})
 
 
 def _user() -> str:

@@ -17,70 +17,70 @@ from healthd.cli.terminal import INTERRUPTED, Stop, complain, prepare, say, usag
 TWO_WORDS = ("config", "fleet", "hook")  # commands that have commands
 
 HELP = """\
-healthd: is this GPU node well, and may Slurm use it?
+healthd: health daemon for GPU nodes that run Slurm
 
-usage: healthd COMMAND [...]        healthd COMMAND --help says more
+usage: healthd COMMAND [...]        healthd COMMAND --help for its options
 
-look
+inspect
   check [NAME ...]            run the checks once, now, without the daemon
-  record [FILE]               the same, and keep what they read, for a colleague
-  scan FILE|-                 what a kernel log tells, also of another machine
-  status                      what the daemon believes, and wants of Slurm
-  events [FILE|DIR ...]       what happened on this node, as it was kept
-  explain CODE                what a code means, why it matters, and what to do
+  record [FILE]               run them and save everything that they read
+  scan FILE|-                 judge a kernel log, also of another machine
+  status                      open conditions, decisions and Slurm state
+  events [FILE|DIR ...]       what healthd found and did on this node
+  explain CODE                what a code means, why it matters, what to do
   list                        the checks: what they look at, how often
-  failslow FILE|DIR           which worker makes a job slow, by its iterations
-  failslow period FILE        how long an iteration is, by its calls
+  failslow FILE|DIR           find the worker that slows a job, by iterations
+  failslow period FILE        find the time of an iteration, by its calls
   failslow plan FILE|DIR      which remedy is worth its cost, and when
-  failslow split              micro-batches by how fast each group is
+  failslow split              divide micro-batches by the speed of each group
   validate                    measure this node's GPUs, links and ports, now
 
-tell the running daemon
+control the running daemon
   ack CODE [PART] --for 2h --why TEXT
                               acknowledge a condition: no drain until it expires
   unack CODE [PART]           end an acknowledgement before its time
-  repaired CODE [PART]        it is repaired: look again, resume if all is well
+  repaired CODE [PART]        report a repair: check again, resume if all passes
   pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
-  resume-checks               the pause is over
+  resume-checks               end the pause
   failslow pause --for 2h --why TEXT
-                              say nothing new of slow jobs, so long
-  failslow resume-detection   slow jobs are told again
-  reload                      read the settings again, or say why not
+                              report no new slow jobs for a while
+  failslow resume-detection   report slow jobs again
+  reload                      read the settings again, or print why not
 
-what Slurm calls
-  hook epilog                 a job ended: look at the GPUs now
-  hook healthcheck            for HealthCheckProgram: what was decided
+called by Slurm
+  hook epilog                 a job ended: check the GPUs now
+  hook healthcheck            for HealthCheckProgram: print the decision
 
 set up
-  run                         the daemon, in the foreground, as systemd does
-  config check [FILE]         everything that is wrong with a settings file
-  config show                 every setting that holds, and where it comes from
-  baseline                    what this node has, for the checks to hold it to
-  doctor                      what works here, what does not, and what mends it
-  completion bash|zsh|fish    for your shell: what TAB offers behind healthd
+  run                         run the daemon in the foreground
+  config check [FILE]         print everything that is wrong with the settings
+  config show                 print every setting and where it comes from
+  baseline                    record what this node has, as the checks' target
+  doctor                      what works here, what does not, and how to fix it
+  completion bash|zsh|fish    print the completion script for your shell
 
 the fleet, at the centre (with the extra "fleet": README.md)
-  fleet ingest --out DB ...   what nodes told and Slurm accounted, in one store
-  fleet prune                 forget what is older than a date
-  fleet status                all nodes now, as Prometheus sees them: who is
-                              drained, why, since when; it needs no extra
-  fleet query [NAME|FILE.sql] ask the store: jobs by state, what was seen with
-                              failures, what was not observed, ...
-  fleet states                what became of the jobs and of the GPUs' time
+  fleet ingest --out DB ...   load events and Slurm's accounting into one store
+  fleet prune                 remove what is older than a date
+  fleet status                all nodes now, from Prometheus: which are drained,
+                              why, since when; needs no extra
+  fleet query [NAME|FILE.sql] query the store: jobs by state, faults seen with
+                              failures, times without observation, ...
+  fleet states                how jobs ended and how GPU time was used
   fleet goodput               the work that was lost when nodes failed
-  fleet availability          how long nodes were up, out and by whom, or unseen
+  fleet availability          how long nodes were up, out of service, or unseen
   fleet nccl DIR              which rank holds up a stuck job
-  fleet attribution           what ended the jobs that failed
-  fleet rate                  how often large jobs fail by their nodes
-  fleet ettr                  how much progress that leaves them
+  fleet attribution           likely causes of failed jobs
+  fleet rate                  how often large jobs fail because of their nodes
+  fleet ettr                  the share of time in which they make progress
   fleet lemons                which nodes keep failing and should be taken out
-  fleet report --out DIR      all answers as one page, which fetches nothing
+  fleet report --out DIR      all answers as one page that needs no network
   fleet alarms                completed jobs that saw a failing check
-  fleet checks                which check is the first evidence, how long until
-                              the drain
+  fleet checks                which check detects a fault first, and how long
+                              until the drain
   fleet links                 flaps, errors and lost speed, by port and switch
-  fleet failslow              what slow jobs cost, on which nodes, how soon told
-  fleet compare A B           what differs between two periods or partitions
+  fleet failslow              what slow jobs cost, on which nodes
+  fleet compare A B           differences between two periods or partitions
 
 examples
   healthd check                        # exit status: 0 healthy, 1 warning,
@@ -221,15 +221,14 @@ def _hint(name: str) -> str:
 
 
 def _commands_of(first: str) -> str:
-    """The commands of a group, each with what it does, in 80 columns."""
+    """Return the help of a group: each command with its summary, and its first example, in 80 columns."""
     import textwrap
 
-    usages = {"config check": "config check FILE"}
-    mine = [name for name in FAMILIES if name.startswith(f"{first} ")]
-    heads = [f"healthd {usages.get(name, name)}" for name in mine]
-    wide = 7 + max(map(len, heads))
-    lines = []
-    for name, head in zip(mine, heads, strict=True):
-        start = ("       " + head).ljust(wide) + "  "
-        lines += textwrap.wrap(command(name).summary, 80, initial_indent=start, subsequent_indent=" " * len(start))
-    return "usage: " + "\n".join(lines)[7:] + "\n"
+    mine = {name: command(name) for name in FAMILIES if name.startswith(f"{first} ")}
+    wide = max(map(len, mine))
+    lines = [f"usage: healthd {first} COMMAND [...]", f"       healthd {first} COMMAND --help for its options", ""]
+    for name, of_group in mine.items():
+        start = f"  {name.ljust(wide)}  "
+        lines += textwrap.wrap(of_group.summary, 80, initial_indent=start, subsequent_indent=" " * len(start))
+    examples = [of_group.examples.splitlines()[0] for of_group in mine.values() if of_group.examples]
+    return "\n".join([*lines, *(["", "examples:", *examples] if examples else [])]) + "\n"

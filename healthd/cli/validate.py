@@ -36,7 +36,7 @@ def _flags(parser: Parser) -> None:
         "--nodes", metavar="A,B", help="these nodes, and between them: in a maintenance reservation, from here"
     )
     parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # what --nodes runs on each node
-    parser.add_argument("--plan", metavar="N", help="only say who of N parts sends to whom in which pass")
+    parser.add_argument("--plan", metavar="N", help="only print which of N parts sends to which in each pass")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
     parser.add_argument(

@@ -42,7 +42,7 @@ def watch(look: Callable[[], Seen], period_seconds: float, title: str, plain: bo
         now = time.strftime("%H:%M:%S")
         if screen:
             size = shutil.get_terminal_size()
-            _write(frame(f"{title}, {now}; Ctrl-C ends it", seen.text(), size.columns, size.lines))
+            _write(frame(f"{title}, {now}; Ctrl-C to quit", seen.text(), size.columns, size.lines))
         else:
             _write(seen.text() if plain else f"--- {title}, {now}\n{seen.text()}\n")
 

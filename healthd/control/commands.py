@@ -69,7 +69,7 @@ def unack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> s
     if not known:
         raise CommandRefused(f"{_names(hit)} is not acknowledged")
     memory.set_conditions(endings.without_acks(memory.conditions, code, part, now))
-    return f"no longer acknowledged, by {who}: {_names(known)}; it counts again"
+    return f"acknowledgement ended by {who}: {_names(known)}; it counts again"
 
 
 def _meant(conditions: Sequence[Condition], request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:

@@ -60,9 +60,12 @@ def _opened(source: str, settings: Settings) -> Line:
         mend = ("sudo healthd doctor",) if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() else ()
         where = f"{error.filename or source}: {error.strerror or error}"
         return fails("kernel log", f"{where}: no Xid is seen", *(mend or ('kernel_log.source = "journal"',)))
+    missing = opened.missing  # a file that the daemon waits for
     opened.close()
-    if source not in KERNEL_LOGS and not os.path.exists(source):  # the daemon waits for the file
-        return fails("kernel log", f"{source}: no such file: no Xid is seen", 'kernel_log.source = "kmsg"')
+    if missing:
+        is_unreadable = os.path.exists(source) and os.geteuid() != 0
+        command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
+        return fails("kernel log", f"{missing}: no Xid is seen", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
         says = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
         return limited("kernel log", says, 'kernel_log.source = "kmsg"')

@@ -103,7 +103,8 @@ def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around
     blind = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not blind:
         nothing = sum(result.nothing is not None for result in every)
-        without = f", {nothing} have nothing to check (healthd check names them)" if nothing else ""
+        have = "has" if nothing == 1 else "have"
+        without = f", {nothing} {have} nothing to check (healthd check lists them)" if nothing else ""
         return works("checks", f"{len(every) - nothing} of {len(every)} can check this node{without}")
     if len({result.error for result in blind}) == 1:
         said, more = blind[0].error, ""

@@ -56,6 +56,7 @@ class FollowedFile:
         self._accept_injected = accept_injected
         self._now = now
         self._notes: list[str] = []
+        self._why_missing = "is not there yet"
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
         places = _places(cursor)
@@ -93,7 +94,7 @@ class FollowedFile:
 
     @property
     def missing(self) -> str:
-        return "" if self._tails else f"{self._path} is not there yet"
+        return "" if self._tails else f"{self._path} {self._why_missing}"
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         self._inotify.drain()
@@ -153,7 +154,11 @@ class FollowedFile:
     def _look_for_new_file(self, old: bool = False) -> None:
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
+            self._why_missing = "is not there yet"
+            return
+        except OSError as error:
+            self._why_missing = f"cannot be read: {error.strerror or error}"
             return
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -289,8 +289,9 @@ _BY_ACTION: dict[str, tuple[str, str]] = {
     "UPDATE_SWFW": ("A virtual GPU did not start.", "Check that the driver's versions on host and guest fit."),
 }
 _OTHER = (
-    "It may be harmless: healthd warns of codes that it cannot justify to drain for.",
-    "Look the code up in NVIDIA's Xid catalogue; collect nvidia-bug-report.sh and ask NVIDIA if it comes again.",
+    "It may be harmless: no source says that this code justifies a drain, so healthd only warns.",
+    "No action tonight. If it comes back, look the code up in NVIDIA's Xid catalogue, run nvidia-bug-report.sh and "
+    "open a case with NVIDIA.",
 )
 
 

@@ -218,7 +218,7 @@ def _of_run(
 
 
 def _unlooked_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
-    """The setting by which nobody looks for it here, "" = somebody does."""
+    """Return the setting that switches the detection of this code off, "" if it is on."""
     if heard and here.settings.kernel_log.source == "off":
         return _KERNEL_LOG
     if explain.needs and not getattr(config, explain.needs, True):
@@ -431,7 +431,7 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     elif not run["enabled"]:
         yield from page.wrap("Not checked here: the check is off (enabled = false). If you turn it on:", "  ")
     elif run["unlooked_by"]:
-        yield from page.wrap(f"Not checked here because of {run['unlooked_by']}. If you turn it on:", "  ")
+        yield from page.wrap(f"Not checked here: {run['unlooked_by']} is off. If you turn it on:", "  ")
     elif run["expects"]:
         yield from page.wrap(
             f"Not checked here: [checks.{check}] {run['expects']} is empty. Set it, or run healthd baseline --write. "

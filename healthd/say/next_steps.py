@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from healthd.say.ends import remedy_of
+from healthd.say.ends import DRAINS, remedy_of
 from healthd.text import printable, regex
 
 Document = Mapping[str, Any]
@@ -38,7 +38,8 @@ def remedies(c: Document, others: Sequence[Document] = (), when: str = "once", f
     """Yield the commands of a condition's remedy; `when`: "once" or "now that" no job runs on the node."""
     remedy = remedy_of(c["clears"], c["severity"], c.get("remedy", ""))
     idle = f"{when} no job runs here"
-    if remedy in ("gpu_reset", "reboot", "power_cycle"):
+    # A part is repaired or replaced with the power off. Below degraded the node stays in service.
+    if remedy in ("gpu_reset", "reboot", "power_cycle") or (remedy == "repaired" and c["severity"] in DRAINS):
         yield "first, save the evidence", "healthd record"
     if remedy == "check":
         yield "to see whether it is mended", f"healthd check {_quoted(c['check'])}"

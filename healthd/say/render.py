@@ -198,7 +198,9 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
     lines = [
         "",
         page.heading("Recorded"),
-        *page.wrap(f"{path}: {_bytes(size)}, {len(document['results'])} runs, {answers} answers", "  "),
+        *page.wrap(
+            f"{path}: {_bytes(size)}, {_counted(len(document['results']), 'run')}, {_counted(answers, 'answer')}", "  "
+        ),
         *(line for sentence in silent for line in page.wrap(sentence, "  ")),
         *page.wrap(
             "It holds this node's name, addresses and serial numbers of its parts, names of processes, the settings of "
@@ -362,7 +364,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
 
 
 def _drained(slurm: Document) -> str:
-    """Return for the first line whether the node is drained, and by what: ", drained (by healthd)".
+    """Return for the first line whether the node is drained, and by what: ", drained (by healthd), 1 job requeued".
 
     As Slurm counts it: jobs on a DOWN node have ended, an epilog on a COMPLETING one has not.
     """
@@ -371,7 +373,9 @@ def _drained(slurm: Document) -> str:
         return ""
     whose = {"ours": "by healthd", "foreign_healthd": "by an earlier healthd"}.get(slurm["owner"], "not by healthd")
     drained = bool(state & {"IDLE", "DOWN"}) and "COMPLETING" not in state
-    return f", {'drained' if drained else 'draining'} ({whose})"
+    jobs = len(slurm.get("requeued", ()))
+    requeued = f", {_counted(jobs, 'job')} requeued" if jobs else ""
+    return f", {'drained' if drained else 'draining'} ({whose}){requeued}"
 
 
 def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:

@@ -62,6 +62,7 @@ class Snapshot:
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
     fleet_hold: FleetHold | None = None
     fleet_counted: bool = True
+    requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's drain in force was set
     drained_since: float = 0.0  # when the drain that stands was set, ours or another's; 0 = none, or not known
     quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
@@ -198,6 +199,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "owner": s.slurm.owner,
             "read_at": s.slurm.read_at,
             "trouble": s.slurm.trouble,
+            "requeued": list(s.requeued),
             "fleet_hold": dataclasses.asdict(s.fleet_hold) if s.fleet_hold else None,
         },
         "kernel_log": dataclasses.asdict(s.kernel_log),

@@ -58,6 +58,7 @@ class Hand:
         self._again_at = FOREVER
         self._decided_on: object = None
         self._told: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: told once
+        self.requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's drain in force was set
         self._causes: tuple[Condition, ...] = ()  # for which Slurm was last looked at
         self._began_with = SlurmMemory()  # what the last look was given
 
@@ -195,6 +196,8 @@ class Hand:
         tell(log_lines.of_hold(known.hold, report.memory.hold, self._now()))
         self._remember(report.memory)
         tell(log_lines.of_look(report, known.reason, self._told, self._cause))
+        drains = bool(report.memory.reason)
+        self.requeued = tuple(dict.fromkeys((*self.requeued, *report.requeued))) if drains else ()
         # a look that ended in trouble has not seen all jobs
         self._told = set(report.spared) | (self._told if report.trouble else set())
         self._decided_on = None

@@ -18,6 +18,7 @@ from slurm_cluster import SlurmCluster
 
 from healthd.doctor import slurm
 from healthd.doctor.line import State
+from healthd.slurm.commands import ENVIRONMENT, CommandResult
 
 HANGFS = Path(__file__).with_name("hangfs.py")
 
@@ -58,13 +59,13 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
     user = {**cluster.env}
     command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     command += ["scontrol", "update", f"NodeName={slurm.NO_NODE}", "State=DRAIN", "Reason=healthd doctor"]
-    done = subprocess.run(command, env=user, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=user, capture_output=True, timeout=240)
 
-    def as_nobody(argv: tuple[str, ...]) -> slurm.Ran:
-        if "update" in argv:
-            return slurm.Ran(done.returncode, done.stdout, done.stderr)
-        ran = subprocess.run(argv, env={**cluster.env, **slurm.commands.ENVIRONMENT}, capture_output=True, text=True)
-        return slurm.Ran(ran.returncode, ran.stdout, ran.stderr)
+    def as_nobody(argv: tuple[str, ...]) -> CommandResult:
+        ran = done
+        if "update" not in argv:
+            ran = subprocess.run(argv, env={**cluster.env, **ENVIRONMENT}, capture_output=True, timeout=240)
+        return CommandResult(ran.returncode, ran.stdout, ran.stderr.decode())
 
     from healthd.config import Settings
     from healthd.model import Mode

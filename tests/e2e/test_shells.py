@@ -42,6 +42,11 @@ TYPED = {
     "fleet ingest --nodes a\\ folder/no\ta\\ folder/ke\t": "fleet ingest --nodes a folder/nodes.txt a folder/kern.log",
     "completion fi\t": "completion fish",
     "status --watch --js\t": "status --watch --json",
+    "ack gpu_x\t": "ack gpu_xid/79",
+    "ack gpu_xid/79 0000:6\t": "ack gpu_xid/79 0000:61:00.0",
+    "ack exec/critical nh\t": "ack exec/critical nhc: check_hw_eth eth1",
+    "repaired exec/critical nhc:\\ che\t": "repaired exec/critical nhc: check_hw_eth eth1",
+    "unack exec/critical 'nhc: che\t": "unack exec/critical nhc: check_hw_eth eth1",
 }
 SITE = '''"""A site's own."""
 from healthd.model import Clears, Explain, Severity
@@ -49,6 +54,16 @@ EXPLAIN = {"site_own/wrong": Explain(Severity.WARNING, Clears.PASS, "m", "w", "t
 def run(host, config, past):
     return ()
 '''
+
+
+STATUS = """n1: unhealthy
+
+Conditions
+  critical  gpu_xid/79 0000:61:00.0
+    Xid 79: GPU has fallen off the bus
+  degraded  exec/critical nhc: check_hw_eth eth1
+    check_hw_eth:  Ethernet device eth1 not detected.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +77,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "checks.d/site_own.py").write_text(SITE)
     (place / "checks.d/site_own.py").chmod(0o644)
     (place / "settings").write_text(f'checks_dir = "{place}/checks.d"\n')
+    (place / "status").write_text(STATUS)
     (place / "bin").mkdir()
     python, own = shlex.quote(sys.executable), f"--config {place}/settings"
     (place / "bin/healthd").write_text(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
+        f"case $1 in status) exec cat {place}/status ;; esac\n"
         f'case $1 in list) set -- "$@" {own} ;; esac\nexec {python} -m healthd "$@"\n'
     )
     (place / "bin/healthd").chmod(0o755)
@@ -83,8 +100,8 @@ def environment(place: Path) -> dict[str, str]:
 
 
 class Terminal:
-    """A shell on a terminal. `healthd` there is a function that prints the words it is given, one a line, but for
-    `list`, of which names are asked."""
+    """A shell on a terminal. `healthd` is a function there that prints its arguments, except for `list` and, without
+    further words, `status`, which the completion runs."""
 
     def __init__(self, place: Path, argv: list[str], prepare: str) -> None:
         self._read = b""
@@ -93,7 +110,10 @@ class Terminal:
             os.chdir(place)
             os.execvpe(argv[0], argv, environment(place))
         self._until(READY)
-        show = 'healthd() { if [ "$1" = list ]; then command healthd "$@"; else printf "<%s>" "$@"; echo "<END>"; fi; }'
+        show = (
+            'healthd() { case "$*" in list*|status) command healthd "$@" ;; '
+            '*) printf "<%s>" "$@"; echo "<END>" ;; esac; }'
+        )
         self._send(f"{prepare}; {show}; echo PREP''ARED\n")
         self._until(rb"PREPARED\r?\n")
         self._until(READY)
@@ -187,6 +207,8 @@ ONLY_FISH = ("config ", "hook ", "run --mode ", "status ", "failslow period --j"
         ("run --kernel-log jou", ["journal"]),
         ("run --state-dir a\\ ", ["a folder/"]),
         ("status ", []),
+        ("ack gpu_x", ["gpu_xid/79"]),
+        ("ack exec/critical nh", ["nhc: check_hw_eth eth1"]),
         ("completion fi", ["fish"]),
     ],
 )

@@ -423,7 +423,8 @@ def planned_sentences(availability: Document) -> list[str]:
             days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
             named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
             more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
-            found.append(f"{words} that does not count: {days} node-days in {len(some)} reservations ({named}{more}).")
+            reservations = plural(len(some), "reservation")
+            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}{more}).")
     return found
 
 

@@ -48,7 +48,8 @@ def parse(text: str, test: str) -> list[Measurement]:
     bounds = _BOUNDS.search(text)
     if (bounds and bounds[2] == "FAILED") or wrong:
         count = bounds[1] if bounds and bounds[2] == "FAILED" else str(wrong)
-        return [Measurement(test, "", best or None, "GB/s", "failed", f"{count} results were wrong", source)]
+        says = "1 result was wrong" if count == "1" else f"{count} results were wrong"
+        return [Measurement(test, "", best or None, "GB/s", "failed", says, source)]
     if best is None:
         raise NotUnderstood("this is no output of nccl-tests")
     if bounds is None:

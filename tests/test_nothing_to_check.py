@@ -271,14 +271,15 @@ def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
     assert run_check(tmp_path, capsys, log=f"{tmp_path}/there.log") == (0, [])
 
 
-@pytest.mark.parametrize(("mode_of_the_daemon", "warns"), [("drain", True), ("observe", False)])
-def test_check_warns_while_slurm_does_not_answer_the_daemon(tmp_path, capsys, monkeypatch, mode_of_the_daemon, warns):
-    """Only the daemon asks slurmctld: thousands of nodes that run healthd check would be too many."""
+@pytest.mark.parametrize("mode_of_the_daemon", ["drain", "observe"])
+def test_check_asks_slurmctld_only_if_no_daemon_of_its_mode_does(tmp_path, capsys, monkeypatch, mode_of_the_daemon):
     monkeypatch.setattr("healthd.judge.limits.missing_programs", lambda _: [])
-    limit = 'mode is "drain", and Slurm cannot be used: sinfo: no answer'
+    monkeypatch.setattr("healthd.slurm.blocking.trouble_of_node", lambda *_: "sinfo: asked by check")
     (tmp_path / "run").mkdir(mode=0o755)
-    with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=[limit]):
-        assert run_check(tmp_path, capsys, mode="drain") == ((1, [limit]) if warns else (0, []))
+    with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=["sinfo: asked by the daemon"]):
+        status, (limit,) = run_check(tmp_path, capsys, mode="drain")
+    asked_by = "the daemon" if mode_of_the_daemon == "drain" else "check"
+    assert (status, f"asked by {asked_by}" in limit) == (1, True)
 
 
 def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):

@@ -27,9 +27,9 @@ LISTENERS = [(check, check.config()) for check in registry.built_in().values() i
 
 # (begin of what the line says, what they expect) -> why healthd differs. The words stand in docs/peers.md.
 DIFFERS = {
-    ("ACCESS_REG", "event"): "registers that a firmware does not know are asked for at each start",
+    ("ACCESS_REG", "event"): "the driver reads registers that some firmware does not have at each start",
     ("segfault at", "event"): "a process that crashed is its user's",
-    ("nfs_", "event"): "a function's name in a stack is no fault by itself",
+    ("nfs_", "event"): "a function's name in a stack trace is no fault by itself",
     ("invoked oom-killer", "none"): "recorded with its job",
     ("Killed process", "none"): "recorded with its job",
     ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",

@@ -17,6 +17,8 @@ from healthd.model import Finding, Observation, Severity
 from healthd.past import Past, Series, update
 from healthd.settings.registry import built_in
 
+pytestmark = pytest.mark.one_python
+
 GPU_CHECKS = sorted(name for name, check in built_in().items() if check.uses == "nvml" and check.runs)
 
 # What these machines do have, and what is worth a warning.

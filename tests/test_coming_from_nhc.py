@@ -17,6 +17,8 @@ from healthd.settings.registry import built_in
 from healthd.settings.settle import mistakes, settle
 from healthd.toml import parse
 
+pytestmark = pytest.mark.one_python
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "coming-from-nhc.md").read_text("utf-8")
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

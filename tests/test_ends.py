@@ -38,6 +38,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import checks_page  # noqa: E402
 import runbooks  # noqa: E402
 
+pytestmark = pytest.mark.one_python
+
 CHECKS = registry.built_in()
 TEXTS = registry.explained(CHECKS)
 DESTROYS = re.compile(r"systemctl (reboot|poweroff)|nvidia-smi --gpu-reset")

@@ -13,6 +13,8 @@ from healthd.nvidia import codes
 from healthd.nvidia.nvlink5_texts import explain, known, to_do
 from healthd.settings import registry
 
+pytestmark = pytest.mark.one_python
+
 ROWS = codes.nvlink5_rows()
 CHECKS = registry.built_in()
 

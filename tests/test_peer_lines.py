@@ -20,6 +20,8 @@ from healthd.kernel.source import RawLine, event_of
 from healthd.model import Inventory, KernelEvent, LocalMount, Severity
 from healthd.settings import registry
 
+pytestmark = pytest.mark.one_python
+
 ROOT = Path(__file__).parents[1]
 ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_text("utf-8").splitlines()]
 NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread

@@ -15,10 +15,18 @@ from frozen import HangFs
 from healthd_daemon import Healthd, xid
 from waiting import until
 
-from healthd.slurm.commands import NODE_COLUMNS
+from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS
 
-WIDTHS = "".join(f"%-{width}s" for _, width in NODE_COLUMNS)
-IDLE = f"printf '{WIDTHS}\\n' gpu 1 idle Unknown Unknown none '(null)'"
+
+def row(columns: tuple[tuple[str, int], ...], *values: str) -> str:
+    """Return the shell command that prints one record of these columns."""
+    widths = "".join(f"%-{width}s" for _, width in columns)
+    return f"printf '{widths}\\n' {' '.join(values)}"
+
+
+NODE = row(NODE_COLUMNS, "gpu", "1", "idle", "Unknown", "Unknown", "none", "'(null)'")
+FLEET = row(FLEET_COLUMNS, "gpu", "idle", "Unknown", "none", "8")
+SINFO = f'case " $* " in *" -n "*) {NODE};; *) {FLEET};; esac'
 
 
 @pytest.fixture
@@ -27,8 +35,8 @@ def slow(tmp_path: Path) -> dict[str, str]:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {
-        "sinfo": f"echo read >>{tmp_path}/reads; while [ -e {tmp_path}/slow ]; do sleep 0.1; done; {IDLE}",
-        "scontrol": f'[ "$1" = listpids ] || echo "$@" >>{tmp_path}/changes',
+        "sinfo": f"echo read >>{tmp_path}/reads; while [ -e {tmp_path}/slow ]; do sleep 0.1; done; {SINFO}",
+        "scontrol": f'case $1 in update | requeue*) echo "$@" >>{tmp_path}/changes;; esac',
     }.items():
         program = programs / name
         program.write_text(f"#!/bin/sh\n{body}\n")

@@ -335,7 +335,7 @@ def test_what_others_wrote_into_admin_comment_is_not_damaged(healthd: Healthd, t
     healthd.look(faulty())
     found = cluster.run("scontrol", "show", "job", job).partition("AdminComment=")[2]
     assert found.startswith(theirs)
-    assert ("; healthd: node" in found) == theirs.startswith("two  blanks")
+    assert ("; healthd: node" in found) == (len(theirs) < 100), "a comment as long as Slurm's column may be cut"
 
 
 @pytest.mark.parametrize("step", ["update", "requeue"])
@@ -545,7 +545,7 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     assert report.acknowledged
     assert not report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    assert dataclasses.replace(healthd.memory, lifted=None) == SlurmMemory()
+    assert dataclasses.replace(healthd.memory, lifted=None, counted=None) == SlurmMemory()
     # what a check still sees afterwards drains again
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
 

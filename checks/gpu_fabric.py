@@ -206,7 +206,7 @@ def _cause(host: Host, config: Config) -> Iterator[Finding]:
     ran = host.run(ASK, seconds=5.0) if host.exists(SYSTEMD) else None
     if ran is None:
         return
-    answers = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
+    answers = dict(line.split("=", 1) for line in ran.stdout.split("\n") if "=" in line)
     state = answers.get("ActiveState")
     if ran.status != 0 or not state or "LoadState" not in answers:
         said = (ran.stderr or ran.stdout).strip()

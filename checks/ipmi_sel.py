@@ -76,7 +76,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         return
     if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
         raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")
-    entries = [parse(line) for line in ran.stdout.splitlines() if line.strip()]
+    entries = [parse(line) for line in ran.stdout.split("\n") if line.strip()]
     reading = Observation("ipmi_sel_newest_entry", entries[-1].mark if entries else 0)
     last = past.last(reading, any_boot=True)
     yield reading

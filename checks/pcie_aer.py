@@ -131,7 +131,7 @@ def parse(text: str, total: str) -> Mapping[str, int]:
     Raises ValueError for anything else, and if the total is missing (a file cut short).
     """
     counts = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         name, _, count = line.rpartition(" ")
         number = int(count) if is_decimal(count) else -1
         if not name or not 0 <= number < 2**64:

@@ -238,7 +238,7 @@ def _is_of(host: Host, where: str, user: int) -> bool:
 def is_fuse_wait(stack: str) -> bool:
     """Whether a task with this stack (/proc/PID/stack, the innermost function first) waits for a FUSE server or a lock
     of the file system layer, and for no driver: drivers are modules."""
-    frames = [frame for line in stack.splitlines() for frame in FRAME.findall(line)]
+    frames = [frame for line in stack.split("\n") for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
     waits = any(is_fuse_function(function) for function in functions)
@@ -261,7 +261,7 @@ def _is_killed(host: Host, where: str, task: Process) -> bool:
     status = host.read(f"{where}/status")
     if status is None:
         return False
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    fields = dict(line.split(":\t", 1) for line in status.split("\n") if ":\t" in line)
     if fields.get("CoreDumping") == "1":
         return False
     pending = [fields.get(name, "") for name in ("SigPnd", "ShdPnd")]

@@ -97,7 +97,7 @@ def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
 
     Raises ValueError for anything else.
     """
-    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
+    blocks = [dict(line.partition("=")[::2] for line in block.split("\n")) for block in text.strip().split("\n\n")]
     if len(blocks) != len(units):
         raise ValueError(f"systemctl: told of {len(blocks)} units, asked for {len(units)}: {text[:60]!r}")
     for unit, shown in zip(units, blocks, strict=True):

@@ -373,6 +373,19 @@ def test_text_of_others_is_read_as_ascii() -> None:
     assert wrong == []
 
 
+def test_text_of_others_is_split_at_newlines_only() -> None:
+    """str.splitlines() also splits at form feeds, U+2028 and others, which users can put into names and comments."""
+    folders = ("checks.", "slurm.", "live.")
+    wrong = [
+        f"{name}:{call.lineno}"
+        for name, tree in MODULES.items()
+        if name.startswith(folders)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "splitlines"
+    ]
+    assert wrong == []
+
+
 def _is_bytes(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Constant) and isinstance(part.value, bytes) for part in ast.walk(node))
 

@@ -93,7 +93,7 @@ def cpu_times(text: str) -> dict[str, int]:
 def disk_times(text: str) -> dict[str, Slow]:
     """/proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes, and their milliseconds, of whole disks."""
     found: dict[str, Slow] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         words = line.split()
         if len(words) < 14 or len(found) >= MOST_PARTS or not all(map(is_decimal, words[3:11])):
             continue
@@ -109,7 +109,7 @@ def nfs_times(text: str) -> dict[str, Slow]:
     queue, on the way, and in all. An operation of which a number fell below 0, as the kernel lets it, is left out."""
     found: dict[str, Slow] = {}
     point = ""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith("device "):
             match = _MOUNT.fullmatch(line)
             point = match[1][:LONGEST] if match and len(found) < MOST_PARTS else ""
@@ -124,7 +124,7 @@ def nfs_times(text: str) -> dict[str, Slow]:
 
 def memory_events(text: str) -> dict[str, int]:
     """/proc/vmstat: pswpin, pswpout (pages), oom_kill."""
-    words = (line.split() for line in text.splitlines())
+    words = (line.split() for line in text.split("\n"))
     wanted = ("pswpin", "pswpout", "oom_kill")
     return {one[0]: int(one[1]) for one in words if len(one) == 2 and one[0] in wanted and is_decimal(one[1])}
 

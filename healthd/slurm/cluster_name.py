@@ -32,7 +32,7 @@ def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
 def parse_cluster_name(text: str) -> str:
     """ClusterName of a slurm.conf; "" = it has none that could be one. "Any upper case letters in the name will be
     silently mapped to lower case" (slurm.conf(5)), so it is that of sacct."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         found = regex(r"(?i)(?:.*\s)?ClusterName\s*=\s*\"?([a-z0-9_.-]{1,40})").match(line.partition("#")[0])
         if found:
             return found[1].lower()

@@ -29,7 +29,7 @@ def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> fl
 def parse_epilog_timeout(text: str) -> float:
     """The least that a slurm.conf names; infinity where it names none, or 65534, which stands for none there."""
     found = FOREVER
-    for line in text.splitlines():
+    for line in text.split("\n"):
         for name, value in regex(r"(?i)\b(\w*)EpilogTimeout\s*=\s*\"?(\d{1,5})\b").findall(line.partition("#")[0]):
             if name.lower() in ("", "prolog") and int(value) < 65534:
                 found = min(found, float(value))

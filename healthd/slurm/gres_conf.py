@@ -28,7 +28,7 @@ def ascends(text: str, node: str, gpus: int) -> bool:
         return False
     files: list[int] = []
     types, detect = set(), set()
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not (line := line.partition("#")[0].strip()):
             continue
         pairs = _pairs(line)

@@ -310,7 +310,7 @@ def what_failed(argv: Argv, result: CommandResult) -> str:
     if result.status is None:
         late = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
         return f"{command} did not end in time{late}"
-    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:
         return f"{command}: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node"
     return f"{command}: {_short(lines[-1]) if lines else f'ended with status {result.status}'}"

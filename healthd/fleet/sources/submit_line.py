@@ -67,7 +67,7 @@ def of_script(script: str) -> Exclusions:
     """What the #SBATCH lines of a batch script exclude: those above its first command (src/sbatch/opt.c,
     _opt_batch_script). Of a script for several components it is not known whose they are."""
     words: list[str] = []
-    for line in script.splitlines():
+    for line in script.split("\n"):
         if line.startswith(("#SBATCH", "#SLURM")):
             words += _words(line.removeprefix("#SBATCH").removeprefix("#SLURM").strip())
         elif line.strip() and not line.strip().startswith("#"):

@@ -9,7 +9,8 @@ fails is one finding, whatever the exit status. From the script `nhc` of github.
 - NHC stops at the first failure with the status of that check, mostly 1. With -a it goes on, and its status is the
   number of failures. With -a, however, it does not count a failed check that is not a function of NHC (a script, a
   misspelt name). healthd therefore runs NHC without -a, and again with -a after a failure, to find the others.
-- With NHC_CHECK_FORKED=1 and -a its status is 0 after failures. healthd therefore also counts the lines about failures.
+- With NHC_CHECK_FORKED=1 and -a its status is 0 after failures, and lines about failures may come before the name of
+  their check. healthd passes NHC_CHECK_FORKED=0, and counts the lines about failures whatever the status.
 - Without a settings file its status is 0 and it prints nothing. Nothing was checked, which is not a pass. With -v every
   other run prints something.
 - MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must
@@ -43,7 +44,7 @@ MAX_SUBJECT = 100
 ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the program, wait for it, and report
 
 NHC_USAGE = 10  # exit status for a wrong command line (`nhcmain_parse_cmdline || exit 10`)
-_NHC_CHECK = regex(r'Running check:  "([^\n]*)"(?: \(forked PID [0-9]+\))?')
+_NHC_CHECK = regex(r'Running check:  "([^\n]*)"( \(forked PID [0-9]+\))?')
 _NHC_FAILURE = regex(r"ERROR:  \S+:  Health check failed:  ([^\n]*)")
 _NHC_ALL = regex(r"-[dfhqvx]*a.*|NHC_CHECK_ALL=1")  # also among other options: -va
 _NHC_STARTED = "Node Health Check starting."
@@ -156,20 +157,21 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
     """Options come first: NHC takes everything behind the first VARIABLE=value for another such word."""
     program, *rest = config.command
-    return [program, *(["-a"] if all_checks else []), "-v", "-l", "-", *rest, "MARK_OFFLINE=0"]
+    return [program, *(["-a"] if all_checks else []), "-v", "-l", "-", *rest, "NHC_CHECK_FORKED=0", "MARK_OFFLINE=0"]
 
 
 def _nhc_failures(output: str) -> dict[str, str]:
     """The line of nhc.conf -> why it failed, for each check that failed.
 
-    The line is what stays the same from run to run; a message may hold numbers that change. Where NHC does not print
-    its checks (LOGFILE in its sysconfig file) the first word of the message stands for the line.
+    The line is what stays the same from run to run; a message may hold numbers that change. The first word of the
+    message stands for the line if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
+    (NHC_CHECK_FORKED=1 there): a forked check may print its failure before NHC prints its line.
     """
     check = ""
     failed: dict[str, str] = {}
     for line in output.split("\n"):  # only the newline ends a line of NHC; names of processes may hold others
         if match := _NHC_CHECK.fullmatch(line):
-            check = match[1]
+            check = "" if match[2] else match[1]
         elif match := _NHC_FAILURE.match(line):
             failed[check or match[1].partition(":")[0]] = printable(match[1].strip())[:MAX_MESSAGE]
     return failed
@@ -177,7 +179,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
 
 def _first_line(output: str) -> str:
     """Return the first line that is not blank, printable, at most MAX_MESSAGE characters; "" if there is none."""
-    for line in output.splitlines():
+    for line in output.split("\n"):
         if line.strip():
             return printable(line.strip())[:MAX_MESSAGE]
     return ""

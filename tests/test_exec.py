@@ -314,9 +314,22 @@ def test_nhc_drains_by_itself_without_mark_offline_0(tmp_path):
     assert (tmp_path / "offline").exists()
 
 
-def test_nhc_with_forked_checks_gives_the_same_findings_although_it_ends_with_0(tmp_path):
+def test_nhc_does_not_fork_its_checks(tmp_path):
     config = real(tmp_path, NHC_CONF)
-    assert failures(replace(config, command=(*config.command, "NHC_CHECK_FORKED=1"))) == NHC_FAILURES
+    for word in ("NHC_CHECK_FORKED=1", "-f"):
+        program, *rest = config.command
+        assert failures(
+            replace(config, command=(program, word, *rest) if word == "-f" else (*config.command, word))
+        ) == (NHC_FAILURES)
+
+
+def test_forked_checks_of_nhc_are_named_by_their_message(tmp_path):
+    """NHC's sysconfig file may set NHC_CHECK_FORKED=1. It is read after the command line, and the status is then 0."""
+    (tmp_path / "sysconfig").mkdir()
+    (tmp_path / "sysconfig/nhc").write_text("NHC_CHECK_FORKED=1\n")
+    config = real(tmp_path, NHC_CONF)
+    found = failures(replace(config, command=(*config.command, f"SYSCONFIGDIR={tmp_path}/sysconfig")))
+    assert found == {f"nhc: {message.partition(':')[0]}": message for message in NHC_FAILURES.values()}
 
 
 def test_every_kind_of_check_of_nhc_is_named_by_its_line(tmp_path):
@@ -330,7 +343,7 @@ def test_every_kind_of_check_of_nhc_is_named_by_its_line(tmp_path):
 def test_a_failure_line_of_nhc_is_a_fault_whatever_its_exit_status(tmp_path, status):
     lines = [
         "Node Health Check starting.",
-        'Running check:  "check_hw_eth nope9" (forked PID 22022)',
+        'Running check:  "check_hw_eth nope9"',
         "ERROR:  nhc:  Health check failed:  check_hw_eth:  no nope9",
     ]
     echo = "; ".join(f"echo '{line}'" for line in lines)

@@ -155,6 +155,7 @@ OWN_PYTHON = (
     "test_failslow_picture.py",
     "test_fleet_*.py",
     "test_forked.py",
+    "test_golden_decisions.py",
     "test_gpu_xid.py",
     "test_hook.py",
     "test_import_budget.py",

@@ -1,0 +1,324 @@
+"""Golden decisions: what healthd makes of every captured line, recording, fake machine and explained code.
+
+    .venv/bin/python tests/golden.py --write
+
+writes tests/data/golden_decisions.txt anew. A change of the code that is to change no decision leaves the file as it
+is. HEAD says how to read it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import golden_machines
+from fakes import NOW
+from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, and_then, condition_text, seconds
+
+from healthd.cli.scan import correlate_all
+from healthd.config import CheckConfig
+from healthd.judge import absorb, endings
+from healthd.kernel.lines.rule import pci_address
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import (
+    Ack,
+    Condition,
+    Disk,
+    Explain,
+    Finding,
+    Gpu,
+    Inventory,
+    KernelEvent,
+    LocalMount,
+    PciDevice,
+    RunName,
+    Severity,
+)
+from healthd.say.course import findings_of
+from healthd.scan.events import events
+from healthd.scan.judged import judged
+from healthd.scan.lines import Block, Tally
+from healthd.settings.registry import Check
+
+DATA = Path(__file__).with_name("data")
+FILE = DATA / "golden_decisions.txt"
+LINES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
+# gpud's tests put a date in brackets before a host. Only scan reads that form.
+HEAD = """\
+# What healthd decides. Made by tests/golden.py; do not edit.
+# A case: CODE PART SEVERITY STATE ENDING, then the decision in mode "act" ("leave", if there is none) and the jobs that
+# are requeued. Job 101 runs on GPU 0, job 102 on the other GPUs, job 103 on none; job 104 starts after the fault.
+# [gpu], [switch], [nic]: the part that a kernel line names is one; [other]: the machine has no such part; [unknown]:
+# nothing is known of the machine. "again": the same lines ten minutes later. "scan": only where scan differs.
+"""
+SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
+LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.listens]
+CHUNK = 60  # lines that are also read as one log
+DAY = 86400.0
+Event = Callable[[Node, Check, CheckConfig, Finding], object]  # what happens to a node with a finding
+
+
+# --- kernel lines
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    """(name, text) of each captured line and log."""
+    for file in LINES:
+        for number, row in enumerate(file.read_text("utf-8").splitlines(), 1):
+            yield json.loads(row).get("id", f"peer{number:03}"), json.loads(row)["text"]
+    for path in sorted((DATA / "golden").glob("*.txt")):
+        yield path.stem, path.read_text("utf-8").partition("\n")[2].rstrip("\n")
+
+
+def texts(text: str) -> list[str]:
+    return [line.rpartition(SCAN_ONLY_PREFIX)[2] for line in text.split("\n")]
+
+
+def parsed(text: str) -> list[KernelEvent]:
+    stripped = [strip_prefix(line, NOW) for line in texts(text)]
+    read = [event_of(RawLine(NOW, each.text), "b") for each in stripped if each is not None]
+    return [event for event in read if event is not None]
+
+
+def machines(found: list[KernelEvent]) -> Iterator[tuple[str, Inventory]]:
+    """Machines of which the part that the lines name is GPU 0, an NVSwitch, another part, or not known."""
+    values = [value for event in found for value in (event.pci, *(value for _, value in event.fields))]
+    addresses = list(dict.fromkeys(pci for value in values if (pci := pci_address(value))))
+    names = {"disk", "device", "controller", "array", "md"}
+    disks = list(dict.fromkeys(v for e in found for name, v in e.fields if name in names and v.isalnum()))
+    slot = next((event.field("slot") for event in found if event.field("slot")), "")
+    rest = tuple(PciDevice(pci, "0x8086", "0x0000", "0x060400", "other") for pci in addresses[1:])
+    above = addresses[1] if len(addresses) > 1 else ""
+    mounts = tuple(LocalMount(f"/local/{disk}", "xfs", disk, (disk,)) for disk in disks)
+    local = tuple(Disk(disk, "", ()) for disk in disks)
+
+    def device(kind: str, pci_class: str) -> tuple[PciDevice, ...]:
+        named = (PciDevice(pci, "0x10de", "0x2330", pci_class, kind, above, slot) for pci in addresses[:1])
+        return (*GPU_DEVICES[1:], *named, *rest)
+
+    if addresses:
+        gpus = (Gpu(addresses[0], 0, "GPU-0", minor=0), *(gpu for gpu in GPUS[1:] if gpu.pci != addresses[0]))
+        yield "gpu", Inventory(gpus, device("gpu", "0x030200"), disks=local, mounts=mounts)
+        yield "switch", Inventory(GPUS, device("nvswitch", "0x068000"), disks=local, mounts=mounts)
+        yield "nic", Inventory(GPUS, device("nic", "0x020700"), disks=local, mounts=mounts)
+    yield "other", Inventory(GPUS, GPU_DEVICES, disks=local, mounts=mounts)
+    yield "unknown", Inventory()
+
+
+def of_line(name: str, text: str) -> Iterator[str]:
+    found = parsed(text)
+    outcomes: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for machine, inventory in machines(found):
+        node = Node(LISTENERS, inventory).hear(texts(text))
+        first = outcome(node)
+        node.now += 600.0
+        second = outcome(node.hear(texts(text)))
+        outcomes.setdefault((first, second), []).append(machine)
+    for (first, second), where in outcomes.items():
+        places = "" if len(where) == len(list(machines(found))) else f" [{','.join(where)}]"
+        yield from (f"{name}{places} {line}" for line in first)
+        yield from (f"{name}{places} again: {line}" for line in second if line not in first)
+    scanned = sorted(by_scan(text))
+    if scanned != [f"{c.code} {c.subject or '-'} {c.severity.name.lower()} {c.clears.value}" for c in unnamed(text)]:
+        yield from (f"{name} scan: {line}" for line in scanned or ["nothing"])
+
+
+def outcome(node: Node) -> tuple[str, ...]:
+    lines = node.outcome()
+    return () if lines == (NONE,) else lines
+
+
+def unnamed(text: str) -> list[Condition]:
+    """The conditions on a machine of which nothing is known."""
+    return sorted(Node(LISTENERS, Inventory()).hear(texts(text)).ledger.conditions, key=lambda c: c.key)
+
+
+def by_scan(text: str) -> Counter[str]:
+    block = Block.of(1, [line.encode() for line in text.split("\n")])
+    lines: Counter[str] = Counter()
+    for one in judged(events([block], NOW, Tally()), correlate_all()):
+        ends = one.clears.value if one.clears else "-"
+        unproven = " unproven" if one.unproven else ""
+        lines[f"{one.code} {one.meaning.part or '-'} {one.severity.name.lower()} {ends}{unproven}"] += one.seen.count
+    return lines
+
+
+def of_log(texts_of_log: list[str]) -> Iterator[str]:
+    """Many lines as one log, a line a second: which of them are one fault, and what they come to together."""
+    for how in ("live", "history", "observed"):
+        node = Node(LISTENERS)
+        for text in texts_of_log:
+            node.now += 1.0
+            node.hear(texts(text), history=how == "history", observed=how == "observed")
+        counted = sorted((c.code, c.subject, c.count, c.severity.name.lower()) for c in node.ledger.conditions)
+        if how == "live":
+            yield from (f"{code} {subject or '-'} {severity} x{count}" for code, subject, count, severity in counted)
+            yield f"{len(node.ledger.events)} events of {sum(event.lines for event in node.ledger.events)} lines"
+        else:
+            worst = max((severity for *_, severity in counted), default="none", key=lambda name: Severity[name.upper()])
+            yield f"as {how}: {len(counted)} conditions, worst {worst}"
+        yield f"{how} {node.health()} -> {node.decide()}"
+    yield from (f"scan: {line} x{count}" for line, count in sorted(by_scan("\n".join(texts_of_log)).items()))
+
+
+def logs() -> Iterator[str]:
+    for file in LINES:
+        rows = [json.loads(row)["text"] for row in file.read_text("utf-8").splitlines()]
+        for begin in range(0, len(rows), CHUNK):
+            yield from (f"{file.stem}+{begin} {line}" for line in of_log(rows[begin : begin + CHUNK]))
+
+
+# --- explained codes
+
+
+def of_code(check: Check, code: str, explain: Explain) -> Iterator[str]:
+    """A finding of each severity as explained, with default settings: found by a run and read from the kernel log."""
+    config = check.config(name="part") if check.per else check.config()
+    for finding in findings_of(code, explain, config):
+        finding = replace(finding, subject=ADDRESSES[0] if check.name.startswith("gpu_") else finding.subject)
+        ways = [way for way, has in (("run", check.runs), ("log", check.listens)) if has]
+        for way in ways:
+            yield f"{code} {finding.severity.name.lower()} {way}: " + "; ".join(course(check, config, finding, way))
+
+
+def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Iterator[str]:
+    """What the finding leads to at each moment that matters, then what each event makes of it at the end."""
+    worse = finding.worsens.after_seconds if finding.worsens else 0.0
+    moments = {0.0, *(at - less for at in (finding.confirm_seconds, worse) if at for less in (1.0, 0.0))}
+    last = ""
+    for at in sorted(moments) if way == "run" else [0.0]:
+        node = found(check, config, finding, way, at)
+        shown = condition_text(node.ledger.conditions[0])
+        now = f"{' '.join(shown.split()[3:])}{and_then(shown, node.decide())}"
+        if now != last:
+            yield f"{seconds(at)} {now}"
+        last = now
+    longest = max(moments) if way == "run" else 0.0
+    ends = []
+    for name, happens in EVENTS.items():
+        node = found(check, config, finding, way, longest)
+        node.decide()
+        usual = "resume" if node.drained else "leave"
+        happens(node, check, config, finding)
+        left = node.ledger.conditions
+        if left and left[0].state.value == "open":
+            continue
+        state = f"({left[0].state.value})" if left else ""
+        if check.runs:  # a resume waits for a clean run
+            node.result(RunName(check.name, config.name), config)
+        decision = node.decide()
+        ends.append(name + state + (f" -> {decision}" if decision != usual else ""))
+    yield "ended by " + (", ".join(ends) or "nothing")
+    node = found(check, config, finding, way, longest).reboot()
+    if not node.ledger.conditions:
+        sight(node, check, config, finding, way)
+        yield f"after a reboot again until {node.ledger.conditions[0].clears.value}"
+
+
+def found(check: Check, config: CheckConfig, finding: Finding, way: str, lasted: float) -> Node:
+    """A node on which the finding was there for so long."""
+    node = Node([(check, config)])
+    sight(node, check, config, finding, way)
+    if lasted:
+        node.now += lasted
+        sight(node, check, config, finding, way)
+    return node
+
+
+def sight(node: Node, check: Check, config: CheckConfig, finding: Finding, way: str) -> None:
+    if way == "run":
+        node.result(RunName(check.name, config.name), config, (finding,))
+        return
+    node.now += 1.0
+    event = KernelEvent("", time=node.now, last_time=node.now, sequence=node.ledger.next_sequence, boot_id="b")
+    rests = replace(absorb.as_configured(finding, config), events=(event.sequence,))
+    before, touched = node.ledger, frozenset({event.sequence})
+    node.change(
+        absorb.absorb_events(
+            before.by_key(), check.name, [rests], {event.sequence: event}, touched, before.boot_id, before.cleared
+        )
+    )
+    node.ledger = replace(node.ledger, next_sequence=event.sequence + 1)
+
+
+def clean(times: int) -> Event:
+    def happens(node: Node, check: Check, config: CheckConfig, _finding: Finding) -> None:
+        for _ in range(times or config.clear_after):
+            node.now += 1.0
+            node.result(RunName(check.name, config.name), config)
+
+    return happens
+
+
+def quiet(less: float, loaded: bool) -> Event:
+    """Its window passes, after one clean run."""
+
+    def happens(node: Node, check: Check, config: CheckConfig, finding: Finding) -> None:
+        clean(1)(node, check, config, finding)
+        node.wait(max(finding.window_seconds - less, 0.0), loaded)
+
+    return happens
+
+
+def resumed(node: Node, _check: Check, _config: CheckConfig, _finding: Finding) -> None:
+    """A person resumes the node."""
+    node.now += 1.0
+    node.change(endings.resumed_by_operator(node.ledger.by_key(), node.now, node.now))
+
+
+def acknowledged(node: Node, _check: Check, _config: CheckConfig, finding: Finding) -> None:
+    ack = Ack(node.now + DAY, "", "", finding.severity)
+    node.change(endings.known_for_a_while(node.ledger.by_key(), finding.code, None, ack))
+
+
+EVENTS: dict[str, Event] = {
+    "clean1": clean(1),
+    "clean": clean(0),
+    "reboot": lambda node, _check, _config, _finding: node.reboot(),
+    "reset": lambda node, _check, _config, finding: node.reset(finding.subject),
+    "window-1s": quiet(1.0, True),
+    "window": quiet(0.0, True),
+    "window_unloaded": quiet(0.0, False),
+    "repaired": lambda node, _check, _config, finding: node.repaired(finding.code, None),
+    "resumed": resumed,
+    "ack": acknowledged,
+}
+
+
+def codes() -> Iterator[str]:
+    for check in CHECKS.values():
+        for code in sorted(check.codes()):
+            explain = check.explain(code)
+            assert explain is not None
+            yield from of_code(check, code, explain)
+
+
+# --- the file
+
+
+def text() -> str:
+    """The golden decisions of this code."""
+    with tempfile.TemporaryDirectory(prefix="golden.") as place:
+        folder = Path(place)
+        sections: dict[str, Iterable[str]] = {
+            "kernel lines": (line for name, words in cases() for line in of_line(name, words)),
+            "logs of many lines": logs(),
+            "recordings": golden_machines.recordings(),
+            "fake machines": golden_machines.scenarios(folder),
+            "stories": golden_machines.stories(folder),
+            "explained codes": codes(),
+            "settings": golden_machines.settings(),
+        }
+        return HEAD + "".join(f"\n== {title}\n" + "".join(f"{line}\n" for line in it) for title, it in sections.items())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: tests/golden.py --write")
+    FILE.write_text(text(), "utf-8")

@@ -1,0 +1,300 @@
+"""Golden decisions on whole machines: recordings that are replayed, fake GPUs that break, and the stories of e2e/.
+
+Nothing waits: the clocks of the machines are made, and the steps of the stories are driven without a daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fakes import NOW
+from golden_node import CHECKS, NONE, Node
+from machine import EXPECTED, Machine, System
+
+from healthd import toml
+from healthd.cli import replay
+from healthd.cli.check import runner_of
+from healthd.config import CheckConfig
+from healthd.convert import dump, load
+from healthd.host import Host
+from healthd.judge.ledger import with_conditions
+from healthd.machine import inventory
+from healthd.machine.program import Ran
+from healthd.model import Outcome, RunName
+from healthd.nvidia.fake_nvml import open_fake
+from healthd.record import recording
+from healthd.settings import layers
+from healthd.settings.registry import Check
+from healthd.settings.settle import settle
+from healthd.work import once
+from healthd.work.worker import Setup
+
+sys.path.append(str(Path(__file__).with_name("e2e")))
+
+import stories_gpu
+import stories_host
+import stories_network
+import stories_pci
+import stories_storage
+from stories import Row, Scene
+
+DATA = Path(__file__).with_name("data")
+RECORDINGS = sorted((DATA / "recordings").glob("*.rec"))
+SCENARIOS = DATA / "golden" / "scenarios.toml"
+STORIES = [
+    row for file in (stories_gpu, stories_host, stories_network, stories_pci, stories_storage) for row in file.ROWS
+]
+# Rows that need a real device file, mount, clock or call that hangs. `codes` in golden.py has their codes.
+NEED_MORE = (
+    *("disk_space/", "device_nodes/", "ipmi_sel/", "gpu_access/hang", "failslow/"),
+    *("mount/stale", "mount/failing", "mount/hang"),
+)
+SET_UP: dict[str, dict[str, Any]] = {**EXPECTED}  # type: ignore[dict-item]
+ANY_SOFTWARE = {"gpu_software": {"driver_version": "", "vbios": ""}}
+OF_FAKE: dict[str, dict[str, dict[str, Any]]] = {
+    "dgx-a100": {"gpu_nvlink": {"links": 12}, **ANY_SOFTWARE},
+    "dgx-b200": ANY_SOFTWARE,
+    "dgx-h200": ANY_SOFTWARE,
+}
+ROUND_SECONDS = 0.5  # as in e2e/stories.py, whose rows have settings for it
+FAULT_ROUNDS = 16
+LOOKS = (0.0, 60.0, 300.0, 900.0, 3600.0)  # after the fault
+
+
+class Scripted(System):
+    """A made system whose programs are scripts in a folder that print a text, as the stories write them."""
+
+    programs: Path | None = None
+
+    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+        script = self.programs / os.path.basename(argv[0]) if self.programs else None
+        if script is None or not script.exists():
+            return super().run(argv, seconds, environment, anywhere)
+        text = script.read_text()
+        if "cat <<'END'" in text:
+            return Ran(0, text.partition("cat <<'END'\n")[2].rpartition("\nEND\n")[0] + "\n", "")
+        words, status = text.partition("\necho ")[2].rsplit("\nexit ", 1)
+        return Ran(int(status), words + "\n", "")
+
+
+class Driven:
+    """A machine and its node. What changes from one moment to the next is kept in `lines`."""
+
+    def __init__(self, folder: Path, fake: str, runs: Iterable[tuple[Check, CheckConfig]]) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.machine = Machine(folder, fake)
+        self.machine.system = self.system = Scripted(self.machine.root)
+        self.written: tuple[int, float] = (0, 0.0)  # the scenario file, and when it was
+        self.now: Callable[[], float] = lambda: NOW
+        taken = inventory.take(self.host(), gpus=True)
+        self.node = Node(runs, taken, self.boot_id())
+        self.now = lambda: self.node.now
+        self.lines: list[str] = []
+        self.last: tuple[str, ...] = (NONE,)
+
+    def boot_id(self) -> str:
+        return (self.machine.root / "proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def host(self) -> Host:
+        """The host now. A scenario that was written anew counts its seconds from now."""
+        self.machine.now()
+        file = self.machine.scenario
+        if file.stat().st_ino != self.written[0]:
+            self.written = (file.stat().st_ino, self.now())
+        os.utime(file, (self.written[1], self.written[1]))
+        host = Host(str(self.machine.root), lambda: open_fake(str(file), self.now), self.now, self.system)
+        host.state_dir, host.runtime_dir = f"{self.folder}/state", f"{self.folder}/run"
+        return host
+
+    def look(self, passed: float, title: str) -> None:
+        self.node.wait(passed)
+        self.node.look(self.host())
+        self.show(title)
+
+    def rounds(self, count: int, title: str) -> None:
+        for _ in range(count):
+            self.look(ROUND_SECONDS, title)
+
+    def show(self, title: str) -> None:
+        """Note what changed: conditions that are new or gone, and the decision."""
+        shown = self.node.outcome()
+        self.lines += [f"{title}: {line}" for line in shown if line not in self.last]
+        keys = {tuple(line.split()[:2]) for line in shown}
+        gone = (" ".join(line.split()[:2]) for line in self.last if tuple(line.split()[:2]) not in keys)
+        self.lines += [f"{title}: no longer {key}" for key in gone if key.split()[0] != NONE]
+        self.last = shown
+
+
+# --- fake machines
+
+
+def runs_on(fake: str, profile: str) -> Iterator[tuple[Check, CheckConfig]]:
+    """The checks of GPUs, set up for this machine: by a site, or by nothing but a profile."""
+    guessed = of_profile(profile) if profile else {}
+    for name, check in CHECKS.items():
+        table = {**SET_UP.get(name, {}), **OF_FAKE.get(fake, {}).get(name, {})}
+        if check.uses == "nvml":
+            yield check, guessed[RunName(name)] if profile else load(check.config, table, name)
+
+
+def scenarios(folder: Path) -> Iterator[str]:
+    """Each scenario on each machine that comes with healthd and can have it: a healthy hour, the fault, the repair."""
+    for name, scenario in toml.parse(SCENARIOS.read_text("utf-8")).items():
+        assert isinstance(scenario, dict)
+        for machine in scenario.get("machines", ["dgx-h100"]):
+            fake, _, profile = machine.partition("+")
+            driven = Driven(folder / f"{name}.{machine}", fake, runs_on(fake, profile))
+            for _ in range(2):
+                driven.look(300.0, "healthy")
+            driven.machine.gpus(scenario["text"])
+            for before, after in pairwise((0.0, *LOOKS)):
+                driven.look(after - before, f"fault {after:g}s")
+            driven.machine.gpus("")
+            driven.look(300.0, "well")
+            driven.look(300.0, "well")
+            driven.node.reboot()
+            driven.look(300.0, "rebooted")
+            driven.look(300.0, "rebooted")
+            for condition in driven.node.ledger.conditions:
+                driven.node.repaired(condition.code, condition.subject)
+            driven.look(300.0, "repaired")
+            yield from (f"{name} {machine} {line}" for line in driven.lines)
+
+
+# --- settings
+
+
+def settings() -> Iterator[str]:
+    """The defaults of each check, and what each profile guesses."""
+    for name, check in CHECKS.items():
+        common = {field.name for field in fields(CheckConfig)} - {"timeout_seconds", "clear_after", "interval_seconds"}
+        for setting, value in table_of(check.config()).items():
+            if setting not in common:
+                yield f"{name}.{setting} = {value}"
+    for profile in layers.names():
+        for run, config in of_profile(profile).items():
+            yield from (
+                f"{profile} {run} {setting} = {table_of(config)[setting]}" for setting in sorted(config.guessed)
+            )
+
+
+def table_of(config: CheckConfig) -> dict[str, str]:
+    return {field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields(config)}
+
+
+def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
+    return settle({"profile": profile}, "healthd.toml", {}, CHECKS, layers.without_baseline).checks
+
+
+# --- stories of e2e/
+
+
+class Daemon:
+    """What the steps of a story ask of a daemon, in this process."""
+
+    def __init__(self, driven: Driven, row: Row) -> None:
+        self.driven = driven
+        self.directory = driven.folder
+        self.run_dir = driven.folder / "run"
+        self.instead: dict[str, Path] = {}
+        self.programs = driven.folder / "programs" if row.programs else None
+        self.title = "before"
+
+    def kernel_line(self, *lines: str) -> None:
+        for line in lines:
+            self.driven.node.now += 0.1
+            self.driven.node.hear([line])
+        self.driven.show(self.title)
+
+    def until(self, _satisfied: object, _what: str) -> None:
+        self.driven.rounds(2, self.title)
+
+    def ask(self, command: str, code: str, part: str) -> str:
+        assert command == "repaired"
+        self.driven.node.repaired(code, part)
+        self.driven.show(f"{self.title} {command}")
+        return "done"
+
+    def stop(self) -> None:
+        self.run_dir.mkdir(exist_ok=True)
+
+    def start(self) -> None:
+        if self.driven.boot_id() != self.driven.node.ledger.boot_id:
+            self.driven.node.reboot(self.driven.boot_id())
+            self.driven.show(f"{self.title} boot")
+
+
+class DrivenScene(Scene):
+    def rounds(self, count: int = 4) -> dict[str, Any]:
+        daemon: Any = self.daemon
+        daemon.driven.rounds(count, daemon.title)
+        return {}
+
+
+class Cluster:
+    def wait_state(self, *_args: str, **_kwargs: object) -> None:
+        """Slurm does at once what healthd decides."""
+
+
+def story(row: Row, folder: Path) -> list[str]:
+    own = row.code.partition("/")[0]
+    names = {own, *row.checks, *([] if CHECKS[own].runs else ["gpu_access"])}
+    tables = {name: {**SET_UP.get(name, {}), **row.settings.get(name, {})} for name in sorted(names)}
+    runs = [(CHECKS[name], load(CHECKS[name].config, table, name)) for name, table in tables.items()]
+    driven = Driven(folder, row.fake, runs)
+    daemon = Daemon(driven, row)
+    if daemon.programs is not None:
+        daemon.programs.mkdir()
+        driven.system.programs = daemon.programs
+    scene: Any = DrivenScene(row, Cluster(), "n1", driven.machine, daemon, "101")  # type: ignore[arg-type]
+    with scene.ends:
+        for title, step, count in (
+            ("before", row.well, 2),
+            ("fault", row.fault, FAULT_ROUNDS),
+            ("meanwhile", row.meanwhile, 4),
+            ("repair", row.repair, 6),
+        ):
+            daemon.title = title
+            step(scene)
+            driven.rounds(count, title)
+    driven.look(3600.0, "an hour later")
+    driven.look(86400.0, "a day later")
+    return driven.lines
+
+
+def stories(folder: Path) -> Iterator[str]:
+    numbers: Counter[str] = Counter()
+    for row in STORIES:
+        if row.code.startswith(NEED_MORE):
+            continue
+        numbers[row.code] += 1
+        name = f"{row.code}#{numbers[row.code]}"
+        yield from (f"{name} {line}" for line in story(row, folder / name.replace("/", ".")))
+
+
+# --- recordings
+
+
+def recordings() -> Iterator[str]:
+    """Each recorded round as `healthd check --replay` judges it."""
+    for path in RECORDINGS:
+        recorded = recording.read(str(path))
+        loaded, lost = replay.settings_of(recorded, CHECKS)
+        assert not lost
+        with runner_of(Setup(root="/", fake_nvml="", replay=str(path)), CHECKS) as runner:
+            found = once.look(loaded, CHECKS, runner, replay.kernel_log_of(recorded), recorded)
+        node = Node([])
+        node.ledger = with_conditions(node.ledger, {c.key: c for c in found.verdict.conditions})
+        node.now, node.started = found.time + 60.0, found.time - 3600.0
+        failed = sorted(str(result.run) for result in found.results if result.outcome is not Outcome.COMPLETED)
+        yield f"{path.stem}: {found.verdict.health.value}, did not complete: {' '.join(failed) or 'none'}"
+        yield from (f"{path.stem}: {line}" for line in node.outcome())

@@ -1,0 +1,271 @@
+"""A node for golden decisions: it goes from findings and kernel lines to what healthd would do, in fixed words.
+
+The words are chosen here, so that they stay when classes and modules are renamed. Sentences are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fakes import BOOT, NOW
+from slurm_text import listpids, sinfo, squeue
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.judge import endings, intake, verdict
+from healthd.judge.ledger import Ledger, with_conditions
+from healthd.kernel.coalesce import with_jobs
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import (
+    CheckResult,
+    Clears,
+    Condition,
+    Drain,
+    Finding,
+    Gpu,
+    Inventory,
+    KernelEvent,
+    Leave,
+    Mode,
+    NodeState,
+    Observation,
+    Outcome,
+    PciDevice,
+    Repair,
+    Resume,
+    RunName,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.nvidia.fake_nvml import fake_pci_gpus
+from healthd.nvml import NvmlError
+from healthd.past import Past, Series, update, without_growth
+from healthd.settings import registry
+from healthd.settings.registry import Check
+from healthd.slurm.commands import CommandResult
+from healthd.slurm.look import Remember, reconcile
+from healthd.slurm.node_gpus import NodeGpus
+from healthd.slurm.policy import Policy, decide
+from healthd.slurm.reason import parse_reason
+
+CHECKS = registry.built_in()
+ADDRESSES = fake_pci_gpus("dgx-h100")
+GPUS = tuple(Gpu(pci, index, f"GPU-{index}", minor=index) for index, pci in enumerate(ADDRESSES))
+GPU_DEVICES = tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in ADDRESSES)
+ACT = Policy(Mode.ACT, admin_comment=False)
+# GPUs that the processes of each job have open, and that Slurm gave it: job 101 has GPU 0, job 102 all others, job 103
+# none. Job 104 starts after the fault.
+OPEN = {"101": frozenset({0}), "102": frozenset(range(1, 8)), "103": frozenset[int](), "104": frozenset({0})}
+SECOND = 1.0
+NONE = "none"  # no condition
+
+
+def seconds(value: float) -> str:
+    return f"{value:g}s"
+
+
+def condition_text(condition: Condition, state: bool = True) -> str:
+    """A condition in one line, without its sentence and its times."""
+    words = [condition.code, condition.subject or "-", condition.severity.name.lower()]
+    words += [condition.state.value] if state else []
+    words += [
+        condition.clears.value,
+        *([f"window={seconds(condition.window_seconds)}"] * bool(condition.window_seconds)),
+    ]
+    words += [f"confirm={seconds(condition.confirm_seconds)}"] * bool(condition.confirm_seconds)
+    if condition.worsens:
+        words.append(f"worsens={seconds(condition.worsens.after_seconds)}:{condition.worsens.severity.name.lower()}")
+    flags = {"shared": condition.shared_cause, "observed": condition.observed, "history": condition.history}
+    words += [name for name, is_set in flags.items() if is_set]
+    words += [f"expects={condition.expects}"] * bool(condition.expects)
+    words += [f"job={condition.job}"] * bool(condition.job)
+    return " ".join(words)
+
+
+def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, now: float) -> tuple[str, ...]:
+    """The jobs that a look at Slurm requeues, on a node that is drained with `words`."""
+    whole = inventory.gpus or GPUS
+
+    def prolog(job: str) -> tuple[str, float]:
+        return (f"101 0 {whole[0].uuid}\n" if job == "101" else ""), now
+
+    gpus = NodeGpus(inventory, whole, told=prolog, have_open=lambda _processes: (OPEN, True))
+    memory = SlurmMemory(reason=words, confirmed_at=now - 60, boot_id=BOOT)
+    steps = reconcile(judged, memory, ACT, "n1", BOOT, lambda: now, gpus)
+    gone: set[str] = set()
+    answer: CommandResult | None = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            report = end.value
+            break
+        answer = None
+        if isinstance(step, Remember):
+            continue
+        argv = step.argv
+        job = next((word for word in argv if word in OPEN), "")
+        if argv[0] == "sinfo":
+            answer = sinfo("mixed+drain", words, since=now - 60, gres="gpu:h100:8")
+        elif argv[0] == "sh":
+            answer = CommandResult(0, b"NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[0-7]\n")
+        elif argv[0] == "squeue":
+            state = {"state": "PENDING", "restarts": 1} if job in gone else {}
+            answer = squeue(job, start=now + 2 if job == "104" else started, **state)  # type: ignore[arg-type]
+        elif "listpids" in argv:
+            answer = listpids(*OPEN)
+        elif "requeue" in argv:
+            gone.add(job)
+            answer = CommandResult(0)
+        else:
+            assert "show" in argv, argv
+            given = {"102": "gpu:h100:7(IDX:1-7)", "104": "gpu:h100:1(IDX:0)"}.get(job, "")
+            answer = CommandResult(0, f"JobId={job} JobName=x   Nodes=n1 CPU_IDs=0 Mem=0 GRES={given} \n".encode())
+    assert not report.trouble, report.trouble
+    return tuple(sorted(report.requeued))
+
+
+class Node:
+    """A DGX H100 that runs three jobs (OPEN), and whose Slurm does at once what healthd decides."""
+
+    def __init__(
+        self, runs: Iterable[tuple[Check, CheckConfig]], inventory: Inventory | None = None, boot_id: str = BOOT
+    ) -> None:
+        self.runs = list(runs)
+        self.names = [RunName(check.name, config.name) for check, config in self.runs if check.runs]
+        self.listeners = [(check, config) for check, config in self.runs if check.listens]
+        node = Inventory(GPUS, GPU_DEVICES) if inventory is None else inventory
+        self.ledger = Ledger(boot_id=boot_id, inventory=node, whole_gpus=node.gpus)
+        self.now, self.started = NOW, NOW - 3600.0  # the clock; when the jobs began
+        self.past: dict[str, Series] = {}
+        self.results: dict[RunName, CheckResult] = {}
+        self.slurm = SlurmMemory()
+
+    @property
+    def drained(self) -> bool:
+        return bool(self.slurm.reason)
+
+    # what happens
+
+    def hear(self, texts: Iterable[str], history: bool = False, observed: bool = False) -> Node:
+        """The kernel logs lines now. A process that a line names is one of job 103."""
+        stripped = [strip_prefix(text, NOW) for text in texts]
+        lines = [RawLine(self.now, each.text, history=history) for each in stripped if each is not None]
+        read = [event_of(line, self.ledger.boot_id) for line in lines]
+        return self.hear_events([replace(event, observed=observed) for event in read if event is not None])
+
+    def hear_events(self, events: Sequence[KernelEvent]) -> Node:
+        taken = intake.coalesced(self.ledger, events)
+        on_gpu = {gpu.pci: "101" if gpu.minor == 0 else "102" for gpu in self.ledger.inventory.gpus}
+        jobs = {
+            e.sequence: "103" if e.pid else on_gpu.get(e.pci, "") for e in taken.events if e.sequence in taken.touched
+        }
+        taken = taken._replace(events=with_jobs(taken.events, {number: job for number, job in jobs.items() if job}))
+        heard = intake.judged(self.ledger, taken, self.listeners, self.now)
+        assert not heard.mistakes
+        self.ledger = heard.ledger
+        return self
+
+    def look(self, host: Host) -> Node:
+        """One run of each check that runs in service, or while the node is drained."""
+        for check, config in self.runs:
+            if not check.runs or (check.when == "idle" and not self.drained):
+                continue
+            given: list[Any] = []
+            outcome = Outcome.COMPLETED
+            try:
+                given.extend(check.module.run(host, config, Past(self.past, self.now, self.ledger.boot_id)))
+            except (OSError, ValueError, RuntimeError, NvmlError):
+                outcome = Outcome.FAILED
+            self.past = update(
+                self.past, [o for o in given if isinstance(o, Observation)], self.now, self.ledger.boot_id
+            )
+            self.result(
+                RunName(check.name, config.name),
+                config,
+                tuple(f for f in given if isinstance(f, Finding)),
+                tuple(r for r in given if isinstance(r, Repair)),
+                outcome,
+            )
+        host.close_nvml()
+        return self
+
+    def result(
+        self,
+        run: RunName,
+        config: CheckConfig,
+        findings: tuple[Finding, ...] = (),
+        repairs: tuple[Repair, ...] = (),
+        outcome: Outcome = Outcome.COMPLETED,
+    ) -> Node:
+        """A run of a check ended."""
+        result = CheckResult(*run, outcome, self.now, 0.0, findings, repairs=repairs)
+        self.ledger, self.results[run] = intake.looked(self.ledger, result, config, self.now)
+        return self
+
+    def change(self, conditions: Mapping[Any, Condition]) -> Node:
+        self.ledger = with_conditions(self.ledger, dict(conditions))
+        return self
+
+    def wait(self, passed: float, loaded: bool | None = None) -> Node:
+        self.now += passed
+        under_load = not self.drained if loaded is None else loaded
+        return self.change(endings.after_quiet(self.ledger.by_key(), passed, under_load, self.now))
+
+    def reboot(self, boot_id: str = "") -> Node:
+        self.now += 300.0
+        self.ledger = replace(self.ledger, boot_id=boot_id or self.ledger.boot_id + "'")
+        return self.change(endings.after_boot(self.ledger.by_key(), self.ledger.boot_id, self.now))
+
+    def reset(self, subject: str) -> Node:
+        self.now += 300.0
+        repair = Repair(Clears.GPU_RESET, subject, "", before=self.now - SECOND)
+        return self.change(endings.after_repairs(self.ledger.by_key(), [repair], self.now))
+
+    def repaired(self, code: str, subject: str | None) -> Node:
+        self.now += SECOND
+        for known in self.ledger.conditions:
+            if known.code == code and subject in (None, known.subject):
+                self.past = without_growth(self.past, known.subject)
+        return self.change(endings.repaired(self.ledger.by_key(), code, subject, "x", self.now))
+
+    # what follows
+
+    def decide(self) -> str:
+        """Decide, let Slurm do it, and name it: "leave", "resume", "drain CODE PART" or "... requeue JOB,JOB"."""
+        judged = verdict.judge(self.ledger.by_key(), self.results, self.names, 0.0)
+        flags = frozenset({"MIXED", "DRAIN"} if self.drained else {"ALLOCATED"})
+        decision = decide(judged, NodeState("n1", flags, self.slurm.reason), self.slurm, ACT, self.now)
+        if isinstance(decision, Resume):
+            self.slurm = SlurmMemory()
+            return "resume"
+        if isinstance(decision, Leave):
+            return "leave" if not self.drained else "leave drained"
+        assert isinstance(decision, Drain)
+        self.slurm = SlurmMemory(reason=decision.reason)
+        cause = parse_reason(decision.reason)
+        assert cause is not None, decision.reason
+        jobs = (
+            requeued(judged, decision.reason, self.ledger.inventory, self.started, self.now) if decision.requeue else ()
+        )
+        return f"drain {' '.join(cause).strip()}" + (f" requeue {','.join(jobs) or 'none'}" if decision.requeue else "")
+
+    def health(self) -> str:
+        return verdict.judge(self.ledger.by_key(), self.results, self.names, 0.0).health.value
+
+    def shown(self) -> list[str]:
+        return sorted(map(condition_text, self.ledger.conditions))
+
+    def outcome(self) -> tuple[str, ...]:
+        """Decide. The conditions, or NONE, the last with the decision."""
+        *before, last = self.shown() or [NONE]
+        return (*before, last + and_then(last, self.decide()))
+
+
+def and_then(condition: str, decision: str) -> str:
+    """Return the decision as the condition's end. "leave" is left out, and the cause of a drain if it is the same."""
+    cause = " ".join(condition.split()[:2]).removesuffix(" -")
+    return "" if decision == "leave" else f" -> {decision.replace(f'drain {cause}', 'drain')}"

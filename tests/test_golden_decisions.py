@@ -1,0 +1,37 @@
+"""No decision changes unnoticed: what golden.py generates is what data/golden_decisions.txt has."""
+
+from __future__ import annotations
+
+import difflib
+
+import golden
+import pytest
+from golden_node import CHECKS
+
+from healthd.settings import registry
+
+MOST_LINES = 40
+
+
+@pytest.fixture(scope="module")
+def kept() -> str:
+    return golden.FILE.read_text("utf-8")
+
+
+def test_golden_decisions_are_unchanged(kept: str) -> None:
+    before, now = kept.splitlines(), golden.text().splitlines()
+    diff = list(difflib.unified_diff(before, now, "golden_decisions.txt", "this code", n=0, lineterm=""))
+    shown = "\n".join(diff[:MOST_LINES])
+    assert not diff, (
+        f"{len(diff)} lines of difference:\n{shown}\n"
+        "If these decisions are to change: .venv/bin/python tests/golden.py --write"
+    )
+
+
+def test_golden_decisions_have_each_code(kept: str) -> None:
+    explained = kept.partition("\n== explained codes\n")[2].partition("\n== ")[0]
+    assert {line.split()[0] for line in explained.splitlines()} == set(registry.all_codes(CHECKS))
+
+
+def test_golden_decisions_stay_readable(kept: str) -> None:
+    assert len(kept) < 400_000

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import golden_machines
+import golden_slurm
 from fakes import NOW
 from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, and_then, condition_text, seconds
 
@@ -36,6 +37,7 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     LocalMount,
+    Outcome,
     PciDevice,
     RunName,
     Severity,
@@ -56,6 +58,8 @@ HEAD = """\
 # are requeued. Job 101 runs on GPU 0, job 102 on the other GPUs, job 103 on none; job 104 starts after the fault.
 # [gpu], [switch], [nic]: the part that a kernel line names is one; [other]: the machine has no such part; [unknown]:
 # nothing is known of the machine. "again": the same lines ten minutes later. "scan": only where scan differs.
+# Explained codes: what ends a condition (":ack": it stays, acknowledged); "paused": it was not seen since a pause;
+# "relapse": what ends it if it comes back after a reboot.
 """
 SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
 LISTENERS = [(check, check.config()) for check in CHECKS.values() if check.listens]
@@ -209,16 +213,24 @@ def course(check: Check, config: CheckConfig, finding: Finding, way: str) -> Ite
         left = node.ledger.conditions
         if left and left[0].state.value == "open":
             continue
-        state = f"({left[0].state.value})" if left else ""
+        state = ":ack" if left else ""
         if check.runs:  # a resume waits for a clean run
             node.result(RunName(check.name, config.name), config)
         decision = node.decide()
         ends.append(name + state + (f" -> {decision}" if decision != usual else ""))
     yield "ended by " + (", ".join(ends) or "nothing")
+    node = found(check, config, finding, way, longest)
+    node.decide()
+    if node.drained:
+        node.trusted_since = node.now + 1.0
+        first = node.decide()
+        if check.runs:
+            node.result(RunName(check.name, config.name), config)
+        yield f"paused -> {first}, clean -> {node.decide()}"
     node = found(check, config, finding, way, longest).reboot()
     if not node.ledger.conditions:
         sight(node, check, config, finding, way)
-        yield f"after a reboot again until {node.ledger.conditions[0].clears.value}"
+        yield f"relapse until {node.ledger.conditions[0].clears.value}"
 
 
 def found(check: Check, config: CheckConfig, finding: Finding, way: str, lasted: float) -> Node:
@@ -282,6 +294,7 @@ EVENTS: dict[str, Event] = {
     "clean": clean(0),
     "reboot": lambda node, _check, _config, _finding: node.reboot(),
     "reset": lambda node, _check, _config, finding: node.reset(finding.subject),
+    "old_reset": lambda node, _check, _config, finding: node.reset(finding.subject, node.now - 1.0),
     "window-1s": quiet(1.0, True),
     "window": quiet(0.0, True),
     "window_unloaded": quiet(0.0, False),
@@ -297,6 +310,21 @@ def codes() -> Iterator[str]:
             explain = check.explain(code)
             assert explain is not None
             yield from of_code(check, code, explain)
+        yield from of_silence(check)
+
+
+def of_silence(check: Check) -> Iterator[str]:
+    """What it means that a run of the check does not end."""
+    config = check.config(name="part") if check.per else check.config()
+    node, last = Node([(check, config)]), ""
+    for silent in (10.0, 249.0, 250.0, 609.0, 610.0):
+        node.now = NOW + silent
+        for finding in check.overdue(config, silent):
+            node.result(RunName(check.name, config.name), config, (finding,), outcome=Outcome.TIMED_OUT)
+            now = "; ".join(node.outcome())
+            if now != last:
+                yield f"{finding.code} silent for {seconds(silent)}: {now}"
+            last = now
 
 
 # --- the file
@@ -313,6 +341,8 @@ def text() -> str:
             "fake machines": golden_machines.scenarios(folder),
             "stories": golden_machines.stories(folder),
             "explained codes": codes(),
+            "drains of others": golden_slurm.policies(),
+            "jobs that a fault hits": golden_slurm.victims(),
             "settings": golden_machines.settings(),
         }
         return HEAD + "".join(f"\n== {title}\n" + "".join(f"{line}\n" for line in it) for title, it in sections.items())

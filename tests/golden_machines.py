@@ -5,19 +5,21 @@ Nothing waits: the clocks of the machines are made, and the steps of the stories
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fakes import NOW
 from golden_node import CHECKS, NONE, Node
-from machine import EXPECTED, Machine, System
+from machine import DATA as DATA_MOUNT
+from machine import EXPECTED, ROOT, TMP, Machine, System
 
 from healthd import toml
 from healthd.cli import replay
@@ -26,6 +28,7 @@ from healthd.config import CheckConfig
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.judge.ledger import with_conditions
+from healthd.live.told import FILE, Told, as_text
 from healthd.machine import inventory
 from healthd.machine.program import Ran
 from healthd.model import Outcome, RunName
@@ -44,7 +47,7 @@ import stories_host
 import stories_network
 import stories_pci
 import stories_storage
-from stories import Row, Scene
+from stories import GPU, Row, Scene, Step, gpu, kernel, prints, rebooted, steps, writes
 
 DATA = Path(__file__).with_name("data")
 RECORDINGS = sorted((DATA / "recordings").glob("*.rec"))
@@ -52,7 +55,7 @@ SCENARIOS = DATA / "golden" / "scenarios.toml"
 STORIES = [
     row for file in (stories_gpu, stories_host, stories_network, stories_pci, stories_storage) for row in file.ROWS
 ]
-# Rows that need a real device file, mount, clock or call that hangs. `codes` in golden.py has their codes.
+# Rows that need a real device file, mount or call that hangs. Most of their codes have a row in INSTEAD.
 NEED_MORE = (
     *("disk_space/", "device_nodes/", "ipmi_sel/", "gpu_access/hang", "failslow/"),
     *("mount/stale", "mount/failing", "mount/hang"),
@@ -198,6 +201,66 @@ def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
 # --- stories of e2e/
 
 
+def fails(point: str, error: int) -> Step:
+    """Calls on this mount point fail; with 0 they do not."""
+
+    def do(scene: Scene) -> None:
+        scene.machine.system.fails.clear()
+        scene.machine.system.fails.update({point: error} if error else {})
+
+    return do
+
+
+def free(share: float) -> Step:
+    return lambda scene: scene.machine.system.free.update({"/tmp": share})
+
+
+def slow_job(slow: bool) -> Step:
+    """What the process beside the daemon wrote of a job."""
+
+    def do(scene: Scene) -> None:
+        daemon: Any = scene.daemon
+        now = daemon.driven.node.now
+        job = replace(stories_host.LOST, since=now - 7200.0) if slow else stories_host.WELL
+        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": as_text(Told(written=now, jobs=(job,)))})
+
+    return do
+
+
+QUICK = {"device_nodes": {"confirm_seconds": 1.0}}
+STOPPED_ROOT = stories_host.mounts(
+    ROOT.replace("- ext4 /dev/sda2 rw", "- ext4 /dev/sda2 rw,emergency_ro"), TMP, DATA_MOUNT
+)
+NODE_3 = "/dev/nvidia3"
+INSTEAD = [
+    Row("mount/stale", "/data", fails("/data", errno.ESTALE), fails("/data", 0), settings=stories_host.QUICK_MOUNT),
+    Row("mount/failing", "/data", fails("/data", errno.EIO), fails("/data", 0), settings=stories_host.QUICK_MOUNT),
+    Row("disk_space/no_space", "/tmp", free(0.03), free(0.5)),
+    Row("disk_space/low_space", "/tmp", free(0.07), free(0.5)),
+    Row("device_nodes/missing", NODE_3, stories_host.without(NODE_3), writes({NODE_3: ""}), settings=QUICK),
+    Row(  # may be a reset, but for what the kernel logged
+        "gpu_access/lost",
+        GPU,
+        steps(kernel(stories_gpu.xid(79, stories_gpu.BUS)), gpu("lost = true")),
+        rebooted,
+        well=writes({"/proc/4242/comm": "slurmd\n"}),
+        checks=("gpu_xid", "gpu_count"),
+        settings=stories_gpu.ANY_NUMBER,
+    ),
+    Row("block_device/root_stopped", "/", STOPPED_ROOT, steps(stories_host.mounts(), rebooted)),
+    *(
+        Row("failslow/loss", "", slow_job(True), slow_job(False), settings={"failslow": {**table, "act": act}})
+        for table in stories_host.REQUEUES.values()
+        for act in ("", "drain", "requeue")
+    ),
+    *(
+        replace(row, well=steps(writes({"/dev/ipmi0": ""}), prints("ipmitool", stories_host.SEL)))
+        for row in stories_host.ROWS
+        if row.code.startswith("ipmi_sel/")
+    ),
+]
+
+
 class Daemon:
     """What the steps of a story ask of a daemon, in this process."""
 
@@ -254,6 +317,7 @@ def story(row: Row, folder: Path) -> list[str]:
     daemon = Daemon(driven, row)
     if daemon.programs is not None:
         daemon.programs.mkdir()
+        driven.machine.write({"/run/systemd/system/made": ""})  # as systemd has it, if it booted the machine
         driven.system.programs = daemon.programs
     scene: Any = DrivenScene(row, Cluster(), "n1", driven.machine, daemon, "101")  # type: ignore[arg-type]
     with scene.ends:
@@ -273,9 +337,7 @@ def story(row: Row, folder: Path) -> list[str]:
 
 def stories(folder: Path) -> Iterator[str]:
     numbers: Counter[str] = Counter()
-    for row in STORIES:
-        if row.code.startswith(NEED_MORE):
-            continue
+    for row in (*(row for row in STORIES if not row.code.startswith(NEED_MORE)), *INSTEAD):
         numbers[row.code] += 1
         name = f"{row.code}#{numbers[row.code]}"
         yield from (f"{name} {line}" for line in story(row, folder / name.replace("/", ".")))

@@ -67,9 +67,14 @@ def seconds(value: float) -> str:
     return f"{value:g}s"
 
 
+def word(part: str) -> str:
+    """A part as one word, "-" for the node."""
+    return part.replace(" ", "_") or "-"
+
+
 def condition_text(condition: Condition, state: bool = True) -> str:
     """A condition in one line, without its sentence and its times."""
-    words = [condition.code, condition.subject or "-", condition.severity.name.lower()]
+    words = [condition.code, word(condition.subject), condition.severity.name.lower()]
     words += [condition.state.value] if state else []
     words += [
         condition.clears.value,
@@ -140,6 +145,7 @@ class Node:
         node = Inventory(GPUS, GPU_DEVICES) if inventory is None else inventory
         self.ledger = Ledger(boot_id=boot_id, inventory=node, whole_gpus=node.gpus)
         self.now, self.started = NOW, NOW - 3600.0  # the clock; when the jobs began
+        self.trusted_since = 0.0
         self.past: dict[str, Series] = {}
         self.results: dict[RunName, CheckResult] = {}
         self.slurm = SlurmMemory()
@@ -220,9 +226,10 @@ class Node:
         self.ledger = replace(self.ledger, boot_id=boot_id or self.ledger.boot_id + "'")
         return self.change(endings.after_boot(self.ledger.by_key(), self.ledger.boot_id, self.now))
 
-    def reset(self, subject: str) -> Node:
+    def reset(self, subject: str, before: float | None = None) -> Node:
+        """A GPU was reset after `before`, the reading that its evidence compares with (None: after all sights)."""
         self.now += 300.0
-        repair = Repair(Clears.GPU_RESET, subject, "", before=self.now - SECOND)
+        repair = Repair(Clears.GPU_RESET, subject, "", before=self.now - SECOND if before is None else before)
         return self.change(endings.after_repairs(self.ledger.by_key(), [repair], self.now))
 
     def repaired(self, code: str, subject: str | None) -> Node:
@@ -236,7 +243,7 @@ class Node:
 
     def decide(self) -> str:
         """Decide, let Slurm do it, and name it: "leave", "resume", "drain CODE PART" or "... requeue JOB,JOB"."""
-        judged = verdict.judge(self.ledger.by_key(), self.results, self.names, 0.0)
+        judged = verdict.judge(self.ledger.by_key(), self.results, self.names, self.trusted_since)
         flags = frozenset({"MIXED", "DRAIN"} if self.drained else {"ALLOCATED"})
         decision = decide(judged, NodeState("n1", flags, self.slurm.reason), self.slurm, ACT, self.now)
         if isinstance(decision, Resume):
@@ -251,10 +258,12 @@ class Node:
         jobs = (
             requeued(judged, decision.reason, self.ledger.inventory, self.started, self.now) if decision.requeue else ()
         )
-        return f"drain {' '.join(cause).strip()}" + (f" requeue {','.join(jobs) or 'none'}" if decision.requeue else "")
+        return f"drain {cause[0]} {word(cause[1])}" + (
+            f" requeue {','.join(jobs) or 'none'}" if decision.requeue else ""
+        )
 
     def health(self) -> str:
-        return verdict.judge(self.ledger.by_key(), self.results, self.names, 0.0).health.value
+        return verdict.judge(self.ledger.by_key(), self.results, self.names, self.trusted_since).health.value
 
     def shown(self) -> list[str]:
         return sorted(map(condition_text, self.ledger.conditions))
@@ -267,5 +276,5 @@ class Node:
 
 def and_then(condition: str, decision: str) -> str:
     """Return the decision as the condition's end. "leave" is left out, and the cause of a drain if it is the same."""
-    cause = " ".join(condition.split()[:2]).removesuffix(" -")
+    cause = " ".join(condition.split()[:2])
     return "" if decision == "leave" else f" -> {decision.replace(f'drain {cause}', 'drain')}"

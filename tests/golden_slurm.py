@@ -1,0 +1,91 @@
+"""Golden decisions on Slurm alone: whose drain stands, in each mode, and which jobs a fault hits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from fakes import NOW
+from life import FEWER, GONE, Node
+
+from healthd.model import Decision, Drain, Leave, Mode, NodeState, Resume, SlurmMemory, Verdict
+from healthd.slurm.policy import Policy, decide
+from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure
+
+OURS = "healthd: gpu_count/missing 0000:1b:00.0: gone"
+OTHERS = "healthd: ib_link/down mlx5_0/1: down"
+THIS, OTHER = "0000:1b:00.0", "0000:43:00.0"
+
+MEMORY = SlurmMemory(reason=OURS, confirmed_at=NOW - 60, boot_id="b1")
+NODES: dict[str, tuple[NodeState | None, SlurmMemory]] = {
+    "not read": (None, MEMORY),
+    "in service": (NodeState("n1", frozenset({"ALLOCATED"})), SlurmMemory()),
+    "down": (NodeState("n1", frozenset({"DOWN"}), "Not responding"), SlurmMemory()),
+    "down by a person": (NodeState("n1", frozenset({"DOWN"}), "fan", "joe"), SlurmMemory()),
+    "drained by a person": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "fan", "joe"), SlurmMemory()),
+    "drained by Slurm": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Kill task failed"), SlurmMemory()),
+    "drained by a refusal": (
+        NodeState("n1", frozenset({"IDLE", "DRAIN"}), "Prolog error", refused_here=True),
+        SlurmMemory(),
+    ),
+    "drained by another healthd": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), OTHERS), SlurmMemory()),
+    "drained by us": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), OURS), MEMORY),
+    "drained by us, overruled": (NodeState("n1", frozenset({"IDLE", "DRAIN"}), "fan", "joe"), MEMORY),
+    **{
+        f"drained by us, {flag}": (NodeState("n1", frozenset({"IDLE", "DRAIN", flag}), OURS), MEMORY)
+        for flag in ("DOWN", "INVALID_REG", "REBOOT_ISSUED", "POWERING_DOWN", "MAINTENANCE", "COMPLETING")
+    },
+}
+
+
+def verdicts() -> dict[str, Verdict]:
+    clean = Node().run(check="gpu_count").judge()
+    return {
+        "clean": replace(clean, may_resume=True),
+        "clean, may not resume": replace(clean, may_resume=False),
+        "clean, a program first": replace(clean, may_resume=True, before_resume="x"),
+        "degraded": Node().run(FEWER).judge(),
+        "critical": Node().run(GONE).judge(),
+    }
+
+
+def named(decision: Decision) -> str:
+    if isinstance(decision, Drain):
+        whose = (
+            "same words"
+            if decision.reason in (OURS, OTHERS, "fan", "Kill task failed", "Prolog error")
+            else "new words"
+        )
+        return f"drain, {whose}{', requeue' if decision.requeue else ''}"
+    if isinstance(decision, Resume):
+        return "resume"
+    assert isinstance(decision, Leave)
+    return "leave, would act" if decision.would else "leave"
+
+
+def policies() -> Iterator[str]:
+    """What is decided in each mode, by what healthd found and by whose drain stands."""
+    policies = {mode.value: Policy(mode) for mode in Mode} | {"paused": Policy(Mode.ACT, paused_until=NOW + 60)}
+    for (found, verdict), (whose, (node, memory)) in product(verdicts().items(), NODES.items()):
+        decided = (f"{name}: {named(decide(verdict, node, memory, policy, NOW))}" for name, policy in policies.items())
+        yield f"{found}; {whose}; {'; '.join(decided)}"
+
+
+JOBS = {
+    "nothing known": OnGpus(),
+    "no GPU": OnGpus(False, frozenset(), all_seen=True),
+    "no GPU, processes not seen": OnGpus(False, frozenset()),
+    "no GPU, has one open": OnGpus(False, frozenset(), frozenset({OTHER}), True),
+    "the GPU": OnGpus(True, frozenset({THIS}), frozenset({THIS}), True),
+    "another": OnGpus(True, frozenset({OTHER}), frozenset({OTHER}), True),
+    "another, has the GPU open": OnGpus(True, frozenset({OTHER}), frozenset({THIS}), True),
+    "some": OnGpus(True),
+}
+FAULTS = {"of the host": Reach(everybody=True), "of all GPUs": Reach(), "of the GPU": Reach(pci=THIS)}
+
+
+def victims() -> Iterator[str]:
+    for (fault, reach), (job, on), count in product(FAULTS.items(), JOBS.items(), (8, None)):
+        hit = "for sure" if is_hit_for_sure(reach, on, count) else "hit" if is_hit(reach, on, count) else "spared"
+        yield f"fault {fault}; job with {job}; node with {'?' if count is None else count} GPUs: {hit}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -170,6 +171,7 @@ def scenarios(folder: Path) -> Iterator[str]:
             for condition in driven.node.ledger.conditions:
                 driven.node.repaired(condition.code, condition.subject)
             driven.look(300.0, "repaired")
+            shutil.rmtree(driven.folder)
             yield from (f"{name} {machine} {line}" for line in driven.lines)
 
 
@@ -332,6 +334,7 @@ def story(row: Row, folder: Path) -> list[str]:
             driven.rounds(count, title)
     driven.look(3600.0, "an hour later")
     driven.look(86400.0, "a day later")
+    shutil.rmtree(folder)
     return driven.lines
 
 

@@ -48,6 +48,7 @@ import stories_host
 import stories_network
 import stories_pci
 import stories_storage
+from healthd_daemon import xid
 from stories import GPU, Row, Scene, Step, gpu, kernel, prints, rebooted, steps, writes
 
 DATA = Path(__file__).with_name("data")
@@ -243,7 +244,7 @@ INSTEAD = [
     Row(  # may be a reset, but for what the kernel logged
         "gpu_access/lost",
         GPU,
-        steps(kernel(stories_gpu.xid(79, stories_gpu.BUS)), gpu("lost = true")),
+        steps(kernel(xid(79, stories_gpu.BUS)), gpu("lost = true")),
         rebooted,
         well=writes({"/proc/4242/comm": "slurmd\n"}),
         checks=("gpu_xid", "gpu_count"),

@@ -54,7 +54,7 @@ FILE = DATA / "golden_decisions.txt"
 LINES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
 # gpud's tests put a date in brackets before a host. Only scan reads that form.
 HEAD = """\
-# What healthd decides. Made by tests/golden.py; do not edit.
+# What healthd decides. Made by golden.py; do not edit.
 # A case: CODE PART SEVERITY STATE ENDING, then the decision in mode "act" ("leave", if there is none) and the jobs that
 # are requeued. Job 101 runs on GPU 0, job 102 on the other GPUs, job 103 on none; job 104 starts after the fault.
 # [gpu], [switch], [nic]: the part that a kernel line names is one; [other]: the machine has no such part; [unknown]:

@@ -11,11 +11,11 @@ from dataclasses import field
 from typing import Annotated, Any, NamedTuple
 
 from healthd import toml
-from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import ConvertError, Rule, load, show
 from healthd.errors import HealthdError
 from healthd.machine import ownership
 from healthd.model import Explain, Mode, Requeue, RunName, Severity
+from healthd.paths import RUNTIME_DIR, STATE_DIR
 from healthd.plausible import (
     KERNEL_LOGS,
     AbsolutePath,

@@ -35,7 +35,6 @@ import healthd
 from healthd import guard
 from healthd.config import ConfigError, Loaded, Settings, only_observes_kernel_log
 from healthd.control import commands, protocol
-from healthd.control.protocol import SOCKET, VERDICT_FILE
 from healthd.guard import FAILSLOW, HOT_UNPLUG, METRICS
 from healthd.host import Host
 from healthd.judge import absorb, log_fields, telling, verdict
@@ -49,6 +48,7 @@ from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
 from healthd.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.nvidia import codes
+from healthd.paths import SOCKET, VERDICT_FILE
 from healthd.say import service
 from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.machine.program import Ran
 from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
 from healthd.model import NO_GPU, NothingToCheck
+from healthd.paths import RUNTIME_DIR, STATE_DIR
 from healthd.text import is_decimal, regex
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from healthd.convert import Rule  # noqa: E402
 from healthd.model import Explain  # noqa: E402
 from healthd.plausible import Seconds  # noqa: E402
 from healthd.say.course import findings_of  # noqa: E402
+from healthd.say.duration import duration  # noqa: E402
 from healthd.say.explanation import ends_of  # noqa: E402
-from healthd.say.render import duration  # noqa: E402
 from healthd.settings import registry  # noqa: E402
 from healthd.settings.registry import Check  # noqa: E402
 

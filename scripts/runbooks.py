@@ -26,7 +26,7 @@ from checks_page import groups  # noqa: E402
 from healthd.config import Loaded, Settings  # noqa: E402
 from healthd.model import Explain, Mode  # noqa: E402
 from healthd.say import explanation  # noqa: E402
-from healthd.say.render import duration  # noqa: E402
+from healthd.say.duration import duration  # noqa: E402
 from healthd.settings import registry  # noqa: E402
 from healthd.settings.registry import Check  # noqa: E402
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from test_json_doc import STATUS_DOCUMENT
 
-from healthd.control.protocol import SOCKET
+from healthd.paths import SOCKET
 
 
 class StatusDaemon:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.say.event_rows import rows
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.stream.event import EVENTS
 from healthd.stream.line import Told, parse
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from healthd import config
 from healthd.config import ConfigError, FleetLimits, Loaded, Settings, SlurmConfig, listen_addresses, read_file
-from healthd.control import protocol
 from healthd.convert import ConvertError
 from healthd.model import Mode, Severity
+from healthd.paths import RUNTIME_DIR
 from healthd.settings.registry import built_in
 from healthd.settings.settle import effective, require_what_is_named, settle
 
@@ -308,7 +308,7 @@ def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
 
 
 def test_what_a_client_knows_without_the_settings_is_what_they_say():
-    assert Settings().runtime_dir == protocol.RUNTIME_DIR
+    assert Settings().runtime_dir == RUNTIME_DIR
 
 
 # --- whatever stands in the file

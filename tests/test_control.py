@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd.control import protocol
 from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.paths import SOCKET
 
 heard: list[bytes] = []  # requests, as they came
 Serve = Callable[[Callable[[socket.socket], None]], str]
@@ -22,7 +22,7 @@ Serve = Callable[[Callable[[socket.socket], None]], str]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts a daemon of one conversation; gives its runtime directory."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / protocol.SOCKET))
+        listener.bind(str(tmp_path / SOCKET))
         listener.listen()
         threads: list[threading.Thread] = []
 
@@ -87,13 +87,13 @@ def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
 
 def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_sentence_than_no_answer(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
-        listener.bind(str(tmp_path / protocol.SOCKET))
+        listener.bind(str(tmp_path / SOCKET))
         listener.listen(0)
         with suppress(BlockingIOError):
             while True:
                 other = waiting.enter_context(socket.socket(socket.AF_UNIX))
                 other.setblocking(False)
-                other.connect(str(tmp_path / protocol.SOCKET))
+                other.connect(str(tmp_path / SOCKET))
         began = time.monotonic()
         said = sentence(str(tmp_path), patience=0.3)
         assert said == f"healthd does not answer at {tmp_path}/healthd.sock (no connection within 0.3 s)"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 # Pure modules, by the folder that they lie in: values in, values out; `now` is an argument.
 PURE_OF = {
-    "": "convert errors model past plausible text",
+    "": "convert errors model past paths plausible text",
     "failslow": (
         "answer bocd detect groups iteration_time level model names outliers peers period slow_groups slow_nodes "
         "steps stream throughout times told windows"
@@ -33,13 +33,14 @@ PURE_OF = {
     "live": "budget datagram evidence iterations jobs judged reading rhythm sample series settings told",
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",
-    "say": "course duration ends event_rows next_steps render troubles",
+    "say": "course duration ends event_rows next_steps page render troubles",
     "scan": (
         "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
     ),
     "settings": "nodes",
     "slurm": (
-        "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
+        "admin_comment commands flapping fleet_limit gres gres_conf lemon_command log_lines look node_gpus node_states "
+        "others_reasons output "
         "policy reason slurm_reasons told victims"
     ),
     "stream": "event line outbox seen told",
@@ -60,12 +61,13 @@ PURE_STDLIB = (
 # ... but for these, which convert only,
 PURE_EXCEPTIONS = {
     ("kernel.prefix", "time"),
-    ("say.render", "time"),
+    ("say.page", "time"),
     ("live.datagram", "struct"),
     ("live.told", "json"),
     ("failslow.mitigation.advice", "json"),
     ("past", "json"),
     ("say.next_steps", "shlex"),
+    ("slurm.lemon_command", "shlex"),
     ("say.troubles", "shlex"),
     ("scan.heard", "marshal"),
     ("scan.judged", "json"),
@@ -187,7 +189,6 @@ TIERS: tuple[tuple[str, ...], ...] = (
 # What lies in a room and is a word all the same: a check reaches them through its Host.
 WORDS = {
     *("machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"),
-    "control.protocol",
     "fleet.hostlist",  # Slurm's host lists, which the settings have too
 }
 # Where `python -m healthd`, `-m healthd.worker` and `-m healthd.trial` begin.
@@ -195,8 +196,11 @@ DOORS = {"__main__", "worker", "trial"}
 
 # Who imports a check, or the package of them: the registry, which loads each by its name.
 KNOW_CHECKS = {"settings.registry"}
-# Who asks where the program's own files lie.
-KNOW_THEIR_PLACE = {"data"}
+# The modules that read data files of their own package, and those that look at the program's files.
+KNOW_THEIR_PLACE = {
+    *("nvidia.fake_machines", "nvidia.codes", "settings.layers", "fleet.questions", "fleet.report", "validation.run"),
+    *("doctor.files", "work.own_files"),
+}
 
 # Nothing in these folders imports that module: reports over a cluster's history know no daemon.
 NEVER = {folder: {"daemon", "work.*", "say.service"} for folder in ("fleet.*", "failslow.*")}
@@ -337,7 +341,7 @@ def test_only_the_registry_knows_the_checks() -> None:
 
 
 @pytest.mark.one_python
-def test_data_folders_are_found_in_one_place() -> None:
+def test_only_owners_of_data_folders_look_for_files_of_the_package() -> None:
     asks = ("__file__", "importlib.resources", "import resources")
     knowing = {name for name, tree in MODULES.items() if any(word in ast.unparse(tree) for word in asks)}
     assert knowing == KNOW_THEIR_PLACE

@@ -23,7 +23,7 @@ from healthd.doctor import bounded, files, service, sight, slurm
 from healthd.doctor.line import Line, State, absent, fails, limited, line_json, status, works
 from healthd.doctor.text import text
 from healthd.model import CheckResult, Finding, Mode, Observation, Outcome, Severity
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.settings import layers
 from healthd.slurm import commands
 from healthd.slurm.commands import CommandResult

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.say.event_rows import rows
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.stream.event import LATEST, Event, Source, render
 from healthd.stream.line import Told, parse
 

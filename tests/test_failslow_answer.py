@@ -16,7 +16,7 @@ import pytest
 from healthd.failslow import answer
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
 from healthd.failslow.times import TimeStyle
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 ROOT = Path(__file__).parents[1]
 

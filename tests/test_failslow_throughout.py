@@ -19,7 +19,7 @@ from healthd.failslow import answer
 from healthd.failslow.judged import judged
 from healthd.failslow.model import Series
 from healthd.failslow.throughout import _median_without, compared
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

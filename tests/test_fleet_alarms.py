@@ -16,7 +16,7 @@ from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
 from healthd.fleet.answers.weeks import WEEK, week_of
 from healthd.fleet.answers.wilson import clumping, wilson
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

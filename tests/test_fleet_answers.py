@@ -28,7 +28,7 @@ from healthd.fleet.answers.document import never
 from healthd.fleet.answers.study import opened
 from healthd.fleet.store import StoreError, reading, writing
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

@@ -23,7 +23,7 @@ from healthd.fleet.answers.hardware_ends import of_a_node
 from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.settings import registry
 
 pytestmark = pytest.mark.one_python

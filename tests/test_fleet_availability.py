@@ -19,7 +19,7 @@ from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.spans import Span
 from healthd.fleet.answers.study import Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

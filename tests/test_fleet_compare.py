@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from healthd.cli.main import main
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Chosen, opened
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

@@ -12,7 +12,7 @@ from test_fleet_cli import fleet
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

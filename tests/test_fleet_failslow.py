@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.fleet.answers.document import Unanswerable
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

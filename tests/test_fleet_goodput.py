@@ -17,7 +17,7 @@ from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.sizes import class_of, size_named
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

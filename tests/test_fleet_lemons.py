@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
-from healthd.slurm import lemon
+from healthd.say.page import Page
+from healthd.slurm import lemon_command
 
 try:  # only .venv has numpy; the marked tests run nowhere else
     import numpy as np
@@ -612,7 +612,7 @@ def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> No
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=3))
 def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[str]) -> None:
-    line = lemon.line(name, ", ".join(words))
+    line = lemon_command.line(name, ", ".join(words))
     if line is None:
         assert not name.isalnum() or not name.isascii() or len(name) > 64 or name.upper() in ("ALL", "NODESET")
         return

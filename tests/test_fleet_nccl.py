@@ -15,7 +15,7 @@ from stuck_jobs import Job
 from healthd.cli.main import main
 from healthd.fleet.answers import nccl
 from healthd.fleet.answers.document import Unanswerable
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 REAL = Path(__file__).parent / "data" / "flight_recorder" / "gpu_error_1st"
 # Eight ranks, two tensor parallel groups of four, data parallel pairs; rank 5 stops in its program after 20 of its own.

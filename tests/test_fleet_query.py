@@ -23,7 +23,7 @@ from healthd.fleet.questions import WrongQuestion
 from healthd.fleet.store import StoreError
 from healthd.fleet.table import table
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

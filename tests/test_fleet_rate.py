@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

@@ -18,7 +18,7 @@ from healthd.fleet.answers.states import changed, outcomes, used
 from healthd.fleet.answers.study import Chosen
 from healthd.fleet.answers.wilson import wilson
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 LENGTH = END - BEGIN

@@ -23,7 +23,7 @@ from healthd.fleet.now.asked import AT_ONCE, CONDITIONS, NAMED, OLD_CONDITIONS, 
 from healthd.fleet.now.node import Group
 from healthd.fleet.now.text import FEW, chosen, document, status, summary, text
 from healthd.fleet.sources.prometheus_server import ServerError, TooMuch
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 NOW = 1_800_000_000.0
 HOUR = 3600

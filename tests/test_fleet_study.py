@@ -14,7 +14,7 @@ from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}

@@ -12,7 +12,7 @@ from fakes import NOW
 from fakes import PLAIN_SNAPSHOT as PLAIN
 
 from healthd.config import Settings
-from healthd.control.protocol import VERDICT_FILE
+from healthd.paths import VERDICT_FILE
 from healthd.say.publisher import Publisher
 
 

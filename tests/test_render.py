@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from healthd.model import Clears, Health, Outcome, Severity
 from healthd.say import render
-from healthd.say.render import MOST_SHOWN, Page, ago, ahead, duration, plain
+from healthd.say.duration import duration
+from healthd.say.page import Page, ago, ahead, plain
+from healthd.say.render import MOST_SHOWN
 
 NOW = 1_800_000_000.0
 PAGE = Page(100)

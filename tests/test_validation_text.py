@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_validation_document import VALIDATIONS
 
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.validation.document import Result, Validation, as_document
 from healthd.validation.text import text
 

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.data import data_folder
+from healthd.validation import tools
 from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood, is_excused
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch, pytorch_program
+
+TOOLS = str(Path(tools.__file__).parent)
 
 RECORDED = Path(__file__).parent / "data/validation"
 
@@ -263,7 +265,7 @@ def test_what_pytorchs_program_says_is_read_line_by_line():
 def test_without_torch_or_gpu_pytorchs_program_says_why(tmp_path):
     with pytest.raises(NotUnderstood, match="sees no GPU"):
         pytorch.parse(lines({"source": "PyTorch 2.5.1"}, {"missing": "PyTorch sees no GPU here"}))
-    program = f"{data_folder('validation/tools')}/pytorch_program.py"
+    program = f"{TOOLS}/pytorch_program.py"
     command = pytorch.command(sys.executable, program, ("gemm",), 0.1)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if not _has_torch():
@@ -289,7 +291,7 @@ def test_its_passes_are_rings_of_every_number_of_gpus():
 
 
 def test_a_matrix_product_is_really_done_with_and_without_numpy(tmp_path):
-    program = f"{data_folder('validation/tools')}/cpu_program.py"
+    program = f"{TOOLS}/cpu_program.py"
     values = {}
     for python in (sys.executable, "/usr/bin/python3"):
         if Path(python).exists():
@@ -304,7 +306,7 @@ def test_a_matrix_product_is_really_done_with_and_without_numpy(tmp_path):
 def test_the_plain_program_measures_the_same_numbers_again_and_again():
     code = (
         "import sys; sys.modules['numpy'] = None; sys.argv = ['x', '0.05']\n"
-        f"exec(open({data_folder('validation/tools') + '/cpu_program.py'!r}).read())"
+        f"exec(open({TOOLS + '/cpu_program.py'!r}).read())"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=300, check=True)
     (found,) = cpu.parse(done.stdout)

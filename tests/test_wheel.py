@@ -66,7 +66,7 @@ def test_a_stranger_a_missing_file_and_another_content_are_told(tree: Path) -> N
 
 
 def test_a_wheel_that_is_too_large_is_told(tree: Path) -> None:
-    (tree / "healthd/facts/noise.csv").write_bytes(os.urandom(LIMIT_BYTES))
+    (tree / "healthd/nvidia/facts/noise.csv").write_bytes(os.urandom(LIMIT_BYTES))
     (told,) = strangers(build(tree), tree)
     assert told.endswith(f"bytes, above {LIMIT_BYTES}")
 

@@ -130,9 +130,9 @@ def _durations() -> tuple[str, ...]:
 
 
 def _machines() -> tuple[str, ...]:
-    from healthd.data import data_folder
+    from healthd.nvidia import fake_machines
 
-    return tuple(sorted(path.stem for path in Path(data_folder("nvidia/fake_machines")).glob("*.toml")))
+    return tuple(sorted(path.stem for path in Path(fake_machines.FOLDER).glob("*.toml")))
 
 
 def _profiles() -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
 from healthd.control import protocol
 from healthd.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
+from healthd.paths import RUNTIME_DIR
 
 RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is tried first, in a process of its own
 NEXT = "systemctl status healthd; journalctl -u healthd -n 20"
@@ -55,7 +56,7 @@ def _status(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     """Show the status until Ctrl-C. If the daemon stops answering, its last status stays below the error."""
     from healthd.cli.watch import Seen, watch
-    from healthd.say.render import ago
+    from healthd.say.page import ago
 
     period = flags.duration(args.watch) or flags.duration(f"{args.watch}s")
     if period is None or period < SHORTEST_PERIOD_SECONDS:
@@ -167,7 +168,7 @@ def _resume_checks(args: argparse.Namespace) -> int:
 
 
 def _reload(args: argparse.Namespace) -> int:
-    default = os.environ.get("RUNTIME_DIRECTORY", protocol.RUNTIME_DIR)  # systemd.exec(5)
+    default = os.environ.get("RUNTIME_DIRECTORY", RUNTIME_DIR)  # systemd.exec(5)
     try:
         directory = flags.runtime_dir(args, default)
     except Stop:  # what is wrong with the file, the daemon says: its status and its metrics tell of it then

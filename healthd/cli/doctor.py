@@ -15,7 +15,7 @@ import healthd
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings
 from healthd.cli.terminal import as_json, page, say
-from healthd.control.protocol import RUNTIME_DIR
+from healthd.paths import RUNTIME_DIR
 
 if TYPE_CHECKING:
     from healthd.config import Loaded

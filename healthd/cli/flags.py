@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from healthd.cli.terminal import Stop, complain
-from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
+from healthd.paths import RUNTIME_DIR, STATE_DIR
 from healthd.text import regex
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import Stop, complain, say
 from healthd.control import protocol
 from healthd.control.client import Answer, NoAnswer, RefusedByDaemon, ask_with_uid
-from healthd.control.protocol import VERDICT_FILE
+from healthd.paths import VERDICT_FILE
 from healthd.text import is_decimal
 
 MOST_WAIT_SECONDS = 3600.0

@@ -74,7 +74,7 @@ def _validate(args: argparse.Namespace) -> int:
 def _measure_nodes(args: argparse.Namespace) -> int:
     """From where Slurm's commands work. Nothing of it is kept here: each node keeps its own document."""
     from healthd.fleet.hostlist import HostListError, expand
-    from healthd.slurm.lemon import is_node_name
+    from healthd.slurm.lemon_command import is_node_name
     from healthd.validation import nodes as several
     from healthd.validation.passes import ring
     from healthd.validation.reservation import NoReservation, Stopped, Wanted, validate

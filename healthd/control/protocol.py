@@ -1,4 +1,4 @@
-"""The protocol of RUNTIME_DIR/healthd.sock, for both its ends, and where a daemon's things lie.
+"""The protocol of RUNTIME_DIR/healthd.sock, for both its ends.
 
 One JSON object a line each way, then the daemon closes.
 
@@ -28,9 +28,6 @@ from typing import Any
 
 from healthd.errors import HealthdError
 
-RUNTIME_DIR, STATE_DIR = "/run/healthd", "/var/lib/healthd"
-SOCKET = "healthd.sock"  # in the runtime directory, as is
-VERDICT_FILE = "verdict"
 LATEST = 1e12  # seconds since the epoch: later than any clock
 
 STATUS, LOOKS_LEFT = "status", "looks-left"  # anyone may ask

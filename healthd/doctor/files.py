@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
+import healthd
 from healthd.config import Loaded
-from healthd.data import data_folder
 from healthd.doctor.line import Line, fails, limited, works
 from healthd.machine import ownership
 
@@ -26,7 +26,7 @@ def lines(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 def _wrong(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
     """Each step of a path that others could write, and the sentence that says who."""
     wanted: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
-    folders = {os.path.dirname(data_folder("facts")): "the program"}
+    folders = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:
         settings = loaded.settings
         if settings.checks_dir:

@@ -17,7 +17,8 @@ from healthd.judge.limits import needs_kernel_log
 from healthd.kernel.open import open_source
 from healthd.machine.program import run_program
 from healthd.plausible import KERNEL_LOGS
-from healthd.say.render import ago, duration
+from healthd.say.duration import duration
+from healthd.say.page import ago
 
 if TYPE_CHECKING:
     import psutil
@@ -109,7 +110,7 @@ def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[ps
 
 def _listener(runtime_dir: str) -> int | None:
     """The process at the other end of the daemon's socket (SO_PEERCRED, unix(7)); None where nobody is."""
-    from healthd.control.protocol import SOCKET
+    from healthd.paths import SOCKET
 
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(SECONDS)

@@ -14,7 +14,7 @@ from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point,
 from healthd.failslow.outliers import duration
 from healthd.failslow.stream import FailStop
 from healthd.failslow.throughout import FEWEST_SAMPLES
-from healthd.say.render import Page, plain
+from healthd.say.page import Page, plain
 
 Document = dict[str, Any]
 

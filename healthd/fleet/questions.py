@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from healthd.convert import nearest
-from healthd.data import data_folder
 from healthd.errors import HealthdError
 from healthd.fleet import lint
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
@@ -44,7 +43,7 @@ class Question:
 
 def built_in() -> dict[str, Question]:
     """The questions that come with healthd, by their names."""
-    paths = sorted(Path(data_folder("fleet/sql")).glob("*.sql"))
+    paths = sorted(Path(__file__).with_name("sql").glob("*.sql"))
     return {path.stem: parse(path.stem, str(path), path.read_text("utf-8")) for path in paths}
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import duckdb
 import vl_convert
 
-from healthd.data import data_folder
 from healthd.errors import HealthdError
 from healthd.fleet import store
 from healthd.fleet.answers import (
@@ -227,7 +226,7 @@ def write(folder: str, text: str) -> str:
 
 def assets() -> Assets:
     """What the page needs to draw, from the packages that are installed."""
-    ours = Path(data_folder("fleet/page"))
+    ours = Path(__file__).with_name("page")
     return Assets(
         style=(ours / "report.css").read_text("utf-8"),
         bundle=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"),

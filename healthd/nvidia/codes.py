@@ -10,8 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from healthd.data import data_folder
-
 
 class XidFact(NamedTuple):
     """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...); "" where the catalogue gives none."""
@@ -140,7 +138,7 @@ def _matches(pattern: str, bits: str) -> bool:
 def _rows(name: str) -> list[dict[str, str]]:
     import csv
 
-    with open(os.path.join(data_folder("facts"), name), encoding="utf-8", newline="") as file:
+    with open(os.path.join(os.path.dirname(__file__), "facts", name), encoding="utf-8", newline="") as file:
         return [{key: "" if value == "-" else value for key, value in row.items()} for row in csv.DictReader(file)]
 
 

@@ -37,14 +37,14 @@ from typing import Any
 from healthd import toml
 from healthd.convert import ConvertError, load, nearest
 from healthd.convert import number as show_number
-from healthd.data import data_folder
 from healthd.machine import ownership
+from healthd.nvidia import fake_machines
 from healthd.nvml import NvmlLibrary
 from healthd.nvml_binding import pynvml
 from healthd.text import regex
 from healthd.values import dataclass
 
-PROFILES = data_folder("nvidia/fake_machines")
+PROFILES = fake_machines.FOLDER
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml()) if name.startswith("NVMLError_"))
 ADDRESS = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
-from healthd.say.render import SEVERITIES, Page, plain
+from healthd.say.page import SEVERITIES, Page, plain
 from healthd.stream.event import HEAD, OF_CONDITIONS
 from healthd.stream.line import Told, seconds
 

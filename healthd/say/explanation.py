@@ -15,9 +15,11 @@ from healthd.convert import dump
 from healthd.model import Clears, Explain, Finding, Mode, Requeue, RunName
 from healthd.say import render
 from healthd.say.course import Does, Step, course, findings_of
+from healthd.say.duration import duration
 from healthd.say.ends import ends
 from healthd.say.next_steps import remedies
-from healthd.say.render import Document, Page, date, duration
+from healthd.say.page import Page, date
+from healthd.say.render import Document
 from healthd.settings.registry import Check
 from healthd.settings.settle import place_of
 from healthd.slurm.policy import Policy

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from healthd.config import Settings, listen_addresses
-from healthd.control.protocol import VERDICT_FILE
 from healthd.machine import ownership, shortage
 from healthd.machine.files import overwrite_file, replace_file
+from healthd.paths import VERDICT_FILE
 from healthd.say import service
 from healthd.say.status import Snapshot, decision_words, verdict_line
 from healthd.say.web_config import WebConfigError

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from healthd.judge.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
 from healthd.model import Severity
-from healthd.say.render import Page, plain
+from healthd.say.page import Page, plain
 from healthd.scan.events import Seen
 from healthd.scan.judged import Judged
 from healthd.scan.lines import Tally

@@ -18,12 +18,11 @@ from typing import Any
 
 from healthd.config import ConfigError, Layer, Settings, parse_toml, read_file
 from healthd.convert import ConvertError, load, nearest
-from healthd.data import data_folder
 from healthd.host import Host
 from healthd.machine.inventory import device_kind
 from healthd.values import dataclass
 
-PROFILES = data_folder("node_profiles")
+PROFILES = os.path.join(os.path.dirname(__file__), "profiles")
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 

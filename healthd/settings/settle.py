@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
 from healthd.convert import ConvertError, dump, load, nearest, number, show
-from healthd.data import data_folder
 from healthd.model import RunName
+from healthd.nvidia import fake_machines
 from healthd.settings.registry import Check
 from healthd.text import printable
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from healthd.settings.nodes import Section
 
 SECTIONS = "node"  # [[node]]: settings for single nodes (nodes.py)
-_FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
 def settle(
@@ -243,7 +242,7 @@ def require_what_is_named(loaded: Loaded) -> None:
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
     fake = settings.nvml.fake
-    profiles = [name[:-5] for name in os.listdir(_FAKE_MACHINES) if name.endswith(".toml")]
+    profiles = [name[:-5] for name in os.listdir(fake_machines.FOLDER) if name.endswith(".toml")]
     if fake and fake not in profiles and not os.path.isfile(fake):
         hint = nearest(fake, profiles)
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')

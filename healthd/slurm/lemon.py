@@ -8,7 +8,6 @@ Slurm that does not answer ends it. Nothing here resumes.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Generator
 from typing import TypeVar
 
@@ -16,6 +15,8 @@ from healthd.config import FleetLimits
 from healthd.model import NodeState
 from healthd.slurm import commands, fleet_limit
 from healthd.slurm.commands import Argv, Command, CommandResult
+from healthd.slurm.lemon_command import is_node_name, reason
+from healthd.slurm.node_states import NOT_TO_RESUME, TAKEN
 from healthd.slurm.output import (
     NoSuchNode,
     SlurmTrouble,
@@ -25,16 +26,12 @@ from healthd.slurm.output import (
     parse_node,
     what_failed,
 )
-from healthd.slurm.policy import NOT_TO_RESUME, TAKEN
-from healthd.slurm.reason import LEMON, MAX_CHARACTERS
-from healthd.text import printable, regex
+from healthd.slurm.reason import LEMON
+from healthd.text import printable
 from healthd.values import dataclass
 
 T = TypeVar("T")
 Steps = Generator[Command, CommandResult, T]
-# What Slurm takes for one node's name, and a shell for one word: never an option, a host list or "ALL". It came of a
-# store, and may be anything.
-_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +41,6 @@ class Drained:
     node: str
     done: bool
     words: str
-
-
-def is_node_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None and name.upper() not in ("ALL", "NODESET")
-
-
-def reason(words: str) -> str:
-    """One line of printable ASCII that slurmdbd does not cut, without a quote or what a shell reads in quotes."""
-    return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", words).strip())[:MAX_CHARACTERS].rstrip()
-
-
-def line(name: str, words: str) -> str | None:
-    """The command for a shell; None for a name that is none."""
-    if not is_node_name(name):
-        return None
-    *first, last = commands.drain(name, reason(words))
-    key, _, value = last.partition("=")
-    return f'{shlex.join(first)} {key}="{value}"'
 
 
 def drain(name: str, words: str, most: int, limits: FleetLimits, command_seconds: float) -> Steps[Drained]:

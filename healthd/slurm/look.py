@@ -48,6 +48,7 @@ from healthd.slurm.commands import Argv, Command, CommandResult
 from healthd.slurm.gres import Given, given_in
 from healthd.slurm.gres_conf import MOST_BYTES, ascends
 from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.slurm.node_states import NOT_TO_RESUME, TAKEN, UNSETTLED
 from healthd.slurm.output import (
     Job,
     SlurmTrouble,
@@ -71,10 +72,7 @@ from healthd.slurm.output import (
     what_failed,
 )
 from healthd.slurm.policy import (
-    NOT_TO_RESUME,
-    TAKEN,
     UNKNOWN_CONTROLLER,
-    UNSETTLED,
     Owner,
     Policy,
     brought_back,

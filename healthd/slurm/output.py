@@ -29,7 +29,7 @@ from healthd.slurm.commands import (
     CommandResult,
 )
 from healthd.slurm.gres import gpus_of_node, gpus_of_one_type
-from healthd.slurm.policy import TAKEN
+from healthd.slurm.node_states import TAKEN
 from healthd.slurm.reason import LEMON, PREFIX
 from healthd.text import is_decimal, regex
 from healthd.values import dataclass

@@ -52,6 +52,7 @@ from healthd.model import (
     Verdict,
 )
 from healthd.slurm.flapping import Flapping, note, why_waits
+from healthd.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
 from healthd.slurm.reason import parse_reason, reason, still_says
 from healthd.slurm.slurm_reasons import (
     APPENDED,
@@ -61,13 +62,6 @@ from healthd.slurm.slurm_reasons import (
     without_appended,
 )
 from healthd.values import dataclass
-
-REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
-# Slurm's power saving takes a drain away when it switches a node off; UNDRAIN would undo POWER_DOWN_ASAP.
-POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
-NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
-TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
-UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from healthd.data import data_folder
 from healthd.errors import HealthdError
 from healthd.machine import ownership, process
 from healthd.machine.files import replace_file
@@ -206,7 +205,7 @@ def plan(wanted: Wanted, tools: Tools, here: parts.Parts, python: tuple[str, str
     why there is none."""
     steps: list[Step] = []
     seconds = 0.3 if wanted.quick else 1.0
-    programs_folder = data_folder("validation/tools")
+    programs_folder = os.path.join(os.path.dirname(__file__), "tools")
     possible = [family for family in wanted.families if family not in BETWEEN_GPUS or len(here.gpus) != 1]
     own = tuple(family for family in pytorch.MEASURES if family in possible)
     by_nvbandwidth = tuple(family for family in nvbandwidth.MEASURES if family in possible)

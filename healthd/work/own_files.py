@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from healthd.data import data_folder
+import healthd
 
 # Two of the package, and the interpreter's name in the venv. pip and dpkg write each file anew; what the interpreter's
 # link leads to is the distribution's, and may be replaced.
-FILES = (data_folder("__init__.py"), data_folder("worker.py"), sys.executable)
+FILES = (healthd.__file__, os.path.join(os.path.dirname(healthd.__file__), "worker.py"), sys.executable)
 RESTART = "restart it (systemctl restart healthd)"
 
 

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 
 from healthd import past
 from healthd.config import CheckConfig, Settings
-from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.machine.oom import raise_score
 from healthd.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
 from healthd.past import Past
+from healthd.paths import RUNTIME_DIR, STATE_DIR
 from healthd.settings import registry
 from healthd.text import without_class
 from healthd.values import dataclass

@@ -46,7 +46,7 @@ from healthd.nvml import NvmlError
 from healthd.record import recording
 from healthd.record.recording import RecordingError
 from healthd.say.control_server import ControlServer
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.say.status import condition_json
 from healthd.scan import events as scan
 from healthd.scan import judged as scan_judged

@@ -17,7 +17,7 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.answers.weeks import MONDAY, WEEK
 from healthd.fleet.answers.wilson import clumping, wilson
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 LIMIT = 0.01  # of the completed jobs: the paper's aim
 LONGEST_DAYS = 366  # of a job that began longer before the time that is asked for, what it saw before is left out

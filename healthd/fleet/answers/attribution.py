@@ -18,7 +18,7 @@ from healthd.fleet.answers.document import Document, moment, number, percent, pl
 from healthd.fleet.answers.incidents import CONFIDENCES, Attributed, Failure, Seen, attributed
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.text import regex
 
 # An hour earlier, not later: then the node was in service under the same kind of load; after a failure it is drained,

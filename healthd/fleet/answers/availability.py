@@ -28,7 +28,7 @@ from healthd.fleet.answers.document import (
 from healthd.fleet.answers.spans import Span, joined, seconds, within, without
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 # How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
 OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")

@@ -148,8 +148,8 @@ _WORDS = {
     USER: "kernel/oom_kill! processes/user_file_system-",
 }
 
-# Xids, by NVIDIA's Xid catalogue (healthd/facts/xid.csv: names, words and immediate actions). One that is not here is
-# the program's where NVIDIA's action is to restart the program, else a GPU's.
+# Xids, by NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, words and immediate actions). An Xid that is not
+# listed here is the program's where NVIDIA's action is to restart the program, else a GPU's.
 _XIDS = {
     "pcie": (18, 167, 176),
     "gpu_lost": (79,),
@@ -248,3 +248,5 @@ def _in_words() -> dict[str, tuple[str, str]]:
 
 
 _IN_WORDS = _in_words()
+# The built-in checks, also those whose codes a site chooses.
+CHECKS = frozenset({"exec", "gpu_xid", "match", "sxid", *(code.partition("/")[0] for code in _IN_WORDS)})

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from healthd.fleet.answers import document
+from healthd.fleet.answers.causes import CHECKS
 from healthd.fleet.answers.document import Document, moment, percent, plural, share, span
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.answers.wilson import wilson
 from healthd.fleet.table import table
-from healthd.say.render import Page
-from healthd.settings.registry import built_in
+from healthd.say.page import Page
 from healthd.values import dataclass
 
 GAP_SECONDS = 900
@@ -130,7 +130,7 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
         "nodes_hit": len({one.node for one in every}),
         "checks": told,
         "never": [row["check"] for row in told if row["said"] == "never"],
-        "not_deployed": sorted(set(built_in()) - there) if looked else [],
+        "not_deployed": sorted(CHECKS - there) if looked else [],
         "drain_within_seconds": DRAIN_WITHIN_SECONDS,
         "after": outcomes(every, outages, study.to_time),
         "drains": {

@@ -36,7 +36,7 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.answers.wilson import wilson
 from healthd.fleet.table import table
 from healthd.fleet.times import TimeError, seconds
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.text import regex
 from healthd.values import dataclass
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from healthd.errors import HealthdError
 
 if TYPE_CHECKING:
-    from healthd.say.render import Page
+    from healthd.say.page import Page
 
 # Times are epoch seconds, durations seconds, shares 0 to 1; None: not known, or not defined. Never NaN.
 Document = dict[str, Any]

@@ -15,7 +15,7 @@ from healthd.fleet.answers.document import Document, head, number, plural, span
 from healthd.fleet.answers.ettr_model import Job
 from healthd.fleet.answers.study import Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 # Where the store knows no larger job: the size of the paper's example.
 GPUS = 16_384

@@ -19,7 +19,7 @@ from healthd.fleet.answers.document import Document, number, percent, plural, sh
 from healthd.fleet.answers.spans import Span, joined, seconds
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.text import is_decimal
 
 FAILED, SLOW = "validation/failed", "validation/slow"

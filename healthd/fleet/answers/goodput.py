@@ -10,7 +10,7 @@ from healthd.fleet.answers.document import Document, WrongChoice, moment, number
 from healthd.fleet.answers.sizes import class_of, size_named
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
 LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours

@@ -38,8 +38,8 @@ from healthd.fleet.answers.lemon_score import (
     share_named,
 )
 from healthd.fleet.answers.study import Study
-from healthd.say.render import Page, plain
-from healthd.slurm import lemon
+from healthd.say.page import Page, plain
+from healthd.slurm import lemon_command
 from healthd.values import dataclass
 
 SIGNALS = (
@@ -468,8 +468,8 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
         "observed_share": one.observed_share,
         "out_since": None if out is None else out.start_time,
         "out_reason": None if out is None else out.reason,
-        "reason": lemon.reason(words),
-        "command": lemon.line(one.node, words) if out is None else None,
+        "reason": lemon_command.reason(words),
+        "command": lemon_command.line(one.node, words) if out is None else None,
     }
 
 

@@ -25,7 +25,7 @@ from healthd.fleet.answers.intervals import Spread, rate_estimate
 from healthd.fleet.answers.multiplicity import benjamini_hochberg
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 # What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
 KINDS = {

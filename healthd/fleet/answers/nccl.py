@@ -28,7 +28,7 @@ from healthd.fleet.collectives import files
 from healthd.fleet.collectives.view import View
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 MOST_GROUPS, MOST_SUSPECTS, MOST_NAMED = 12, 16, 5
 MOST_WITHOUT_DUMP = 4096  # so many of them are listed

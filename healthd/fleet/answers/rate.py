@@ -11,7 +11,7 @@ from healthd.fleet.answers.document import Document, number, plural, span
 from healthd.fleet.answers.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 from healthd.values import dataclass
 
 MORE_THAN_GPUS = 128  # r_f is of jobs of more GPUs than that: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)

@@ -14,7 +14,7 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.answers.wilson import wilson
 from healthd.fleet.store import literal
 from healthd.fleet.table import table
-from healthd.say.render import Page
+from healthd.say.page import Page
 
 HALF_AN_HOUR = 1800  # of work is lost when a job is ended: half of the time between two hourly checkpoints
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper

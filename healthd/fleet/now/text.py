@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from healthd.fleet.hostlist import fold
 from healthd.fleet.now.asked import EARLIEST, Fleet
 from healthd.fleet.now.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
-from healthd.say.render import Page, duration, plain
+from healthd.say.duration import duration
+from healthd.say.page import Page, plain
 
 FEW = 30  # so many nodes of which the same is to be said have a row each, more are one host list
 LONGEST = 300  # characters of a Reason or of a name that others chose

@@ -36,12 +36,13 @@ test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm
 	@scripts/test_spark_within.sh $(or $(HEALTHD_SPARK_SECONDS),300)
 
 check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds
-	@echo "check: ruff, mypy, shellcheck, design"
+	@echo "check: ruff, mypy, import-linter, shellcheck, design"
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy --strict --no-error-summary
+	@mkdir -p build; .venv/bin/lint-imports --no-cache >build/imports 2>&1 || { cat build/imports; exit 1; }
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/tree.sh packaging/debian/healthd.p* .ci/run; fi
-	@.venv/bin/python -m pytest tests/test_design.py tests/test_contract.py
+	@.venv/bin/python -m pytest tests/development/test_design.py tests/agent/settings/test_contract.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
 	@$(PYTEST) --ignore=tests/e2e -m 'not long and not gpu'
@@ -67,13 +68,13 @@ soak: .venv/.stamp test-packages ## an hour of faults, kills, reloads, scrapes a
 	@$(AS_ROOT) PYTHONPATH=bench .venv/bin/python -m soak --seconds $(or $(SECONDS),3600) --seed $(or $(SEED),0)
 
 test-gpu: .venv/.stamp ## healthd validate on this machine's GPUs beside published numbers; needs PyTorch in .venv, skipped without
-	@$(ROOT) env PYTHONPATH=.:tests .venv/bin/python -m pytest -rs -n 0 -p no:cacheprovider -m gpu tests/test_validate_gpu.py
+	@$(ROOT) env PYTHONPATH=.:tests/support .venv/bin/python -m pytest -rs -n 0 -p no:cacheprovider -m gpu tests/validation/test_validate_gpu.py
 
 test-spark: ## the fleet's questions on DuckDB and on Spark, which it sets up: 600 MB, and a Java
 	@scripts/test_spark.sh
 
 fuzz: .venv/.stamp ## four minutes of hostile inputs for every boundary; make test has a short form
-	@PYTHONPATH=.:tests .venv/bin/python -m tests.fuzz
+	@PYTHONPATH=.:tests/support .venv/bin/python -m tests.fuzz
 
 # NHC=DIR is a checkout of github.com/mej/nhc, NODE_EXPORTER=PROGRAM Prometheus' own, if it is not in the PATH.
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table; NHC=DIR: beside it

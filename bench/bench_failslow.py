@@ -21,7 +21,7 @@ from failslow.baselines import bocd, sliding_window
 from failslow.generate import NEGATIVE, POSITIVE, Made, sets
 from failslow.score import QUIET_CV, Outcome, aims, blame, outcome, table, timing
 
-from healthd.failslow.judged import judged
+from healthd.failslow.analysis import judged
 from healthd.failslow.model import Judgement
 
 SEED = 101

@@ -125,7 +125,7 @@ def history(size: Size, folder: Path) -> Path:
 def generator() -> str:
     """Of what writes the history: another one makes another history."""
     whole = sha256()
-    for path in (*sorted((REPOSITORY / "bench/history").glob("*.py")), REPOSITORY / "healthd/stream/event.py"):
+    for path in (*sorted((REPOSITORY / "bench/history").glob("*.py")), REPOSITORY / "healthd/events/schema.py"):
         whole.update(path.read_bytes())
     return whole.hexdigest()[:8]
 
@@ -202,11 +202,12 @@ ALL_ANSWERS = "all answers in one process"
 
 def answers(store: Path) -> list[Cost]:
     """Each answer alone, and all of them on one page; as many threads as there are cores."""
-    from healthd.cli import fleet_answers, fleet_compare
+    from healthd.cli.fleet import answers as fleet_answers
+    from healthd.cli.fleet import compare
 
     # What an answer cannot do without, beside the store.
     flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
-    commands = (*fleet_answers.COMMANDS, *fleet_compare.COMMANDS)
+    commands = (*fleet_answers.COMMANDS, *compare.COMMANDS)
     names = [name for name in (command.partition(" ")[2] for command in commands) if name not in WITHOUT_A_STORE]
     bounds = ("--db", str(store), f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
     alone = [

@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-from healthd.kernel.prefix import strip_prefix
+from healthd.agent.kernel_log.prefix import strip_prefix
 
 CAPTURES = Path(__file__).parents[1] / "tests/data/kernel_lines.jsonl"
 

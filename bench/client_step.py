@@ -23,7 +23,7 @@ from healthd import client
 AIM_MICROSECONDS = 5.0
 READER = """
 import os, sys, time
-from healthd.live.receiver import Receiver
+from healthd.failslow.live.receiver import Receiver
 receiver = Receiver(sys.argv[1], sys.argv[2], 4, 4)
 print("listens", flush=True)
 while True:

@@ -20,14 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import healthd
-from healthd.control import commands
-from healthd.judge import telling
-from healthd.judge.bounds import MOST_OF_A_CODE
-from healthd.judge.memory import Memory
-from healthd.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
-from healthd.stream import file
-from healthd.stream.event import Event
-from healthd.stream.reader import Cursor, Tally, find, read
+from healthd.agent.conditions import events
+from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control import commands
+from healthd.common.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
+from healthd.events import writer
+from healthd.events.reader import Cursor, Tally, find, read
+from healthd.events.schema import Event
 
 DAY, ROUND = 86400, 300
 DAYS = 30
@@ -55,7 +55,7 @@ class Node:
         self.memory.recall(dict, boot_id, Mode.ACT, self.now - ROUND)
         self.memory.say_checks(dict.fromkeys(CHECKS, (healthd.__version__, "0123abcd")))
         self.memory.say_alive([run.check for run in CHECKS], anyway=True)
-        self.memory.say([telling.decision(Leave("nothing to do"), "nothing to do")])
+        self.memory.say([events.decision(Leave("nothing to do"), "nothing to do")])
         self.write()
 
     def write(self) -> None:
@@ -63,7 +63,7 @@ class Node:
         self.memory.save()
         lines = self.memory.ledger.outbox.lines
         if lines:
-            file.append(str(self.state), lines, again=self.is_new)
+            writer.append(str(self.state), lines, again=self.is_new)
             self.memory.written(lines)
             self.is_new = False
 
@@ -78,12 +78,12 @@ class Node:
         fault = condition("gpu_xid/79", part, self.now, Severity.CRITICAL, "Xid 79: GPU has fallen off the bus")
         self.has([*standing, replace(fault, last_level_seen=0.0, last_event=self.now, job="4711,4712")])
         reason = f"healthd: gpu_xid/79 {part}: Xid 79: GPU has fallen off the bus"
-        self.memory.say([telling.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
+        self.memory.say([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
         self.memory.say([Event("drain", {"stage": "sent", "reason": reason})])
         self.memory.change(slurm=SlurmMemory(reason=reason))
         for stage in ("sent", "confirmed"):
             self.memory.say([Event("requeue", {"stage": stage, "job": "4711"})])
-        self.memory.say([telling.decision(Leave("drained"), "the drain stands")])
+        self.memory.say([events.decision(Leave("drained"), "the drain stands")])
         commands.repaired(self.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", self.now)
         self.memory.say([Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})])
         self.memory.change(slurm=SlurmMemory())
@@ -137,9 +137,9 @@ def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int,
     """(month, lines, bytes, compressed, seconds of CPU to read it)."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))
-        before = sum(path.stat().st_size for path in node.state.glob(f"{file.NAME}*"))
+        before = sum(path.stat().st_size for path in node.state.glob(f"{writer.NAME}*"))
         month(node, *life)
-        files = sorted(node.state.glob(f"{file.NAME}*"))
+        files = sorted(node.state.glob(f"{writer.NAME}*"))
         size = sum(path.stat().st_size for path in files) - before
         packed = sum(len(gzip.compress(path.read_bytes())) for path in files)
         tally, cursor, began = Tally(), Cursor(), time.process_time()

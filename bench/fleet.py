@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from healthd.config import FleetLimits, Settings
-from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
-from healthd.slurm import fleet_limit
-from healthd.slurm.commands import Command, CommandResult
-from healthd.slurm.driver import SlurmDriver
-from healthd.slurm.look import ReconcileReport, Remember, reconcile
-from healthd.slurm.policy import Policy, is_quiet
-from healthd.work.schedule import phase
+from healthd.agent.scheduler.due import phase
+from healthd.agent.settings.config import FleetLimits, Settings
+from healthd.agent.slurm import fleet_limit
+from healthd.agent.slurm.driver import SlurmDriver
+from healthd.agent.slurm.policy import Policy, is_quiet
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.common.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
+from healthd.common.slurm.commands import Command, CommandResult
 
 ROUND_SECONDS = 300.0
 CONFIRM_SECONDS = 30.0

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from figure import Figure, table
 
-from healthd.judge import bounds, ledger_file
-from healthd.judge.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
-from healthd.judge.memory import Memory
-from healthd.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
+from healthd.agent.conditions import bounds, ledger_codec
+from healthd.agent.conditions.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
+from healthd.agent.conditions.store import Memory
+from healthd.common.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
 
 CONDITIONS = bounds.MOST_OF_ALL  # of two runs that each found as many as have a name
 SAVES = 50
@@ -32,7 +32,7 @@ def rows() -> list[Figure]:
     """The medians count."""
     logging.disable()
     saves = {kind: list(saved(clears, observed)) for kind, clears, observed in KINDS}
-    whole = [ms(lambda: ledger_file.encode(full(Clears.REBOOT))) for _ in range(10)]
+    whole = [ms(lambda: ledger_codec.encode(full(Clears.REBOOT))) for _ in range(10)]
     return [
         *(Figure(f"an event's save, {CONDITIONS} conditions{kind}", "ms", values, 3) for kind, values in saves.items()),
         Figure("  the same, all dumped anew", "ms", whole),
@@ -74,9 +74,9 @@ def ms(what: object) -> float:
 
 
 def kept_mib() -> float:
-    ledger, kept = full(Clears.REBOOT), ledger_file.Kept()
+    ledger, kept = full(Clears.REBOOT), ledger_codec.Kept()
     tracemalloc.start()
-    for _ in ledger_file.in_pieces(ledger, kept):
+    for _ in ledger_codec.in_pieces(ledger, kept):
         pass
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

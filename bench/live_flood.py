@@ -2,9 +2,9 @@
 
     python bench/live_flood.py [--floods N] [--seconds S]
 
-Real processes: `python -m healthd.live` on a made /proc; N jobs, each with 8 connections that send as fast as they can,
-valid messages of alternating times; one job of 8 ranks that steps five times a second. Also what the series of 1,024
-ranks take in memory after 400 samples each (in this process: the same code).
+Real processes: `python -m healthd.failslow.live` on a made /proc; N jobs, each with 8 connections that send as fast as
+they can, valid messages of alternating times; one job of 8 ranks that steps five times a second. Also what the series
+of 1,024 ranks take in memory after 400 samples each (in this process: the same code).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 
 from healthd import client
-from healthd.live.datagram import Step
-from healthd.live.jobs import Jobs
-from healthd.live.settings import Watched
+from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.jobs import Jobs
+from healthd.failslow.live.settings import Watched
 
 FLOOD = """
 import socket, sys
@@ -68,7 +68,7 @@ def flood(floods: int, seconds: float) -> None:
         path = folder / "failslow.sock"
         ours, theirs = socket.socketpair()
         place = {"place": {"runtime_dir": name, "root": name}, "watched": {"client": True}}
-        argv = [sys.executable, "-m", "healthd.live", str(theirs.fileno()), json.dumps(place)]
+        argv = [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), json.dumps(place)]
         live = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
         while not path.exists():
             time.sleep(0.01)

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from healthd.slurm import commands
-from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
 
 SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
 SECONDS_A_REQUEST = 0.0002

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests/support")]
 
 from trees import PCI, aer, pci_device, write  # noqa: E402
 

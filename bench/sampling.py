@@ -1,10 +1,10 @@
 """What sampling a node's counters costs, and how right its rhythm is: `python bench/sampling.py` (PYTHONPATH=.).
 
 Cost: CPU time of this process for one sample of each source, on made trees (tmpfs, /dev/shm) and a stub of NVML that is
-compiled (tests/stub_nvml.c): what Python, ctypes and the kernel take, and neither a driver nor an adapter's firmware.
-On a machine that has InfiniBand ports theirs are read too. Rhythm: made rates whose truth is known
-(bench/failslow/counters.py), at several thresholds; then whole jobs, to the alarm. docs/fail-slow-counters.md
-has the tables. Seeds below 100 are those that thresholds were chosen on.
+compiled (tests/support/stub_nvml.c): what Python, ctypes and the kernel take, and neither a driver nor an adapter's
+firmware. On a machine that has InfiniBand ports theirs are read too. Rhythm: made rates whose truth is known
+(bench/failslow/counters.py), at several thresholds; then whole jobs, to the alarm. docs/fail-slow-counters.md has the
+tables. Seeds below 100 are those that thresholds were chosen on.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "bench")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests/support"), str(REPOSITORY / "bench")]
 
 import node_tree  # noqa: E402
 import stub_nvml  # noqa: E402
 from failslow.counters import MAKERS, bursts, noisy  # noqa: E402
 
+from healthd.failslow.live import period as rule  # noqa: E402
+from healthd.failslow.live.counters import GpuCounters, IbPorts  # noqa: E402
+from healthd.failslow.live.exclusive_job import Here, look  # noqa: E402
+from healthd.failslow.live.iterations import Iterations  # noqa: E402
+from healthd.failslow.live.node import read  # noqa: E402
+from healthd.failslow.live.series import Series  # noqa: E402
 from healthd.failslow.model import Kind  # noqa: E402
-from healthd.host import Host  # noqa: E402
-from healthd.live import rhythm as rule  # noqa: E402
-from healthd.live.counters import GpuCounters, IbPorts  # noqa: E402
-from healthd.live.iterations import Iterations  # noqa: E402
-from healthd.live.job_here import Here, look  # noqa: E402
-from healthd.live.node import read  # noqa: E402
-from healthd.live.series import Series  # noqa: E402
+from healthd.host.host import Host  # noqa: E402
 from healthd.nvidia.fake_nvml import open_fake  # noqa: E402
 
 SEED = 101
@@ -48,8 +48,8 @@ STUB = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from sampling import cost_of
-from healthd.host import Host
-from healthd.live.counters import GpuCounters
+from healthd.host.host import Host
+from healthd.failslow.live.counters import GpuCounters
 source = GpuCounters(Host("/nonexistent"), ("nvlink", "pcie", "power"))
 source.open()
 print(json.dumps([len(source.read()["nvlink"]), cost_of(source.read)]))

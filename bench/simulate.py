@@ -27,10 +27,10 @@ from fleet import Fault, Fleet, dead_file_server, hardware_faults  # noqa: E402
 from modelled_slurmctld import Slurmctld, requests_of  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 
-from healthd.config import FleetLimits  # noqa: E402
-from healthd.slurm import look  # noqa: E402
-from healthd.slurm.commands import ENVIRONMENT, CommandResult  # noqa: E402
-from healthd.slurm.fleet_limit import allowed  # noqa: E402
+from healthd.agent.settings.config import FleetLimits  # noqa: E402
+from healthd.agent.slurm import reconcile  # noqa: E402
+from healthd.agent.slurm.fleet_limit import allowed  # noqa: E402
+from healthd.common.slurm.commands import ENVIRONMENT, CommandResult  # noqa: E402
 
 NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
 LIMITS = FleetLimits()
@@ -129,7 +129,7 @@ def main() -> int:
 
 
 # Ten thousand nodes read the same table again and again.
-parse_fleet_once = functools.lru_cache(maxsize=4)(look.parse_fleet)
+parse_fleet_once = functools.lru_cache(maxsize=4)(reconcile.parse_fleet)
 
 
 def say(text: str) -> None:
@@ -166,7 +166,7 @@ def simulate(scenario: Scenario, names: list[str]) -> Outcome:
 def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> Outcome:
     """Two hours after the file server came back all is over. The same scenario plays the same each time."""
     random.seed(SEED)
-    look.parse_fleet = parse_fleet_once  # type: ignore[assignment]
+    reconcile.parse_fleet = parse_fleet_once  # type: ignore[assignment]
     begun, names = time.monotonic(), set(fleet.nodes)
     for fault in scenario.faults:
         fleet.break_with(fault)

@@ -49,7 +49,7 @@ def live(folder: Path, channel: socket.socket) -> subprocess.Popen[bytes]:
     setup = json.dumps(
         {"place": {"runtime_dir": str(folder / "run"), "root": str(folder / "root")}, "watched": watched}
     )
-    argv = [sys.executable, "-m", "healthd.live", str(channel.fileno()), setup]
+    argv = [sys.executable, "-m", "healthd.failslow.live", str(channel.fileno()), setup]
     return subprocess.Popen(argv, pass_fds=[channel.fileno()], start_new_session=True)
 
 

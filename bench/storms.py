@@ -13,7 +13,7 @@ from counted import cpu_ms, daemon_pid, peak_mib, scrape, wait_for_text
 from figure import Figure
 from healthd_daemon import Healthd, xid
 
-from healthd.judge.bounds import MOST_OF_ALL
+from healthd.agent.conditions.bounds import MOST_OF_ALL
 
 STORM_LINES = 1_000_000
 STORMS = 5
@@ -24,7 +24,7 @@ ANSWERS = 20
 # A site's check that finds two parts of each of its codes.
 CHECK = '''"""Broken."""
 
-from healthd.model import Finding, Severity
+from healthd.common.model import Finding, Severity
 
 
 def run(host, config, past):

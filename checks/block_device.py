@@ -19,29 +19,30 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine.disks import ID_FILES, NO_DISKS, controller, whole
-from healthd.machine.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
-from healthd.model import (
+from healthd.api import (
     Baseline,
+    CheckConfig,
     Clears,
     Ends,
     Entry,
     Explain,
     Finding,
+    Host,
     Inventory,
     KernelEvent,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
+    Past,
     Remedy,
+    Seconds,
     Severity,
+    dataclass,
+    is_decimal,
 )
-from healthd.past import Past
-from healthd.text import is_decimal
-from healthd.values import dataclass
+from healthd.common.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
+from healthd.host.disks import ID_FILES, NO_DISKS, controller, whole
 
 USES = ""
 AFTER_EVENTS = ("nvme", "block", "fs")

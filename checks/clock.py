@@ -15,13 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine.system import KernelClock
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Seconds,
+    Severity,
+    dataclass,
+    regex,
+)
+from healthd.host.system import KernelClock
 
 USES = ""
 

@@ -14,26 +14,28 @@ import errno
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
+    CheckConfig,
     Clears,
+    Count,
+    Cpus,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
     Severity,
+    dataclass,
+    is_decimal,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Count, Cpus
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected",), place=51)

@@ -12,12 +12,23 @@ import stat
 from collections.abc import Iterator
 from dataclasses import field
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    NOT_IN_BASELINE,
+    Baseline,
+    CheckConfig,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    Host,
+    LeftOut,
+    NothingToCheck,
+    Past,
+    Seconds,
+    Severity,
+    dataclass,
+    regex,
+)
 
 USES = ""
 BASELINE = Baseline(("expected",), place=60)

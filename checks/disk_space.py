@@ -13,13 +13,22 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.machine.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.past import Past
-from healthd.plausible import Gib, Percent
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Gib,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Percent,
+    Severity,
+    dataclass,
+)
+from healthd.common.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
 
 USES = ""
 

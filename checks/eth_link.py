@@ -11,27 +11,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine.network_card import is_card
-from healthd.model import (
+from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
+    CheckConfig,
     Clears,
+    Count,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
+    Mbps,
     Meaning,
+    Mtu,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Seconds,
     Severity,
+    dataclass,
+    is_decimal,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Count, Mbps, Mtu
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
+from healthd.host.network_card import is_card
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")

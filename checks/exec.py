@@ -28,13 +28,22 @@ import signal
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.machine.program import Ran
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.past import Past
-from healthd.text import printable, regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Ran,
+    Severity,
+    dataclass,
+    printable,
+    regex,
+)
 
 USES = ""
 PER = "exec"

@@ -1,8 +1,9 @@
 """Jobs on this node that became slower than they were, and the GPU whose rank makes them so.
 
 Rules: healthd/failslow/detect.py says when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than 10 %
-is jitter), healthd/live/judged.py whom that accuses. Which jobs tell their times is the job's matter (healthd.client);
-what is sampled without them is `sample`. Both are off by default, and then nothing runs, and nothing is read.
+is jitter), healthd/failslow/live/suspect.py whom that accuses. Which jobs tell their times is the job's matter
+(healthd.client); what is sampled without them is `sample`. Both are off by default, and then nothing runs, and nothing
+is read.
 
 What a job says of itself is a user's word, and anybody may say anything: it never is more than a WARNING, whatever the
 settings say. What root reads from counters may be made worse by a site.
@@ -10,9 +11,9 @@ settings say. What root reads from counters may be made worse by a site.
 The last remedy for a slow job is a new start without the slow node (FALCON's S4). With `act` healthd takes the node out
 once the job has lost by its slowness as much as a new start costs (ski rental: healthd/failslow/mitigation/planner.py).
 That rests on counters alone, and only where a part of this node shows a fault that came at that time (a clock held
-down, lanes, errors of a port; healthd/live/evidence.py): each node of a gang sees the same slow rhythm, most of them
-are well, and what a job can cause by its own load is no such fault. Congestion makes many nodes slow at once, so it
-counts as a shared cause.
+down, lanes, errors of a port; healthd/failslow/live/evidence.py): each node of a gang sees the same slow rhythm, most
+of them are well, and what a job can cause by its own load is no such fault. Congestion makes many nodes slow at once,
+so it counts as a shared cause.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
-from healthd.config import CheckConfig, Period
-from healthd.host import Host
-from healthd.live import told
-from healthd.model import (
+from healthd.api import (
+    CheckConfig,
     Clears,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Period,
+    Seconds,
     Severity,
     Slowness,
+    between,
+    dataclass,
 )
-from healthd.past import Past
-from healthd.plausible import Seconds, between
-from healthd.values import dataclass
+from healthd.failslow.live import document as told
 
 USES = ""
 AFTER_EVENTS = ("failslow", "job_end")
@@ -126,7 +129,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _lost_seconds(job: told.JobTold, now: float) -> float:
     """Of the job, by this slowness: all its ranks wait alike. An iteration of 1.26 times its length loses 0.26 of
     1.26. Never more than what was counted, iteration by iteration, since the job began: of counters
-    that is the whole job's already (live/jobs.py), on however many devices it was seen."""
+    that is the whole job's already (failslow/live/jobs.py), on however many devices it was seen."""
     lasts = max(0.0, now - job.since) if job.since is not None else 0.0
     return min(lasts * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
-from healthd.values import dataclass
+from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
 
 USES = ""
 

@@ -15,26 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine import gpu_reset
-from healthd.model import (
+from healthd.api import (
     NO_GPU,
+    CheckConfig,
     Clears,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
+    NvmlError,
+    NvmlErrorKind,
+    NvmlGpu,
     Observation,
+    Past,
     Remedy,
     Repair,
+    Seconds,
     Severity,
     Worsens,
     WorsensBy,
+    dataclass,
 )
-from healthd.nvml import NvmlError, NvmlErrorKind, NvmlGpu
-from healthd.past import Past
-from healthd.values import dataclass
+from healthd.host import gpu_reset
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end", "nvml_trouble")

@@ -17,13 +17,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.plausible import Share
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlGpu,
+    Observation,
+    ObservationKind,
+    Past,
+    Seconds,
+    Severity,
+    Share,
+    dataclass,
+)
 
 USES = "nvml"
 

@@ -10,28 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine import gpu_reset
-from healthd.model import (
+from healthd.api import (
     NO_GPU,
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Gpus,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
+    NvmlErrorKind,
     Observation,
+    Past,
     Remedy,
+    Seconds,
     Severity,
+    dataclass,
+    regex,
 )
-from healthd.nvml import NvmlErrorKind
-from healthd.past import Past
-from healthd.plausible import Gpus
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.host import gpu_reset
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "pcie_hotplug", "pci_remove")

@@ -22,24 +22,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
+    CheckConfig,
     Clears,
+    Count,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
+    NvmlGpu,
     Observation,
     ObservationKind,
+    Past,
     Repair,
+    Seconds,
     Severity,
+    dataclass,
 )
-from healthd.nvidia.recovery import ACTIONS
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.values import dataclass
+from healthd.nvidia.recovery_action import ACTIONS
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")

@@ -22,14 +22,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host, PciFunction
-from healthd.machine.inventory import device_kind
-from healthd.model import NO_GPU, Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.nvml import Fabric, NvmlError, NvmlGpu
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    NO_GPU,
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlError,
+    NvmlGpu,
+    Observation,
+    Past,
+    PciFunction,
+    Seconds,
+    Severity,
+    dataclass,
+    regex,
+)
+from healthd.host.inventory import device_kind
+from healthd.nvidia.nvml import Fabric
 
 USES = "nvml"
 

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import NOT_IN_BASELINE, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.plausible import MigDevices
-from healthd.values import dataclass
+from healthd.api import (
+    NOT_IN_BASELINE,
+    Baseline,
+    CheckConfig,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    Host,
+    LeftOut,
+    MigDevices,
+    NothingToCheck,
+    NvmlGpu,
+    Past,
+    Severity,
+    dataclass,
+)
 
 USES = "nvml"
 BASELINE = Baseline(("mode", "instances"), place=12)

@@ -18,27 +18,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     NO_GPU,
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
+    Links,
     Meaning,
     NothingToCheck,
+    NvmlError,
+    NvmlGpu,
     Observation,
     ObservationKind,
+    Past,
+    Rate,
+    Seconds,
     Severity,
+    Share,
+    dataclass,
+    regex,
 )
-from healthd.nvml import Nvlink, NvmlError, NvmlGpu
-from healthd.past import Past
-from healthd.plausible import Links, Rate, Share
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.nvidia.nvml import Nvlink
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")

@@ -19,27 +19,31 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Host,
+    Lanes,
     LeftOut,
     Meaning,
     NothingToCheck,
+    NvmlGpu,
     Observation,
     ObservationKind,
+    Past,
+    Rate,
     Remedy,
+    Seconds,
     Severity,
+    Share,
+    dataclass,
+    regex,
 )
-from healthd.nvml import NvmlGpu, PcieLink
-from healthd.past import Past
-from healthd.plausible import Lanes, Rate, Share
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.nvidia.nvml import PcieLink
 
 USES = "nvml"
 BASELINE = Baseline(("lanes",), place=14)

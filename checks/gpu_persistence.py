@@ -10,11 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig as Config
-from healthd.host import Host
-from healthd.model import NO_GPU, Clears, Explain, Finding, NothingToCheck, Severity
-from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.api import NO_GPU, Clears, Explain, Finding, Host, NothingToCheck, NvmlError, Past, Severity
+from healthd.api import CheckConfig as Config
 
 USES = "nvml"
 

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.plausible import Watts
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlGpu,
+    Observation,
+    Past,
+    Severity,
+    Watts,
+    dataclass,
+)
 
 USES = "nvml"
 

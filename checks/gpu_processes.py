@@ -11,14 +11,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine.cgroup import job_in
-from healthd.model import Clears, Explain, Finding, NothingToCheck, Severity
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    NothingToCheck,
+    NvmlGpu,
+    Past,
+    Seconds,
+    Severity,
+    dataclass,
+    regex,
+)
+from healthd.host.cgroup import job_in
 
 USES = "nvml"
 WHEN = "idle"

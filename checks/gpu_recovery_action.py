@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig as Config
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Repair, Severity
-from healthd.nvidia.recovery import ACTIONS, RESETS, UNKNOWN
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
+from healthd.api import CheckConfig as Config
+from healthd.api import (
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlGpu,
+    Observation,
+    Past,
+    Repair,
+    Severity,
+)
+from healthd.nvidia.recovery_action import ACTIONS, RESETS, UNKNOWN
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gsp", "job_end")

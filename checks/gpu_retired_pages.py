@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlGpu
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Count,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlGpu,
+    Observation,
+    ObservationKind,
+    Past,
+    Severity,
+    dataclass,
+)
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")

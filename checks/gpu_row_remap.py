@@ -11,24 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     NO_GPU,
+    CheckConfig,
     Clears,
+    Count,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
+    NvmlError,
+    NvmlGpu,
     Observation,
     ObservationKind,
+    Past,
     Repair,
     Severity,
+    dataclass,
 )
-from healthd.nvml import NvmlError, NvmlGpu, RemappedRows
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.values import dataclass
+from healthd.nvidia.nvml import RemappedRows
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
-from healthd.values import dataclass
+from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
 
 USES = ""
 
 XID = "13"
-EVERYWHERE = "many"  # what an event says that names more SMs than one broken part explains (kernel/coalesce.py)
+EVERYWHERE = (
+    "many"  # what an event says that names more SMs than one broken part explains (agent/kernel_log/coalesce.py)
+)
 MOST_NAMED = 4  # SMs, and jobs, in a message
 
 

@@ -11,12 +11,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import NO_GPU, Baseline, Clears, Entry, Explain, Finding, LeftOut, NothingToCheck, Severity
-from healthd.nvml import NvmlError, NvmlGpu
-from healthd.past import Past
-from healthd.values import dataclass
+from healthd.api import (
+    NO_GPU,
+    Baseline,
+    CheckConfig,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    Host,
+    LeftOut,
+    NothingToCheck,
+    NvmlError,
+    NvmlGpu,
+    Past,
+    Severity,
+    dataclass,
+)
 
 USES = "nvml"
 BASELINE = Baseline(("driver_version", "vbios"), place=13)

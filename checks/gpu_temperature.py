@@ -10,14 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.nvml import NvmlGpu, TemperatureLimits
-from healthd.past import Past
-from healthd.plausible import Celsius, WholeCelsius
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    Celsius,
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    NvmlGpu,
+    Observation,
+    Past,
+    Severity,
+    WholeCelsius,
+    dataclass,
+    regex,
+)
+from healthd.nvidia.nvml import TemperatureLimits
 
 USES = "nvml"
 

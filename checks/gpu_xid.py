@@ -14,12 +14,22 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
-from healthd.nvidia import codes, recovery, xid_table
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Gpu,
+    Inventory,
+    KernelEvent,
+    Repair,
+    Seconds,
+    Severity,
+    dataclass,
+    printable,
+)
+from healthd.nvidia import codes, recovery_action, xid_table
 from healthd.nvidia.xid_table import Meaning
-from healthd.text import printable
-from healthd.values import dataclass
 
 USES = ""
 
@@ -90,7 +100,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
     """Repairs that new lines show: an Xid 154 that no longer asks for the reset that an earlier one asked for."""
     for event in events:
         asked, asks = event.field("recovery_from"), event.field("recovery_to")
-        if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery.RESETS):
+        if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery_action.RESETS):
             why = "the driver asks for no recovery any more (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
 
@@ -200,7 +210,7 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     number = xid_table.number(event.field("recovery_to"))
     if number == 0:
         return None
-    action = recovery.UNKNOWN if number is None else recovery.ACTIONS.get(number, recovery.UNKNOWN)
+    action = recovery_action.UNKNOWN if number is None else recovery_action.ACTIONS.get(number, recovery_action.UNKNOWN)
     return _lasting(Meaning(action.severity, action.clears), config)
 
 
@@ -279,7 +289,7 @@ def _what(event: KernelEvent) -> str:
     if code is None:
         return f"Xid {printable(event.code[:20])}: unknown to this version"
     if code == 154 and found["recovery_to"]:
-        action = recovery.ACTIONS.get(xid_table.number(found["recovery_to"]) or 0)
+        action = recovery_action.ACTIONS.get(xid_table.number(found["recovery_to"]) or 0)
         return f"Xid 154: {action.words if action else 'unknown recovery action ' + found['recovery_to']}"
     words = [xid_table.title(code)]
     words += [found["unit"]] if found["unit"] else []

@@ -17,23 +17,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine import infiniband
-from healthd.model import (
+from healthd.api import (
     NO_IB_PORT,
+    CheckConfig,
     Clears,
+    Count,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Rate,
+    Seconds,
     Severity,
+    dataclass,
 )
-from healthd.past import Past
-from healthd.plausible import Count, Rate
-from healthd.values import dataclass
+from healthd.host import infiniband
 
 USES = ""
 

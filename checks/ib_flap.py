@@ -11,23 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine import infiniband
-from healthd.model import (
+from healthd.api import (
     NO_IB_PORT,
+    CheckConfig,
     Clears,
+    Count,
     Explain,
     Finding,
+    Host,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Seconds,
     Severity,
+    dataclass,
 )
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.values import dataclass
+from healthd.host import infiniband
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")

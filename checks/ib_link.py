@@ -11,30 +11,31 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine import infiniband
-from healthd.machine.network_card import is_card
-from healthd.model import (
+from healthd.api import (
     NO_IB_PORT,
     NOT_IN_BASELINE,
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Gbps,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
+    Past,
+    Seconds,
     Severity,
     Worsens,
     WorsensBy,
+    dataclass,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Gbps
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.host import infiniband
+from healthd.host.network_card import is_card
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib", "job_end")

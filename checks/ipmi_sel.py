@@ -15,12 +15,22 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Period
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.past import Past
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Period,
+    Severity,
+    dataclass,
+    is_decimal,
+    regex,
+)
 
 USES = ""
 HOLDS_RESUME = False  # a BMC that does not answer is no reason to keep a node drained

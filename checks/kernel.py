@@ -14,10 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Severity
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Ends,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Seconds,
+    Severity,
+    dataclass,
+    printable,
+)
 
 USES = ""
 

@@ -16,14 +16,24 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.machine.program import MAX_OUTPUT_BYTES
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
-from healthd.past import Past
-from healthd.plausible import AbsolutePathOrNone, ExitStatus
-from healthd.text import patterns_compiled_where_made, printable, regex
-from healthd.values import dataclass
+from healthd.api import (
+    AbsolutePathOrNone,
+    CheckConfig,
+    Clears,
+    ExitStatus,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    Observation,
+    Past,
+    Severity,
+    dataclass,
+    patterns_compiled_where_made,
+    printable,
+    regex,
+)
+from healthd.host.program import MAX_OUTPUT_BYTES
 
 USES = ""
 PER = "match"

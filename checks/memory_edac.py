@@ -23,25 +23,28 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
+    CheckConfig,
     Clears,
+    Count,
     Ends,
     Explain,
     Finding,
+    Host,
     Inventory,
     KernelEvent,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Seconds,
     Severity,
+    dataclass,
+    is_decimal,
+    printable,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.text import is_decimal, printable, regex
-from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("mce_edac",)

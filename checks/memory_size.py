@@ -10,25 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
+    Bytes,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
+    Past,
     Severity,
+    Share,
+    dataclass,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Bytes, Share
-from healthd.text import regex
-from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected_bytes",), place=50)

@@ -14,9 +14,19 @@ import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Remedy, Severity
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Ends,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Remedy,
+    Seconds,
+    Severity,
+    dataclass,
+)
 
 USES = ""
 

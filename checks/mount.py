@@ -10,25 +10,26 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.machine.mountinfo import MOUNTINFO, Mount, parse_all
-from healthd.model import (
+from healthd.api import (
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
     Meaning,
     Observation,
+    Past,
+    Seconds,
     Severity,
     Worsens,
     WorsensBy,
+    dataclass,
+    regex,
 )
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.common.mountinfo import MOUNTINFO, Mount, parse_all
 
 USES = ""
 PER = "mount"

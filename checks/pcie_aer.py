@@ -21,26 +21,28 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host, PciFunction
-from healthd.model import (
+from healthd.api import (
+    CheckConfig,
     Clears,
+    Count,
     Ends,
     Explain,
     Finding,
+    Host,
     Inventory,
     KernelEvent,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    PciFunction,
     Remedy,
+    Seconds,
     Severity,
+    dataclass,
+    is_decimal,
 )
-from healthd.past import Past
-from healthd.plausible import Count
-from healthd.text import is_decimal
-from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("pcie_aer",)

@@ -10,25 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import PCI_DEVICES, Host
-from healthd.machine.inventory import device_kind
-from healthd.model import (
+from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
     Finding,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
+    Past,
+    Seconds,
     Severity,
+    dataclass,
+    regex,
 )
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.host.host import PCI_DEVICES
+from healthd.host.inventory import device_kind
 
 USES = ""
 AFTER_EVENTS = ("pcie_hotplug", "pci_remove")

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, PciDevice, Remedy, Severity
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Ends,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    PciDevice,
+    Remedy,
+    Seconds,
+    Severity,
+    dataclass,
+)
 
 USES = ""
 

@@ -13,12 +13,23 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Remedy, Severity
-from healthd.past import Past
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    PciFunction,
+    Remedy,
+    Seconds,
+    Severity,
+    dataclass,
+    regex,
+)
 
 USES = ""
 AFTER_EVENTS = ("pcie_hotplug",)

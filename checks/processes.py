@@ -30,13 +30,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Severity
-from healthd.past import Past
-from healthd.plausible import Count, Processes
-from healthd.text import is_decimal, printable, regex
-from healthd.values import dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Count,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Processes,
+    Seconds,
+    Severity,
+    dataclass,
+    is_decimal,
+    printable,
+    regex,
+)
 
 USES = ""
 

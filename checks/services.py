@@ -12,26 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import (
+from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
+    CheckConfig,
     Clears,
     Entry,
     Explain,
+    Few,
     Finding,
+    Host,
     LeftOut,
     Meaning,
     NothingToCheck,
     Observation,
     ObservationKind,
+    Past,
+    Seconds,
     Severity,
+    dataclass,
+    is_decimal,
+    regex,
 )
-from healthd.past import Past
-from healthd.plausible import Few
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("required", "wanted"), place=70)

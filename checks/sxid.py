@@ -12,11 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.config import CheckConfig, Seconds
-from healthd.model import Clears, Ends, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Ends,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Seconds,
+    Severity,
+    dataclass,
+    is_decimal,
+    printable,
+    regex,
+)
 from healthd.nvidia import codes
-from healthd.text import is_decimal, printable, regex
-from healthd.values import dataclass
 
 USES = ""
 

@@ -17,12 +17,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Meaning, NothingToCheck, Observation, Program, Severity
-from healthd.past import Past
-from healthd.plausible import AbsolutePath, Times, between
-from healthd.values import dataclass
+from healthd.api import (
+    AbsolutePath,
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Past,
+    Program,
+    Severity,
+    Times,
+    between,
+    dataclass,
+)
 
 if TYPE_CHECKING:
     from healthd.validation.document import Result

@@ -1,5 +1,5 @@
 """Writes docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
-tests/test_alerts.py fails where the page is older than the rules. It needs PyYAML, of the extra `docs`.
+tests/packaging/test_alerts.py fails where the page is older than the rules. It needs PyYAML, of the extra `docs`.
 """
 
 from __future__ import annotations

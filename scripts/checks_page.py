@@ -2,7 +2,8 @@
 
 Run it after a check changes.
 
-Order and headings are those of conf/healthd.toml. tests/test_checks_page.py fails where a page is older than the code.
+Order and headings are those of conf/healthd.toml. tests/docs/test_checks_page.py fails where a page is older than the
+code.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd.config import CheckConfig  # noqa: E402
-from healthd.convert import Rule  # noqa: E402
-from healthd.model import Explain  # noqa: E402
-from healthd.plausible import Seconds  # noqa: E402
-from healthd.say.course import findings_of  # noqa: E402
-from healthd.say.duration import duration  # noqa: E402
-from healthd.say.explanation import ends_of  # noqa: E402
-from healthd.settings import registry  # noqa: E402
-from healthd.settings.registry import Check  # noqa: E402
+from healthd.agent.reporting.explanation import ends_of  # noqa: E402
+from healthd.agent.reporting.fault_course import findings_of  # noqa: E402
+from healthd.agent.settings import registry  # noqa: E402
+from healthd.agent.settings.config import CheckConfig  # noqa: E402
+from healthd.agent.settings.limits import Seconds  # noqa: E402
+from healthd.agent.settings.registry import Check  # noqa: E402
+from healthd.common.codec import Rule  # noqa: E402
+from healthd.common.duration import duration  # noqa: E402
+from healthd.common.model import Explain  # noqa: E402
 
 SAMPLE, PAGE, README = ROOT / "conf/healthd.toml", ROOT / "docs/checks.md", ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"

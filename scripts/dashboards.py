@@ -1,8 +1,8 @@
 """Writes packaging/grafana/*.json: the fleet on one board, a node on another.
 
 A dashboard's JSON is long and says most of it twenty times; here a panel is a few lines. Run it after a change:
-`python scripts/dashboards.py`; tests/test_dashboards.py fails where a file is stale. The schema is Grafana 10's
-(grafana/grafana, kinds/dashboard/dashboard_kind.cue), which newer ones read too.
+`python scripts/dashboards.py`; tests/packaging/test_dashboards.py fails where a file is stale. The schema is Grafana
+10's (grafana/grafana, kinds/dashboard/dashboard_kind.cue), which newer ones read too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes docs/events.schema.json from healthd/stream/event.py. Run it after an event or a field of one changed.
+"""Writes docs/events.schema.json from healthd/events/schema.py. Run it after an event or a field of one changed.
 
-tests/test_event.py fails where the schema is older than the code, and where docs/events.md says otherwise.
+tests/events/test_event.py fails where the schema is older than the code, and where docs/events.md says otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd.stream import event  # noqa: E402
+from healthd.events import schema as event  # noqa: E402
 
 SCHEMA = ROOT / "docs/events.schema.json"
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"

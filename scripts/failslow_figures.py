@@ -1,8 +1,8 @@
 """Writes what docs/fail-slow.md shows: its pictures, and what its commands print: `scripts/failslow_figures.py`.
 
 The jobs on that page are made, from a seed, so that their truth is known and every machine has the same files; `--data
-DIR` writes only those. Run it after what finds or draws slowness changed: tests/test_failslow_docs.py fails where the
-page or a picture shows something else.
+DIR` writes only those. Run it after what finds or draws slowness changed: tests/docs/test_failslow_docs.py fails where
+the page or a picture shows something else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes what the commands in docs/fleet-answers.md print, each below its command: `scripts/fleet_excerpts.py`.
 
 The store that they ask is made anew, from a history with a known truth (bench/history): the same on every machine. Run
-it after an answer changed. tests/test_fleet_answers_docs.py fails where the page shows something else.
+it after an answer changed. tests/docs/test_fleet_answers_docs.py fails where the page shows something else.
 """
 
 from __future__ import annotations

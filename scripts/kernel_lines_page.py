@@ -1,5 +1,5 @@
 """Writes docs/kernel-lines.md: what the rules read, and how many of the captured lines they recognise. Run it after a
-rule changes; tests/test_kernel_lines_page.py fails where the page is older than the code.
+rule changes; tests/docs/test_kernel_lines_page.py fails where the page is older than the code.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from healthd.agent.kernel_log import parse as kernel_parse  # noqa: E402
+from healthd.agent.kernel_log.rules.rule import pci_address  # noqa: E402
+from healthd.agent.reporting.endings import ends  # noqa: E402
+from healthd.agent.reporting.explanation import ends_of  # noqa: E402
+from healthd.agent.reporting.fault_course import findings_of  # noqa: E402
+from healthd.agent.settings import registry  # noqa: E402
 from healthd.cli.scan import correlate_all  # noqa: E402
-from healthd.kernel import parse as kernel_parse  # noqa: E402
-from healthd.kernel.lines.rule import pci_address  # noqa: E402
-from healthd.model import KernelEvent  # noqa: E402
-from healthd.say.course import findings_of  # noqa: E402
-from healthd.say.ends import ends  # noqa: E402
-from healthd.say.explanation import ends_of  # noqa: E402
+from healthd.common.model import KernelEvent  # noqa: E402
 from healthd.scan import events as scan  # noqa: E402
-from healthd.scan import judged as scan_judged  # noqa: E402
+from healthd.scan import findings as scan_judged  # noqa: E402
 from healthd.scan.lines import Block, Tally  # noqa: E402
-from healthd.settings import registry  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
@@ -35,9 +35,9 @@ QUOTED = {"k0023"}
 HEAD = """\
 # What is read of the kernel log
 
-`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of `healthd/kernel/lines/`,
-anchored at the start of the kernel's message; everything else is skipped. `healthd scan FILE` shows what a log holds,
-`healthd explain CODE` what a code means.
+`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of
+`healthd/agent/kernel_log/rules/`, anchored at the start of the kernel's message; everything else is skipped. `healthd
+scan FILE` shows what a log holds, `healthd explain CODE` what a code means.
 """
 CAPTURED = """\
 ## The captured lines

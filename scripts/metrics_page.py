@@ -1,6 +1,6 @@
 """Writes docs/metrics.md: what stands there by hand, and a table of every metric, from the code.
 
-Run it after a metric or a check's OBSERVATIONS changed. tests/test_metrics_doc.py fails where the page is older.
+Run it after a metric or a check's OBSERVATIONS changed. tests/docs/test_metrics_doc.py fails where the page is older.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd.say.metric_names import FAMILIES, PREFIX  # noqa: E402
-from healthd.settings import registry  # noqa: E402
+from healthd.agent.metrics.names import FAMILIES, PREFIX  # noqa: E402
+from healthd.agent.settings import registry  # noqa: E402
 
 PAGE = ROOT / "docs/metrics.md"
 TABLES = re.compile(r"(?s)(?<=<!-- metrics: scripts/metrics_page.py -->\n).*(?=<!-- end -->)")

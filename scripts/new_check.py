@@ -38,7 +38,7 @@ def problem(name: str) -> str:
         return f'"{name}" is no name for a check: write small letters, digits and "_", as in "disk_space"'
     if len(name) > LONGEST:
         return f'"{name}" is too long for a check: {LONGEST} characters at most'
-    for path in (f"checks/{name}.py", f"tests/test_{name}.py"):
+    for path in (f"checks/{name}.py", f"tests/checks/test_{name}.py"):
         if (ROOT / path).exists():
             return f'the name "{name}" is taken: there is {path}'
     return ""
@@ -90,7 +90,7 @@ def main() -> int:
     if wrong:
         print(f"new_check: {wrong}", file=sys.stderr)
         return USAGE
-    files = {f"checks/{args.name}.py": check, f"tests/test_{args.name}.py": test, "conf/healthd.toml": sample}
+    files = {f"checks/{args.name}.py": check, f"tests/checks/test_{args.name}.py": test, "conf/healthd.toml": sample}
     before = {path: (ROOT / path).read_text("utf-8") if (ROOT / path).exists() else None for path in files}
     try:
         for path, text in files.items():

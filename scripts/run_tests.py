@@ -9,8 +9,8 @@ one process with nothing beside it. Exit status: pytest's own of the run that co
 
 Each run has a folder of its own, `TMPDIR` of all that it starts, named to it as HEALTHD_TEST_RUN. At its end, and at
 the next one's start if this was killed, the processes, mounts, loop devices and cgroups of it are ended, and it is
-removed. A mount elsewhere has the folder as its source, a cgroup the folder's name in its own (tests/of_this_run.py).
-SIGTERM ends the run and says which tests were running.
+removed. A mount elsewhere has the folder as its source, a cgroup the folder's name in its own
+(tests/support/of_this_run.py). SIGTERM ends the run and says which tests were running.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
-    """Those that bear others beside them, then those that do not (tests/alone.py)."""
+    """Those that bear others beside them, then those that do not (tests/support/alone.py)."""
     status = beside(run, options, flaky_is_red)
     if status not in (PASSED, FAILED, NONE_RAN) or not (run / "alone").exists():
         return status
@@ -125,7 +125,7 @@ def last_failed(run: Path) -> list[str]:
 
 
 def running(run: Path) -> list[str]:
-    """The tests that had begun and not ended, from what tests/started.py wrote."""
+    """The tests that had begun and not ended, from what tests/support/started.py wrote."""
     begun: dict[str, None] = {}
     for line in (run / "running").read_text().splitlines():
         if line.startswith("+"):

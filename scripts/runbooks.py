@@ -1,6 +1,6 @@
 """Writes docs/runbooks: a page for each check, from the texts of `healthd explain`, and the list of the pages in their
-README.md. Run it after a text, a severity or a time of a check changes; tests/test_runbooks.py fails where a page is
-older than the code.
+README.md. Run it after a text, a severity or a time of a check changes; tests/docs/test_runbooks.py fails where a page
+is older than the code.
 
 Alert rules and `healthd explain --json` link to them. The rule of the links: the page is CHECK.md, the heading of a
 code is the code, and its anchor is GitHub's: the code in lower case without its "/". `gpu_xid/79` is
@@ -23,12 +23,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from checks_page import groups  # noqa: E402
 
-from healthd.config import Loaded, Settings  # noqa: E402
-from healthd.model import Explain, Mode  # noqa: E402
-from healthd.say import explanation  # noqa: E402
-from healthd.say.duration import duration  # noqa: E402
-from healthd.settings import registry  # noqa: E402
-from healthd.settings.registry import Check  # noqa: E402
+from healthd.agent.reporting import explanation  # noqa: E402
+from healthd.agent.settings import registry  # noqa: E402
+from healthd.agent.settings.config import Loaded, Settings  # noqa: E402
+from healthd.agent.settings.registry import Check  # noqa: E402
+from healthd.common.duration import duration  # noqa: E402
+from healthd.common.model import Explain, Mode  # noqa: E402
 
 FOLDER = ROOT / "docs/runbooks"
 LIST = re.compile(r"(?s)(?<=<!-- pages: scripts/runbooks.py -->\n).*?(?=<!-- end -->)")

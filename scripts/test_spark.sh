@@ -30,6 +30,6 @@ if [ "$(cat .venv-spark/.wanted 2>/dev/null)" != "$wanted" ] || [ constraints.tx
 fi
 echo "spark: set up in $((SECONDS - began)) s; $(java -version 2>&1 | head -n 1)"
 status=0
-.venv-spark/bin/python tests/spark_engines.py || status=$?
+.venv-spark/bin/python tests/support/spark_engines.py || status=$?
 echo "spark: done in $((SECONDS - began)) s"
 exit $status

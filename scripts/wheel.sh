@@ -12,7 +12,7 @@ rm -f dist/*.whl dist/*.tar.gz  # dist/*.deb are make package's
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt # as scripts/setup.sh has it
 .venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
 
-strangers=$(.venv/bin/python tests/wheel_files.py dist/*.whl) || die "$strangers"
+strangers=$(.venv/bin/python tests/support/wheel_files.py dist/*.whl) || die "$strangers"
 
 # the sdist has what a packager wants beside it
 tar tzf dist/*.tar.gz | sed 's|^[^/]*/||' | sort >"$work/sdist"
@@ -28,5 +28,5 @@ for check in checks/[a-z]*.py; do
   grep -qw "$(basename "$check" .py)" <<<"$list" || die "healthd list does not know $check"
 done
 echo "wheel: running each command"
-wrong=$(.venv/bin/python tests/wheel_commands.py "$work/venv") || die "$wrong"
+wrong=$(.venv/bin/python tests/support/wheel_commands.py "$work/venv") || die "$wrong"
 echo "wheel: $(cd dist && echo *.whl) works, $(.venv/bin/python -m zipfile --list dist/*.whl | tail -n +2 | wc -l) files, $(stat -c %s dist/*.whl) bytes"

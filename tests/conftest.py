@@ -13,8 +13,8 @@ import pytest
 from fakes import scenarios
 from xdist.scheduler import LoadScopeScheduling
 
-from healthd import guard
-from healthd.host import Host
+from healthd.common import guard
+from healthd.host.host import Host
 
 pytest_plugins = ("alone", "started")
 
@@ -98,10 +98,10 @@ WIDE = {
     "e2e/test_validation_nodes.py": "reservations and jobs between nodes, minutes",
     "e2e/test_validation_slurm.py": "jobs that end a validation, minutes",
     "e2e/test_web.py": "minutes of clients that guess, hang and flood",
-    "test_fleet_limit_figure.py": "draws a figure of docs/ anew",
-    "test_hot_unplug.py": "devices' events that every daemon of this machine hears",
-    "test_new_check.py": "`make check` on a new tree",
-    "test_wheel.py": "builds wheels",
+    "docs/test_fleet_limit_figure.py": "draws a figure of docs/ anew",
+    "host/test_hot_unplug.py": "devices' events that every daemon of this machine hears",
+    "development/test_new_check.py": "`make check` on a new tree",
+    "packaging/test_wheel.py": "builds wheels",
 }
 # Tests of those files that `make test` runs all the same: the core of real parts, and what costs nothing.
 CORE = {
@@ -133,54 +133,62 @@ CORE = {
         "test_story[block_device/medium_error]",
         "test_story[exec/critical]",
     ),
-    "test_wheel.py": ("test_each_package_of_the_tree_is_told_to_setuptools",),
+    "packaging/test_wheel.py": ("test_each_package_of_the_tree_is_told_to_setuptools",),
 }
 # What on the oldest and the newest Python only `make test-all` runs: files whose tests start programs, Pythons mostly;
 # those of the centre, which are DuckDB's work and not Python's; and thousands of rows of tables of codes, lines and
 # modules.
 OWN_PYTHON = (
-    "test_before_resume.py",
-    "test_bench_programs.py",
-    "test_child.py",
-    "test_cli*.py",
-    "test_contract.py",
-    "test_daemon_guards.py",
-    "test_delivery.py",
-    "test_design.py",
-    "test_exec.py",
-    "test_explain.py",
-    "test_failslow_answer.py",
-    "test_failslow_docs.py",
-    "test_failslow_evidence.py",
-    "test_failslow_picture.py",
-    "test_fleet_*.py",
-    "test_forked.py",
-    "test_golden_decisions.py",
-    "test_gpu_xid.py",
-    "test_hook.py",
-    "test_import_budget.py",
-    "test_kernel_nvidia.py",
-    "test_made_history.py",
-    "test_man.py",
-    "test_nvml*.py",
-    "test_once.py",
-    "test_oom.py",
-    "test_program.py",
-    "test_prolog_validation.py",
-    "test_readme.py",
-    "test_recording.py",
-    "test_registry.py",
-    "test_rounds.py",
-    "test_run_tests.py",
-    "test_runner.py",
-    "test_save_order.py",
-    "test_scan*.py",
-    "test_spark_engines.py",
-    "test_sxid.py",
-    "test_writing_a_check.py",
+    "agent/conditions/test_save_order.py",
+    "agent/kernel_log/rules/test_nvidia.py",
+    "agent/recording/test_recording.py",
+    "agent/settings/test_contract.py",
+    "agent/settings/test_registry.py",
+    "agent/scheduler/test_before_resume.py",
+    "agent/scheduler/test_delivery.py",
+    "agent/scheduler/test_one_round.py",
+    "agent/scheduler/test_worker_queue.py",
+    "agent/slurm/test_fleet_limit.py",
+    "agent/test_daemon_guards.py",
+    "agent/worker/test_client.py",
+    "agent/worker/test_forked.py",
+    "bench/test_bench_programs.py",
+    "bench/test_made_history.py",
+    "checks/test_exec.py",
+    "checks/test_gpu_xid.py",
+    "checks/test_sxid.py",
+    "cli/test_cli.py",
+    "cli/test_events.py",
+    "cli/test_explain.py",
+    "cli/test_hook.py",
+    "cli/test_prolog_validation.py",
+    "development/test_design.py",
+    "development/test_golden_decisions.py",
+    "development/test_import_budget.py",
+    "development/test_run_tests.py",
+    "development/test_spark_engines.py",
+    "docs/test_failslow_docs.py",
+    "docs/test_fleet_answers_docs.py",
+    "docs/test_fleet_limit_figure.py",
+    "docs/test_man.py",
+    "docs/test_readme.py",
+    "docs/test_writing_a_check.py",
+    "failslow/test_failslow_evidence.py",
+    "failslow/test_report.py",
+    "failslow/test_svg.py",
+    "fleet/",
+    "host/test_child_process.py",
+    "host/test_oom.py",
+    "host/test_program.py",
+    "nvidia/test_nvml.py",
+    "nvidia/test_nvml_binding.py",
+    "nvidia/test_nvml_rounds.py",
+    "packaging/test_fleet_not_on_nodes.py",
+    "scan/",
 )
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 OURS = ("tests", "bench", "scripts", "examples")
 
 # They write into the machine's one kernel log, or read it all the while.
@@ -242,7 +250,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_wide(item.nodeid):
             item.add_marker("wide")
-        if any(item.path.match(pattern) for pattern in OWN_PYTHON):
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).as_posix().startswith(OWN_PYTHON):
             item.add_marker("own_python")
 
 

@@ -29,7 +29,7 @@ print(1e6 * (time.process_time() - begun) / len(samples))
 """
 TOGETHER = """
 import random, sys, time
-from healthd.failslow.judged import points_of
+from healthd.failslow.analysis import points_of
 from healthd.failslow.model import Series
 random.seed(1)
 at = [float(one) for one in range(500)]

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from healthd.fleet.answers.availability import availability
 from healthd.fleet.answers.goodput import goodput
-from healthd.fleet.answers.spans import Span, joined, seconds, without
 from healthd.fleet.answers.study import Study, opened, tables_of
+from healthd.fleet.statistics.spans import Span, joined, seconds, without
 from healthd.fleet.store import reading
 
 WITHIN = 0.05  # of the truth

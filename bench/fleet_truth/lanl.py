@@ -4,7 +4,7 @@
 
 The data are Los Alamos National Laboratory's (LA-UR-05-7318), a CSV, plain or .xz. Every 28 days of 2004 and 2005 two
 rules flag equally many nodes of each system: those with two failures or more in the last 28 days, and as many with the
-highest score of the product (healthd/fleet/answers/lemon_score.py; its constants were chosen on the years before
+highest score of the product (healthd/fleet/statistics/lemon_score.py; its constants were chosen on the years before
 2004). Precision: the share of the flagged that fail in the next 28 days. The lift is the ratio of the two precisions,
 pooled; its interval is a paired bootstrap of whole nodes, and of whole windows beside it.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from healthd.fleet.answers.lemon_score import (
+from healthd.fleet.statistics.lemon_score import (
     DAY,
     WINDOW_DAYS,
     Record,

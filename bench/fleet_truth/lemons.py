@@ -33,9 +33,9 @@ from pathlib import Path
 from history.making import make
 from history.size import Size, nodes_for
 
-from healthd.fleet.answers.lemon_score import DAY, WINDOW_DAYS
 from healthd.fleet.answers.lemons import FLOOR, lemons
 from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.statistics.lemon_score import DAY, WINDOW_DAYS
 from healthd.fleet.store import reading
 
 WINDOW = WINDOW_DAYS * DAY

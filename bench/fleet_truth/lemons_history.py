@@ -28,9 +28,9 @@ from history.causes import SPIKE
 from history.size import NODES_OF_A_POD, Size, node_name
 from lemons import rows, stored
 
-from healthd.fleet.answers.lemon_score import DAY, WINDOW_DAYS
 from healthd.fleet.answers.lemons import lemons
 from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.statistics.lemon_score import DAY, WINDOW_DAYS
 from healthd.fleet.store import reading
 
 MEASURED, TUNED = range(71, 79), range(61, 63)

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from healthd.fleet.answers.hardware_ends import ENDED
-from healthd.fleet.answers.intervals import Spread, poisson_interval, rate_estimate
 from healthd.fleet.answers.rate import MORE_THAN_GPUS, PER_NODE_DAYS, rate
 from healthd.fleet.answers.study import opened, tables_of
+from healthd.fleet.statistics.intervals import Spread, poisson_interval, rate_estimate
 from healthd.fleet.store import reading
 
 AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: nothing can be held there, docs/fleet-answers.md

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from zlib import crc32
 
-from healthd.stream.event import Event, Source, render
+from healthd.events.schema import Event, Source, render
 from history.causes import CHECKS, ROLL_OUTS, Sign
 from history.clock import Clock
 from history.draw import between, stream

@@ -16,4 +16,4 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "e2e")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests/support"), str(REPOSITORY / "tests" / "e2e")]

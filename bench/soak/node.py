@@ -17,9 +17,9 @@ from machine import GPUS, Machine
 from slurm_cluster import SlurmCluster
 from waiting import until
 
-from healthd.judge.bounds import MOST_OF_A_CODE
-from healthd.judge.ledger import KEEP_EVENTS
-from healthd.stream.reader import Cursor, Tally, find, read
+from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.ledger import KEEP_EVENTS
+from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
 from soak.model import Command, Wanted, what_is_wrong
 

@@ -4,16 +4,17 @@
 
 One process that sleeps in one wait. Each part of it does one thing:
 
-    work/hearing.py    the ears: kernel events become conditions
-    work/looking.py    the eyes: what is due, and what the worker says of it
-    slurm/hand.py      the hand on Slurm
-    work/watching.py   the process that watches jobs for fail-slow, where a site wants it
-    work/before_resume.py  what is run on the idle node before the hand resumes it
-    say/publisher.py   what is shown
-    judge/memory.py    what it believes, the ledger: a value that is replaced
+    agent/scheduler/kernel_events.py    the ears: kernel events become conditions
+    agent/scheduler/scheduler.py    the eyes: what is due, and what the worker says of it
+    agent/slurm/controller.py      the hand on Slurm
+    agent/scheduler/failslow_process.py   the process that watches jobs for fail-slow, where a site wants it
+    agent/scheduler/before_resume.py  what is run on the idle node before the hand resumes it
+    agent/metrics/publisher.py   what is shown
+    agent/conditions/store.py    what it believes, the ledger: a value that is replaced
 
-The worker (work/) and child processes (slurm/driver.py) do what can block; this process only reads their answers. Pure
-functions compute what follows from them (judge/intake.py, judge/verdict.py, slurm/policy.py).
+The worker (work/) and child processes (agent/slurm/driver.py) do what can block; this process only reads their answers.
+Pure functions compute what follows from them (agent/conditions/intake.py, agent/conditions/verdict.py,
+agent/slurm/policy.py).
 """
 
 from __future__ import annotations
@@ -32,45 +33,45 @@ from functools import partial
 from typing import Any
 
 import healthd
-from healthd import guard
-from healthd.config import ConfigError, Loaded, Settings, only_observes_kernel_log
-from healthd.control import commands, protocol
-from healthd.guard import FAILSLOW, HOT_UNPLUG, METRICS
-from healthd.host import Host
-from healthd.judge import absorb, log_fields, telling, verdict
-from healthd.judge.memory import NAMES, Memory
-from healthd.kernel.listener import Listener
-from healthd.kernel.parse import use_patterns
-from healthd.machine import detection_pause, shortage
-from healthd.machine.files import newest, remove_leftovers
-from healthd.machine.hot_unplug import hot_unplug
-from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
-from healthd.machine.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
-from healthd.model import Decision, Health, Mode, Outcome, Verdict
+from healthd.agent.conditions import absorb, events, log_fields, verdict
+from healthd.agent.conditions.store import NAMES, Memory
+from healthd.agent.control import commands, protocol
+from healthd.agent.control.server import ControlServer
+from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.parse import use_patterns
+from healthd.agent.metrics.publisher import Publisher
+from healthd.agent.reporting import systemd
+from healthd.agent.reporting.status import Snapshot, decision_words, status_json
+from healthd.agent.reporting.troubles import Trouble, troubles
+from healthd.agent.scheduler.before_resume import BeforeResume, Sight, Stage, found_by
+from healthd.agent.scheduler.failslow_process import Watching
+from healthd.agent.scheduler.kernel_events import Hearing
+from healthd.agent.scheduler.scheduler import Looking, Seen
+from healthd.agent.scheduler.worker_queue import TASK_SECONDS
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import ConfigError, Loaded, Settings, only_observes_kernel_log
+from healthd.agent.settings.configured import Configured
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm import job_gpus
+from healthd.agent.slurm.controller import Hand
+from healthd.agent.slurm.event_jobs import JobAtSource
+from healthd.agent.slurm.reconcile import ReconcileReport
+from healthd.agent.worker.client import Request, Runner
+from healthd.agent.worker.process import setup_of
+from healthd.agent.worker.requests import LoadCopy, WriteFile
+from healthd.agent.worker.results import CLOCK_STEP_SECONDS
+from healthd.common import detection_pause, guard
+from healthd.common.atomic_files import newest, remove_leftovers
+from healthd.common.guard import FAILSLOW, HOT_UNPLUG, METRICS
+from healthd.common.model import Decision, Health, Mode, Outcome, Verdict
+from healthd.common.paths import SOCKET, VERDICT_FILE
+from healthd.common.text import compile_patterns, printable
+from healthd.host import shortage
+from healthd.host.host import Host
+from healthd.host.hot_unplug import hot_unplug
+from healthd.host.lock import VALIDATION_LOCK, holds, is_held, lock
+from healthd.host.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
 from healthd.nvidia import codes
-from healthd.paths import SOCKET, VERDICT_FILE
-from healthd.say import service
-from healthd.say.control_server import ControlServer
-from healthd.say.publisher import Publisher
-from healthd.say.status import Snapshot, decision_words, status_json
-from healthd.say.troubles import Trouble, troubles
-from healthd.settings import registry
-from healthd.settings.configured import Configured
-from healthd.settings.registry import Check
-from healthd.slurm import job_gpus
-from healthd.slurm.hand import Hand
-from healthd.slurm.job_at_source import JobAtSource
-from healthd.slurm.look import ReconcileReport
-from healthd.text import compile_patterns, printable
-from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
-from healthd.work.hearing import Hearing
-from healthd.work.looking import Looking, Seen
-from healthd.work.requests import LoadCopy, WriteFile
-from healthd.work.results import CLOCK_STEP_SECONDS
-from healthd.work.rounds import TASK_SECONDS
-from healthd.work.runner import Request, Runner
-from healthd.work.watching import Watching
-from healthd.work.worker import setup_of
 
 log = logging.getLogger("healthd")
 
@@ -91,7 +92,7 @@ FIXED_SETTINGS = (
 
 def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
     """`healthd run`, until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
-    service.set_up_logging()
+    systemd.set_up_logging()
     daemon = Daemon(load_settings, settings_file)
     try:
         daemon.start()
@@ -120,7 +121,7 @@ class Daemon:
         self.clock_offset = now() - monotonic()
         self.opened = ExitStack()
         self.boot_id = Host(settings.root).boot_id()
-        self.watchdog_seconds = service.watchdog_seconds() or FOREVER
+        self.watchdog_seconds = systemd.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
         self.started = self.ticked = 0.0  # since `start()`
         self.ready_by = FOREVER
@@ -249,7 +250,7 @@ class Daemon:
         others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
         ends = [self.memory.acks_end]  # epoch seconds; the moments below are monotonic
         ends += [known.pause.until] if known.pause else []
-        ends += [telling.flush_at(known.told)]
+        ends += [events.flush_at(known.told)]
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
         moments = (
             self.looking.rounds.deadline,
@@ -267,7 +268,7 @@ class Daemon:
         others_wait_until = min(other.deadline for other in others)
         woke_for_worker = bool(ready) and ready <= {descriptor for descriptor, _ in of_worker}
         self.only_worker_woke = woke_for_worker and self.monotonic() < others_wait_until
-        service.watchdog()
+        systemd.watchdog()
 
     def now(self) -> float:
         """Epoch seconds. That the clock was set counts from `follow_clock()` on: within a turn time goes by as the
@@ -409,7 +410,7 @@ class Daemon:
             words = decision_words(self.hand.decision, self.hand.status.owner)
             fields = log_fields.of_decision(self.hand.decision, self.verdict.causes)
             log.log(logging.WARNING if fields else logging.INFO, "decision: %s", words, extra=fields)
-            self.memory.say([telling.decision(self.hand.decision, words)])
+            self.memory.say([events.decision(self.hand.decision, words)])
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
@@ -441,7 +442,7 @@ class Daemon:
 
     def say_alive(self) -> None:
         """After the first round, and once a day: without it nobody can tell "no failure" from "not observed"."""
-        if self.said_alive and not telling.is_alive_due(self.memory.ledger.told, self.now()):
+        if self.said_alive and not events.is_alive_due(self.memory.ledger.told, self.now()):
             return
         listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
         only_listen = {check.name for check, _ in listening if not check.runs}
@@ -459,7 +460,7 @@ class Daemon:
         """The worker writes it: the collector's directory is on a disk, which may hang."""
         path = self.settings.metrics.textfile
         if path:
-            from healthd.say.metrics import render
+            from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
                 page = render(self.snapshot(), self.settings.metrics.deprecated)
@@ -472,7 +473,7 @@ class Daemon:
         if self.hand.must_be_waited_for(self.verdict) and self.monotonic() < self.ready_by:
             return
         self.said_ready = True
-        service.ready(self.verdict.health.value)
+        systemd.ready(self.verdict.health.value)
 
     def keep_in_memory(self) -> None:
         """What is needed late is loaded now: healthd's files may be removed or replaced while it runs."""
@@ -481,7 +482,7 @@ class Daemon:
         registry.remedies(self.configured.checks, ("gpu_xid/79",))  # its texts are a module of their own
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
-            from healthd.say.metrics import render
+            from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
                 render(self.snapshot(), metrics.deprecated)
@@ -543,7 +544,7 @@ class Daemon:
             runtime_dir=self.settings.runtime_dir,
             state_dir=self.settings.state_dir,
             settings_file=self.settings_file,
-            reload="systemctl reload healthd" if service.is_managed() else f"kill -HUP {os.getpid()}",
+            reload="systemctl reload healthd" if systemd.is_managed() else f"kill -HUP {os.getpid()}",
             reload_trouble=self.reload_trouble,
             metrics_troubles=self.publisher.metrics_troubles,
             web_trouble=self.publisher.web_trouble,
@@ -565,7 +566,7 @@ class Daemon:
     # --- what people say
 
     def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
-        """The reply to one request on the control socket (control/protocol.py). `who`: "root (uid 0)"."""
+        """The reply to one request on the control socket (agent/control/protocol.py). `who`: "root (uid 0)"."""
         try:
             name = protocol.command_of(request, who, may_command)
             if name == protocol.STATUS:
@@ -609,7 +610,7 @@ class Daemon:
     def reload(self) -> str:
         """SIGHUP, or `healthd reload`: read the settings and the site's checks again. An error changes nothing: all is
         made before any of it is used. Raises commands.CommandRefused."""
-        service.reloading()
+        systemd.reloading()
         try:
             if changed := self.looking.own_files_changed():  # profiles and facts would be missing, or another version's
                 raise ConfigError(changed)
@@ -626,7 +627,7 @@ class Daemon:
             known = isinstance(error, ConfigError)
             self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
             log.error("the settings stay as they were: %s", self.reload_trouble, exc_info=None if known else raised)
-            service.ready(f"old settings kept: {self.reload_trouble}")
+            systemd.ready(f"old settings kept: {self.reload_trouble}")
             raise commands.CommandRefused(f"the settings stay as they were: {self.reload_trouble}") from None
         if waiting:
             log.warning("takes effect at the next start only: %s", ", ".join(waiting))
@@ -641,7 +642,7 @@ class Daemon:
         self.memory.keep_only(configured.runs)
         done = f"settings read again: mode {settings.mode.value}, {len(configured.runs)} checks"
         log.info("%s", done)
-        service.ready(self.verdict.health.value)
+        systemd.ready(self.verdict.health.value)
         return f"{done}; takes effect at the next start only: {', '.join(waiting)}" if waiting else done
 
     # --- stop
@@ -653,7 +654,7 @@ class Daemon:
             log.info("stopped")
 
     def last_words(self) -> None:
-        service.stopping()
+        systemd.stopping()
         self.before_resume.drop()
         self.hearing.note_cursor()
         is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon

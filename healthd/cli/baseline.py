@@ -13,10 +13,10 @@ from healthd.cli.flags import Command, Parser, load_settings, require_scenario, 
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, complain, page, say
 
 if TYPE_CHECKING:
-    from healthd.cli.baseline import Change
-    from healthd.config import Loaded
-    from healthd.model import LeftOut
-    from healthd.settings.registry import Check
+    from healthd.agent.settings.config import Loaded
+    from healthd.agent.settings.registry import Check
+    from healthd.cli.baseline_settings import Change
+    from healthd.common.model import LeftOut
 
 
 def _baseline_arguments(parser: Parser) -> None:
@@ -31,10 +31,10 @@ def _baseline_arguments(parser: Parser) -> None:
 
 def _baseline(args: argparse.Namespace) -> int:
     from healthd import __version__
-    from healthd.cli import baseline
-    from healthd.say import render
-    from healthd.settings import layers
-    from healthd.work.worker import setup_of
+    from healthd.agent.reporting import render
+    from healthd.agent.settings import layers
+    from healthd.agent.worker.process import setup_of
+    from healthd.cli import baseline_settings
 
     if args.diff and args.write:
         raise Stop("healthd baseline: --diff and --write are two things")
@@ -47,40 +47,42 @@ def _baseline(args: argparse.Namespace) -> int:
         before = _baseline_before(path, checks, args) if path else None
     settings = loaded.settings
     with runner_of(setup_of(settings), checks) as runner:
-        present = baseline.take(loaded, checks, runner)
-    changes = baseline.drift(before, present, checks) if before is not None else []
-    kept = baseline.keep(before or {}, present, checks)
+        present = baseline_settings.take(loaded, checks, runner)
+    changes = baseline_settings.drift(before, present, checks) if before is not None else []
+    kept = baseline_settings.keep(before or {}, present, checks)
     document = {"version": __version__, "node": settings.node_name, "file": path or None, "written": False}
     if args.diff:
         known = [change for change in changes if not change.unknown]
         status = REFUSED if known else UNKNOWN if changes else OK
         if args.json:
-            return say(as_json({**document, **baseline.as_json(present, (), changes)}), status)
+            return say(as_json({**document, **baseline_settings.as_json(present, (), changes)}), status)
         return say(render.drift(path, changes, page()), status)
     if args.write:
         if kept.lost and not args.force:
             raise Stop(_incomplete(path, kept.lost), UNKNOWN)
         changes = [change for change in changes if not change.unknown]
-        changes += baseline.by_hand(before, checks) if before is not None else []
-        text = baseline.as_toml(kept.present, checks, _baseline_heading(settings.node_name))
+        changes += baseline_settings.by_hand(before, checks) if before is not None else []
+        text = baseline_settings.as_toml(kept.present, checks, _baseline_heading(settings.node_name))
         _write_baseline(path, text, changes, args.force, checks)
         told = render.drift(path, changes, page()) + "\n" if changes else ""
         if args.json:
-            told = as_json({**document, "written": True, **baseline.as_json(kept.present, kept.entries, changes)})
+            told = as_json(
+                {**document, "written": True, **baseline_settings.as_json(kept.present, kept.entries, changes)}
+            )
         say(told if args.json else f"{told}{path}: written\n")
         for left in present.left_out:
-            complain(baseline.words_of(left))
+            complain(baseline_settings.words_of(left))
         for entry in kept.entries:
-            complain(baseline.words_of_kept(entry))
+            complain(baseline_settings.words_of_kept(entry))
         return OK
     if args.json:
-        return say(as_json({**document, **baseline.as_json(present, (), ())}))
-    return say(baseline.as_toml(present, checks, _baseline_heading(settings.node_name)))
+        return say(as_json({**document, **baseline_settings.as_json(present, (), ())}))
+    return say(baseline_settings.as_toml(present, checks, _baseline_heading(settings.node_name)))
 
 
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
     """Why the file is not written: it would hold the node to less than it should have."""
-    from healthd.cli.baseline import words_of
+    from healthd.cli.baseline_settings import words_of
 
     whats = "; ".join(words_of(left) for left in lost)
     return f"healthd baseline: {path}: not written, for not all could be looked at: {whats}; --force leaves it out"
@@ -88,7 +90,7 @@ def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
 
 def _baseline_file(loaded: Loaded) -> str:
     """The baseline's path. The tree looked at must be this machine's, unless a file was named for it."""
-    from healthd.config import Settings
+    from healthd.agent.settings.config import Settings
 
     settings = loaded.settings
     if not settings.baseline_file:
@@ -100,9 +102,9 @@ def _baseline_file(loaded: Loaded) -> str:
 
 def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
     """The tables of the file; None if there is none, or a wrong one that will be replaced. Raises ConfigError."""
-    from healthd.config import ConfigError
-    from healthd.settings.layers import checks_of
-    from healthd.settings.settle import settle
+    from healthd.agent.settings.config import ConfigError
+    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.layers import checks_of
 
     if not os.path.exists(path):
         if args.write:
@@ -132,10 +134,10 @@ After a change of hardware or software: healthd baseline --diff, then healthd ba
 
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> None:
-    from healthd.config import parse_toml
-    from healthd.machine.files import replace_file
-    from healthd.say import render
-    from healthd.settings.settle import settle
+    from healthd.agent.reporting import render
+    from healthd.agent.settings.config import parse_toml
+    from healthd.agent.settings.effective import settle
+    from healthd.common.atomic_files import replace_file
 
     settle(parse_toml(text, path), path, {}, checks)  # never write a file with which the daemon would not start
     if os.path.exists(path) and changes and not force:

@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthd.config import CheckConfig, Loaded
-from healthd.convert import load
-from healthd.model import Entry, LeftOut, Outcome, RunName
-from healthd.settings.registry import Check, with_baseline
-from healthd.text import printable, without_class
-from healthd.values import dataclass
-from healthd.work.once import ask, close_nvml
-from healthd.work.requests import Run, TakeBaseline
-from healthd.work.runner import Request, Runner
+from healthd.agent.scheduler.one_round import ask, close_nvml
+from healthd.agent.settings.config import CheckConfig, Loaded
+from healthd.agent.settings.registry import Check, with_baseline
+from healthd.agent.worker.client import Request, Runner
+from healthd.agent.worker.requests import Run, TakeBaseline
+from healthd.common.codec import load
+from healthd.common.model import Entry, LeftOut, Outcome, RunName
+from healthd.common.text import printable, without_class
+from healthd.common.values import dataclass
 
 CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # a driver that nobody holds takes seconds a GPU to open

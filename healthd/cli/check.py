@@ -14,11 +14,11 @@ from healthd.cli.flags import Command, Parser, load_settings, require_scenario, 
 from healthd.cli.terminal import OF_HEALTH, REFUSED, Stop, as_json, complain, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded, Settings
-    from healthd.settings.registry import Check
-    from healthd.work.once import KernelLog, Look
-    from healthd.work.runner import Runner
-    from healthd.work.worker import Setup
+    from healthd.agent.scheduler.one_round import KernelLog, Look
+    from healthd.agent.settings.config import Loaded, Settings
+    from healthd.agent.settings.registry import Check
+    from healthd.agent.worker.client import Runner
+    from healthd.agent.worker.process import Setup
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
@@ -38,22 +38,22 @@ def _check_arguments(parser: Parser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from healthd.work import once
+    from healthd.agent.scheduler import one_round
 
     if args.replay is not None:
         found, checks = _replay(args)
         runtime_dir = None
     else:
-        from healthd.work.worker import setup_of
+        from healthd.agent.worker.process import setup_of
 
         loaded, checks, kernel_log = _to_look_at(args, "check", heard=True)
         settings = loaded.settings
         with runner_of(setup_of(settings), checks) as runner:
-            found = once.look(loaded, checks, runner, kernel_log)._replace(limits=_limits(settings))
+            found = one_round.look(loaded, checks, runner, kernel_log)._replace(limits=_limits(settings))
         runtime_dir = settings.runtime_dir if settings.root == "/" else None
-    document = once.look_json(found)
+    document = one_round.look_json(found)
     if only_listen := [name for name in dict.fromkeys(args.names) if not checks[name].runs]:
-        from healthd.cli import listening
+        from healthd.cli import check_listener as listening
 
         heard = (
             listening.ask_daemon(only_listen, runtime_dir)
@@ -64,7 +64,7 @@ def _check(args: argparse.Namespace) -> int:
     status = OF_HEALTH[document["health"]]
     if args.json:
         return say(as_json(document), status)
-    from healthd.say import render
+    from healthd.agent.reporting import render
 
     return say(render.check(document, page(), replayed=args.replay is not None), status)
 
@@ -73,7 +73,7 @@ def _limits(settings: Settings) -> tuple[str, ...]:
     """Return what the daemon of this machine needs and does not have. The checks that read the kernel's own log or the
     journal report it themselves. In the modes that need Slurm, a running daemon is asked, else slurmctld.
     """
-    from healthd.judge.limits import limits, needs_slurm
+    from healthd.agent.conditions.impairments import limits, needs_slurm
 
     if settings.root != "/":
         return ()
@@ -88,8 +88,8 @@ def _limits(settings: Settings) -> tuple[str, ...]:
 
 def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
     """Return the limits in the status of a daemon with these settings. None: no daemon answers, or another mode."""
-    from healthd.control import protocol
-    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control import protocol
+    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
 
     try:
         status = ask(settings.runtime_dir, protocol.plain(protocol.STATUS), DAEMON_SECONDS).get("status", {})
@@ -101,8 +101,8 @@ def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
 
 def _log_trouble(source: str) -> str:
     """Return why a file that is followed as the kernel log cannot be read; "" = it can. It waits for no file server."""
-    from healthd.machine.program import run_program
-    from healthd.plausible import KERNEL_LOGS
+    from healthd.agent.settings.limits import KERNEL_LOGS
+    from healthd.host.program import run_program
 
     if source in KERNEL_LOGS:
         return ""
@@ -117,8 +117,8 @@ def _slurm_trouble(node_name: str) -> str:
     """Return why the daemon could not use Slurm here, "" if it could."""
     import shutil
 
-    from healthd.judge.limits import missing_programs
-    from healthd.slurm.blocking import trouble_of_node
+    from healthd.agent.conditions.impairments import missing_programs
+    from healthd.agent.slurm.blocking import trouble_of_node
 
     if missing := missing_programs(shutil.which):
         return f"no {', '.join(missing)} on PATH"
@@ -129,12 +129,12 @@ def _to_look_at(
     args: argparse.Namespace, command: str, heard: bool = False
 ) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
     """What to look at: this machine, as in the settings."""
-    from healthd.work import once
+    from healthd.agent.scheduler import one_round
 
     with wrong_settings_are_wrong_use():
         loaded, checks = (_of_the_daemon(args) if heard else None) or load_settings(args)
         require_scenario(loaded)
-    kernel_log = once.kernel_log_of(loaded.settings)
+    kernel_log = one_round.kernel_log_of(loaded.settings)
     return _only(args.names, loaded, checks, kernel_log, heard=heard, command=command), checks, kernel_log
 
 
@@ -143,9 +143,9 @@ def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] 
     at the daemon's runtime_dir. What it has heard it knows, whatever the file has become since."""
     import dataclasses
 
-    from healthd.config import ConfigError
-    from healthd.settings import layers, registry
-    from healthd.settings.settle import settle
+    from healthd.agent.settings import layers, registry
+    from healthd.agent.settings.config import ConfigError
+    from healthd.agent.settings.effective import settle
 
     if not args.names:
         return None
@@ -162,10 +162,10 @@ def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] 
 
 
 def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
+    from healthd.agent.recording import recording
+    from healthd.agent.scheduler import one_round
+    from healthd.agent.worker.process import setup_of
     from healthd.cli import replay
-    from healthd.record import recording
-    from healthd.work import once
-    from healthd.work.worker import setup_of
 
     for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
@@ -184,7 +184,7 @@ def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
         loaded = _only(args.names, loaded, checks, kernel_log, {run.check for run in recorded.runs})
     setup = dataclasses.replace(setup_of(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
     with runner_of(setup, checks) as runner:
-        return once.look(loaded, checks, runner, kernel_log, recorded, lost), checks
+        return one_round.look(loaded, checks, runner, kernel_log, recorded, lost), checks
 
 
 def _only(
@@ -200,8 +200,8 @@ def _only(
     is asked what those that only listen have heard."""
     import dataclasses
 
-    from healthd.convert import nearest
-    from healthd.work.once import names_to_run
+    from healthd.agent.scheduler.one_round import names_to_run
+    from healthd.common.codec import nearest
 
     for name in names:
         if name not in checks:
@@ -240,11 +240,11 @@ def _record_arguments(parser: Parser) -> None:
 def _record(args: argparse.Namespace) -> int:
     import tempfile
 
+    from healthd.agent.recording import recording
+    from healthd.agent.reporting import render
+    from healthd.agent.scheduler import one_round
+    from healthd.agent.worker.process import setup_of
     from healthd.cli import replay
-    from healthd.record import recording
-    from healthd.say import render
-    from healthd.work import once
-    from healthd.work.worker import setup_of
 
     with wrong_settings_are_wrong_use():
         loaded, checks = load_settings(args)
@@ -257,14 +257,14 @@ def _record(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="healthd-record.") as notes:
         setup = setup_of(settings, notes)
         with runner_of(setup, checks) as runner:
-            found = once.look(loaded, checks, runner, kernel_log)
+            found = one_round.look(loaded, checks, runner, kernel_log)
         recorded = replay.record(loaded, found, recording.read_notes(notes))
     try:
         size = recording.write(place, recorded)
     except OSError as error:
         raise Stop(f"healthd record: {place}: cannot be written: {error.strerror}", REFUSED) from None
     answers, silent = replay.told(recorded)
-    return say(render.recorded(once.look_json(found), place, size, answers, silent, page()))
+    return say(render.recorded(one_round.look_json(found), place, size, answers, silent, page()))
 
 
 def _usual_name(node_name: str) -> str:
@@ -299,8 +299,8 @@ def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
     import time
     from functools import partial
 
-    from healthd.work import forked
-    from healthd.work.runner import Runner
+    from healthd.agent.worker import forked
+    from healthd.agent.worker.client import Runner
 
     # Some builds of Python have no memfd_create (python-build-standalone, conda): their C library was older than it.
     with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as words:

@@ -10,14 +10,20 @@ from typing import Any
 
 Document = Mapping[str, Any]
 
-HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # the worse of two counts, as in judge/verdict.py
+HEALTH = (
+    "healthy",
+    "warning",
+    "unknown",
+    "degraded",
+    "unhealthy",
+)  # the worse of two counts, as in agent/conditions/verdict.py
 NO_DAEMON_THERE = "a recording and another machine's files have no daemon that listened"
 
 
 def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     """What these checks have found, by the daemon's word. `trouble`: why it cannot tell, one sentence."""
-    from healthd.control import protocol
-    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.control import protocol
+    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
 
     try:
         status = ask(runtime_dir, protocol.plain(protocol.STATUS))["status"]
@@ -52,7 +58,7 @@ def together(document: Document, heard: Document) -> dict[str, Any]:
 
 
 def _health(conditions: Sequence[Document]) -> str:
-    """As judge/verdict.py has it."""
+    """As agent/conditions/verdict.py has it."""
     acting = {c["severity"] for c in conditions if c["state"] == "open" and not c.get("observed")}
     if "critical" in acting:
         return "unhealthy"

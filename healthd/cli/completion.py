@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import say
-from healthd.text import regex
+from healthd.common.text import regex
 
 # Offers: a word stands for itself, but for these. MANY: more values of the option may follow. OPEN: the codes of the
 # conditions that are open, all codes if there are none; PARTS: the parts of the code that was typed.
@@ -136,7 +136,7 @@ def _machines() -> tuple[str, ...]:
 
 
 def _profiles() -> tuple[str, ...]:
-    from healthd.settings.layers import names
+    from healthd.agent.settings.layers import names
 
     return ("auto", "none", *names())
 

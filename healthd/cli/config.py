@@ -25,11 +25,10 @@ def _config_check_arguments(parser: Parser) -> None:
 
 
 def _config_check(args: argparse.Namespace) -> int:
-    from healthd import config
-    from healthd.settings import registry
-    from healthd.settings.configured import Configured
-    from healthd.settings.pace import warnings
-    from healthd.settings.settle import mistakes, place_of
+    from healthd.agent.settings import config, registry
+    from healthd.agent.settings.configured import Configured
+    from healthd.agent.settings.effective import mistakes, place_of
+    from healthd.agent.settings.round_budget import warnings
 
     file, _ = flags.settings_file(args)
     if file == flags.DEFAULT_FILE and not os.path.lexists(file):
@@ -51,8 +50,8 @@ def _config_check(args: argparse.Namespace) -> int:
         if program.startswith("/") and (trouble := _trouble(program)):
             complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {trouble}")
     if path := loaded.settings.metrics.web_config:
-        from healthd.say.web_config import WebConfigError
-        from healthd.say.web_files import WebFiles
+        from healthd.agent.metrics.certificates import WebFiles
+        from healthd.agent.metrics.web_config import WebConfigError
 
         try:
             trouble = WebFiles(path).trouble()
@@ -66,7 +65,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
 def _trouble(program: str) -> str:
     """Return why a program cannot be started here; "" = it exists. A file server that is down may never answer."""
-    from healthd.machine.program import run_program
+    from healthd.host.program import run_program
 
     try:
         ran = run_program(("test", "-e", program), LOOK_SECONDS)
@@ -83,8 +82,8 @@ def _config_show_arguments(parser: Parser) -> None:
 
 def _config_show(args: argparse.Namespace) -> int:
     from healthd import __version__
-    from healthd.say import render
-    from healthd.settings.settle import effective
+    from healthd.agent.reporting import render
+    from healthd.agent.settings.effective import effective
 
     with wrong_settings_are_wrong_use():
         loaded, _ = load_settings(args)

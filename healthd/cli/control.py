@@ -8,12 +8,12 @@ import shlex
 import time
 from typing import Any
 
+from healthd.agent.control import protocol
+from healthd.agent.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
-from healthd.control import protocol
-from healthd.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
-from healthd.paths import RUNTIME_DIR
+from healthd.common.paths import RUNTIME_DIR
 
 RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is tried first, in a process of its own
 NEXT = "systemctl status healthd; journalctl -u healthd -n 20"
@@ -29,9 +29,9 @@ def _answer(
     try:
         return ask(runtime_dir or flags.runtime_dir(args), request, patience_seconds)
     except NoAnswer as error:
-        from healthd.cli import running
+        from healthd.cli import daemons
 
-        there = running.daemons()
+        there = daemons.daemons()
         others = f". Running on this machine: {there}" if there else ""
         raise Stop(f"{error}. Try: {NEXT}{others}", UNKNOWN) from None
     except RefusedByDaemon as error:
@@ -56,7 +56,7 @@ def _status(args: argparse.Namespace) -> int:
 def _watch(args: argparse.Namespace) -> int:
     """Show the status until Ctrl-C. If the daemon stops answering, its last status stays below the error."""
     from healthd.cli.watch import Seen, watch
-    from healthd.say.page import ago
+    from healthd.common.page import ago
 
     period = flags.duration(args.watch) or flags.duration(f"{args.watch}s")
     if period is None or period < SHORTEST_PERIOD_SECONDS:
@@ -85,7 +85,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:
     """The text of a status, and the exit status. Raises Stop."""
-    from healthd.say import render
+    from healthd.agent.reporting import render
 
     given = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("config", "runtime_dir")]
     reached_with = shlex.join(word for flag, value in given if value is not None for word in (flag, value))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from healthd.say.duration import duration
+from healthd.common.duration import duration
 
 MOST_NAMED, WIDEST = 3, 80  # processes; characters of each command line
 

@@ -15,13 +15,13 @@ import healthd
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings
 from healthd.cli.terminal import as_json, page, say
-from healthd.paths import RUNTIME_DIR
+from healthd.common.paths import RUNTIME_DIR
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded
-    from healthd.doctor.line import Line
-    from healthd.doctor.sight import Around
-    from healthd.settings.registry import Check
+    from healthd.agent.doctor.result import Line
+    from healthd.agent.doctor.visibility import Around
+    from healthd.agent.settings.config import Loaded
+    from healthd.agent.settings.registry import Check
 
 SECONDS = 15.0  # for what one area asks
 SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
@@ -35,8 +35,8 @@ def _arguments(parser: Parser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from healthd.doctor import line as lines
-    from healthd.doctor.text import text
+    from healthd.agent.doctor import result as lines
+    from healthd.agent.doctor.text import text
 
     node, said = _node(args)
     said = [*said, *_asked(node, args)]
@@ -69,39 +69,39 @@ class _Node(NamedTuple):
 def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
     """What this node is set to, and what runs there. Any of the files asked for may be on a mount that does not answer:
     each is touched first by a process that may hang."""
-    from healthd.cli import running
-    from healthd.doctor import bounded, sight
-    from healthd.model import Mode
+    from healthd.agent.doctor import parallel, visibility
+    from healthd.cli import daemons
+    from healthd.common.model import Mode
 
     directory = functools.partial(flags.runtime_dir, args)
-    can_load, daemon, pids = bounded.values(
+    can_load, daemon, pids = parallel.values(
         [
             (SECONDS, lambda: _settings(args) is not None),
             (SECONDS, lambda: _status_of_the_daemon(directory)),
-            (SECONDS, lambda: [process.pid for process in running.found()]),
+            (SECONDS, lambda: [process.pid for process in daemons.found()]),
         ]
     )
-    if isinstance(can_load, bounded.Unanswered):
+    if isinstance(can_load, parallel.Unanswered):
         hang = _what_hangs(args)
         loaded, checks = _untouched()
         says = f"{', '.join(hang) or _file(args)}: {can_load.why}: what follows is for the defaults"
         settings_line, is_right = replace(can_load, why=says).line("settings"), False
         if hang == [_file(args)]:  # so it was not asked where the daemon is, either
             directory = functools.partial(_given_or, args.runtime_dir, RUNTIME_DIR)
-            (daemon,) = bounded.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
+            (daemon,) = parallel.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
     else:
         loaded, checks, settings_line, is_right = _settings(args)
     said = [settings_line]
-    if isinstance(daemon, bounded.Unanswered):
+    if isinstance(daemon, parallel.Unanswered):
         daemon = None, f"{_where(args, loaded)}: {daemon.why}"
     status, why_not = daemon
-    if isinstance(pids, bounded.Unanswered):
+    if isinstance(pids, parallel.Unanswered):
         said.append(pids.line("processes"))
         pids = []
-    (around,) = bounded.values([(SECONDS, functools.partial(_around, loaded.settings.root))])
-    if isinstance(around, bounded.Unanswered):
+    (around,) = parallel.values([(SECONDS, functools.partial(_around, loaded.settings.root))])
+    if isinstance(around, parallel.Unanswered):
         said.append(around.line("devices"))
-        around = sight.Around(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
+        around = visibility.Around(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
     if not is_right and status and status.get("mode") in {mode.value for mode in Mode}:
         # The daemon goes on with what it read before: its mode decides what it needs of Slurm.
         loaded = replace(loaded, settings=replace(loaded.settings, mode=Mode(status["mode"])))
@@ -110,12 +110,12 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
 
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
     """The settings, and whether they are right; where they are wrong the defaults, by which the rest is looked at."""
-    from healthd.config import ConfigError
-    from healthd.doctor.line import fails, limited, works
-    from healthd.settings import layers, registry
-    from healthd.settings.configured import Configured
-    from healthd.settings.pace import warnings
-    from healthd.settings.settle import settle
+    from healthd.agent.doctor.result import fails, limited, works
+    from healthd.agent.settings import layers, registry
+    from healthd.agent.settings.config import ConfigError
+    from healthd.agent.settings.configured import Configured
+    from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.round_budget import warnings
 
     file = _file(args)
     try:
@@ -139,8 +139,8 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
 
 def _untouched() -> tuple[Loaded, Mapping[str, Check]]:
     """The built-in defaults, for which no file of the site is read."""
-    from healthd.settings import layers, registry
-    from healthd.settings.settle import settle
+    from healthd.agent.settings import layers, registry
+    from healthd.agent.settings.effective import settle
 
     checks = registry.built_in()
     loaded = settle({}, "the defaults", {}, checks, layers.without_baseline)
@@ -149,12 +149,12 @@ def _untouched() -> tuple[Loaded, Mapping[str, Check]]:
 
 def _what_hangs(args: argparse.Namespace) -> list[str]:
     """The files of the site that do not answer, each with its setting."""
-    from healthd import config
-    from healthd.doctor import bounded
+    from healthd.agent.doctor import parallel
+    from healthd.agent.settings import config
 
     file = _file(args)
-    (table,) = bounded.values([(PATIENCE_SECONDS, lambda: config.read_file(file, required=False))])
-    if isinstance(table, bounded.Unanswered):
+    (table,) = parallel.values([(PATIENCE_SECONDS, lambda: config.read_file(file, required=False))])
+    if isinstance(table, parallel.Unanswered):
         return [file] if table.pid else []
     given = {"baseline_file": args.baseline, "nvml.fake": args.fake_nvml, "profile": args.profile, "root": args.root}
     defaults = config.Settings()
@@ -165,11 +165,11 @@ def _what_hangs(args: argparse.Namespace) -> list[str]:
         **{name: value for name, value in given.items() if value is not None},
     }
     paths = [(name, path) for name, path in asked.items() if isinstance(path, str) and "/" in path]
-    answers = bounded.values([(PATIENCE_SECONDS, functools.partial(os.path.exists, path)) for _, path in paths])
+    answers = parallel.values([(PATIENCE_SECONDS, functools.partial(os.path.exists, path)) for _, path in paths])
     return [
         f"{path} ({name})"
         for (name, path), answer in zip(paths, answers, strict=True)
-        if isinstance(answer, bounded.Unanswered)
+        if isinstance(answer, parallel.Unanswered)
     ]
 
 
@@ -187,9 +187,9 @@ def _where(args: argparse.Namespace, loaded: Loaded) -> str:
 
 
 def _status_of_the_daemon(runtime_dir: Callable[[], str]) -> tuple[dict[str, Any] | None, str]:
+    from healthd.agent.control import protocol
+    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
     from healthd.cli.terminal import Stop
-    from healthd.control import protocol
-    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 
     try:
         return ask(runtime_dir(), protocol.plain(protocol.STATUS), PATIENCE_SECONDS)["status"], ""
@@ -200,11 +200,11 @@ def _status_of_the_daemon(runtime_dir: Callable[[], str]) -> tuple[dict[str, Any
 def _around(root: str) -> Around:
     import shutil
 
-    from healthd.doctor import sight
-    from healthd.host import Host
-    from healthd.machine.program import ENVIRONMENT
+    from healthd.agent.doctor import visibility
+    from healthd.host.host import Host
+    from healthd.host.program import ENVIRONMENT
 
-    return sight.Around(
+    return visibility.Around(
         ipmi_device=any(name.startswith("ipmi") for name in Host(root).names("/dev")),
         ipmitool=shutil.which("ipmitool", path=ENVIRONMENT["PATH"]) is not None,
         is_root=os.geteuid() == 0,
@@ -213,12 +213,12 @@ def _around(root: str) -> Around:
 
 def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
     """What every area says, and what the checks can see, by a worker of their own."""
-    from healthd.cli.running import of_pids
-    from healthd.doctor import bounded, files, service, slurm
+    from healthd.agent.doctor import files, parallel, service, slurm
+    from healthd.cli.daemons import of_pids
 
     loaded, settings = node.loaded, node.loaded.settings
     status, pids = node.status, node.pids
-    areas: list[bounded.Area] = [
+    areas: list[parallel.Area] = [
         ("daemon", SECONDS, lambda: list(service.daemon(settings, status, node.why_not, of_pids(pids)))),
         ("unit", SECONDS, lambda: list(service.unit())),
         ("kernel log", SECONDS, lambda: list(service.kernel_log(settings))),
@@ -228,20 +228,20 @@ def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
         ("files", SECONDS, lambda: list(files.lines(loaded, _file(args)))),
         ("room", SECONDS, lambda: list(files.room(settings.state_dir, settings.runtime_dir))),
     ]
-    return [*bounded.ask(areas), *_sight(node)]
+    return [*parallel.ask(areas), *_sight(node)]
 
 
 def _sight(node: _Node) -> list[Line]:
     """Return what the checks can see: one round of those that are on, each within its own deadline."""
+    from healthd.agent.doctor import visibility
+    from healthd.agent.scheduler import one_round
+    from healthd.agent.worker.process import setup_of
     from healthd.cli.check import runner_of
-    from healthd.doctor import sight
-    from healthd.work import once
-    from healthd.work.worker import setup_of
 
     settings = node.loaded.settings
     with runner_of(setup_of(settings), node.checks) as runner:
-        found = once.look(of_a_round(node.loaded, node.checks), node.checks, runner, None)
-    return list(sight.lines(found.results, node.around))
+        found = one_round.look(of_a_round(node.loaded, node.checks), node.checks, runner, None)
+    return list(visibility.lines(found.results, node.around))
 
 
 def of_a_round(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:

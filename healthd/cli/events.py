@@ -16,9 +16,9 @@ from healthd.cli.flags import Command, Parser, duration
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, complain, page, stream
 
 if TYPE_CHECKING:
-    from healthd.stream.line import Told
-    from healthd.stream.reader import Cursor, Tally
-    from healthd.stream.seen import Hole
+    from healthd.events.parse import Told
+    from healthd.events.reader import Cursor, Tally
+    from healthd.events.sequence import Hole
 
 _LOOK_MS = 500
 _MOST_SENTENCES = 20
@@ -40,8 +40,8 @@ def _events_arguments(parser: Parser) -> None:
 
 
 def _events(args: argparse.Namespace) -> int:
-    from healthd.say.event_rows import rows
-    from healthd.stream import many, reader
+    from healthd.events import merge, reader
+    from healthd.events.rows import rows
 
     now = time.time()
     since, until = _moment(args.since, "--since", now), _moment(args.until, "--until", now)
@@ -60,9 +60,9 @@ def _events(args: argparse.Namespace) -> int:
 
     waits = args.follow and any(map(os.path.isdir, places))  # a stream may begin there
     if args.follow and (streams or waits):
-        events = many.follow(places, cursor, tally, wait, asked)
+        events = merge.follow(places, cursor, tally, wait, asked)
     else:
-        events = many.merged(streams, cursor, tally, asked)
+        events = merge.merged(streams, cursor, tally, asked)
     try:
         if args.json:
             stream(_line(told) for told in events)

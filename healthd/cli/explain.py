@@ -12,10 +12,10 @@ from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings
 from healthd.cli.terminal import Stop, as_json, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import CheckConfig, Loaded
-    from healthd.model import Finding, Inventory, KernelEvent
-    from healthd.say.explanation import Running
-    from healthd.settings.registry import Check
+    from healthd.agent.reporting.explanation import Running
+    from healthd.agent.settings.config import CheckConfig, Loaded
+    from healthd.agent.settings.registry import Check
+    from healthd.common.model import Finding, Inventory, KernelEvent
 
 MOST_SHOWN = 80  # characters of words that mean nothing
 
@@ -31,7 +31,7 @@ def _explain_arguments(parser: Parser) -> None:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from healthd.say import explanation
+    from healthd.agent.reporting import explanation
 
     words = " ".join(args.words).strip()
     if not words:
@@ -45,9 +45,9 @@ def _explain(args: argparse.Namespace) -> int:
 def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """The document of a code as healthd writes it, by its check alone: to import all is twice as dear. None for other
     words, for a site with checks of its own, and for wrong settings, of which all checks must be known to say it."""
-    from healthd.config import ConfigError
-    from healthd.say import explanation
-    from healthd.settings import registry
+    from healthd.agent.reporting import explanation
+    from healthd.agent.settings import registry
+    from healthd.agent.settings.config import ConfigError
 
     name, slash, rest = words.partition("/")
     if not slash or rest.startswith("0"):
@@ -67,11 +67,11 @@ def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
-    from healthd.cli import asked as typed
-    from healthd.cli.listing import codes_json
-    from healthd.config import ConfigError
-    from healthd.say import explanation
-    from healthd.settings import registry
+    from healthd.agent.reporting import explanation
+    from healthd.agent.settings import registry
+    from healthd.agent.settings.config import ConfigError
+    from healthd.cli import explain_query as typed
+    from healthd.cli.list import codes_json
 
     loaded, trouble = None, ""
     try:
@@ -79,7 +79,7 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
     except ConfigError as error:  # the person who is woken needs the texts all the same
         checks, trouble = registry.built_in(), str(error)
     if loaded is not None:
-        from healthd.kernel.parse import use_patterns
+        from healthd.agent.kernel_log.parse import use_patterns
 
         use_patterns(loaded.settings.kernel_log.patterns)
     found = typed.asked(words, checks, _correlate(loaded, checks))
@@ -107,10 +107,10 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
     if loaded and not os.path.exists(loaded.settings.runtime_dir):
         return None  # no daemon was ever here since the boot: what would ask it need not be loaded
 
-    from healthd.control import protocol
-    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
-    from healthd.model import Mode
-    from healthd.say.explanation import Running
+    from healthd.agent.control import protocol
+    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+    from healthd.agent.reporting.explanation import Running
+    from healthd.common.model import Mode
 
     try:
         runtime_dir = loaded.settings.runtime_dir if loaded else flags.runtime_dir(args)
@@ -122,7 +122,7 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
 
 
 def _no_such(words: str, near: Sequence[str], trouble: str) -> str:
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
     unread = f" (the site's own checks are not known: {trouble})" if trouble else ""
@@ -146,7 +146,7 @@ def _correlate(
         listening = [check for check in checks.values() if check.listens]
         return [found for check in listening for found in check.correlate(events, node, config_of(check))[0]]
 
-    from healthd.model import RunName
+    from healthd.common.model import RunName
 
     return correlate
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from typing import TYPE_CHECKING, NamedTuple
 
-from healthd.model import Finding, Inventory, KernelEvent
+from healthd.agent.settings import registry
+from healthd.agent.slurm import foreign_reasons
+from healthd.common.model import Finding, Inventory, KernelEvent
+from healthd.common.slurm.drain_reason import PREFIX, parse_reason
+from healthd.common.text import regex
 from healthd.nvidia import codes
-from healthd.settings import registry
-from healthd.slurm import others_reasons
-from healthd.slurm.reason import PREFIX, parse_reason
-from healthd.text import regex
 
 if TYPE_CHECKING:
-    from healthd.kernel.prefix import Stripped
-    from healthd.settings.registry import Check
+    from healthd.agent.kernel_log.prefix import Stripped
+    from healthd.agent.settings.registry import Check
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "list[Finding]"]
 MOST_NEAR = 3
@@ -41,7 +41,7 @@ class OfCheck(NamedTuple):
 
 
 class OthersReason(NamedTuple):
-    meaning: others_reasons.Foreign
+    meaning: foreign_reasons.Foreign
 
 
 class Several(NamedTuple):
@@ -133,9 +133,9 @@ def _reason(words: str, checks: Mapping[str, Check]) -> Asked | None:
     """A Reason as healthd writes it, also cut as by `sinfo -R`, which shows 20 characters of it."""
     text = _BEHIND.sub("", regex(r"^Reason\s?=\s?").sub("", words)).strip().strip('"')
     if text.lower() in _NO_REASON:
-        return OthersReason(others_reasons.NONE)
+        return OthersReason(foreign_reasons.NONE)
     if not text.startswith(PREFIX.strip()):
-        return OthersReason(found) if (found := others_reasons.known(text)) else None
+        return OthersReason(found) if (found := foreign_reasons.known(text)) else None
     if (found_words := parse_reason(text)) is not None:
         code, part = found_words
         if registry.explain(checks, code) is not None:
@@ -162,9 +162,9 @@ def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) 
     import time
 
     from healthd.scan.events import events
-    from healthd.scan.judged import judged
+    from healthd.scan.findings import judged
     from healthd.scan.lines import Block, Tally
-    from healthd.scan.unprefixed import stripped
+    from healthd.scan.prefixes import stripped
 
     lines = [line.encode("utf-8", "replace") for line in words.splitlines()]
     found_in = events([Block.of(1, lines)] if lines else [], time.time(), Tally())
@@ -212,12 +212,12 @@ def _others(words: str, checks: Mapping[str, Check]) -> Asked | None:
     text = _BEHIND.sub("", words).removeprefix("Reason=").strip()
     if text.startswith(PREFIX) and (code := text.removeprefix(PREFIX).split()[:1]):
         now = registry.renamed(code[0].rstrip(":"))
-        return OthersReason(others_reasons.of_another_version(now or _nearest(code[0].rstrip(":"), checks)))
+        return OthersReason(foreign_reasons.of_another_version(now or _nearest(code[0].rstrip(":"), checks)))
     if text != words:
-        return OthersReason(others_reasons.SOMEBODYS)
+        return OthersReason(foreign_reasons.SOMEBODYS)
     if _begins_as_a_kernel_line(words):
         return HarmlessLine(UNREAD)
-    return OthersReason(others_reasons.PERHAPS_SOMEBODYS) if len(words.split()) > 2 else None
+    return OthersReason(foreign_reasons.PERHAPS_SOMEBODYS) if len(words.split()) > 2 else None
 
 
 def _begins_as_a_kernel_line(words: str) -> bool:

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from healthd.cli.terminal import Stop, complain
-from healthd.paths import RUNTIME_DIR, STATE_DIR
-from healthd.text import regex
+from healthd.common.paths import RUNTIME_DIR, STATE_DIR
+from healthd.common.text import regex
 
 if TYPE_CHECKING:
-    from healthd.config import Below, Layer, Loaded, Settings
-    from healthd.settings.registry import Check
+    from healthd.agent.settings.config import Below, Layer, Loaded, Settings
+    from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
 # As in config.py, which a client should not have to load.
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = regex(r"unrecognized arguments: (-[^\s=]*).*").fullmatch(message)
         if unknown:
-            from healthd.convert import nearest
+            from healthd.common.codec import nearest
 
             message = f"there is no {unknown[1]}{nearest(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
         raise Stop(f"{self.prog}: {message}")
@@ -156,9 +156,8 @@ def load_settings(
 
     Raises ConfigError, one sentence.
     """
-    from healthd import config
-    from healthd.settings import layers, registry
-    from healthd.settings.settle import require_what_is_named, settle
+    from healthd.agent.settings import config, layers, registry
+    from healthd.agent.settings.effective import require_what_is_named, settle
 
     file, given = settings_file(args)
     table = config.read_file(file, required=given)
@@ -174,9 +173,8 @@ def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Load
 
     Raises ConfigError where load_settings() does; its sentence knows only these checks.
     """
-    from healthd import config
-    from healthd.settings import layers, registry
-    from healthd.settings.settle import require_what_is_named, settle
+    from healthd.agent.settings import config, layers, registry
+    from healthd.agent.settings.effective import require_what_is_named, settle
 
     file, given = settings_file(args)
     table = config.read_file(file, required=given)
@@ -206,9 +204,8 @@ def settings_elsewhere(
 ) -> tuple[Loaded | None, dict[str, Check]]:
     """The settings file that was named, for another `node`: so over its profile and baseline (`below`); None if none
     was named. And the checks of this node. Raises ConfigError."""
-    from healthd import config
-    from healthd.settings import registry
-    from healthd.settings.settle import settle
+    from healthd.agent.settings import config, registry
+    from healthd.agent.settings.effective import settle
 
     file, given = settings_file(args)
     table = config.read_file(file, required=given)
@@ -223,7 +220,7 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     """setting -> (flag, value) of the flags given. A relative path becomes absolute: the worker, which reads it, has
     another current directory. (A fake machine, a profile or a kernel log may be a name instead.)
     """
-    from healthd.plausible import KERNEL_LOGS
+    from healthd.agent.settings.limits import KERNEL_LOGS
 
     given = {}
     for flag, setting in SETTINGS.items():
@@ -253,7 +250,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
     file, required = settings_file(args)
     if not required and not os.path.exists(file):
         return default
-    from healthd import config
+    from healthd.agent.settings import config
 
     with wrong_settings_are_wrong_use():
         try:
@@ -278,7 +275,7 @@ def _is_missing(file: str) -> bool:
 
 @contextmanager
 def wrong_settings_are_wrong_use() -> Iterator[None]:
-    from healthd.config import ConfigError
+    from healthd.agent.settings.config import ConfigError
 
     try:
         yield
@@ -289,8 +286,8 @@ def wrong_settings_are_wrong_use() -> Iterator[None]:
 def require_scenario(loaded: Loaded) -> None:
     """A wrong scenario file is wrong use rather than a failure of every GPU check."""
     if loaded.settings.nvml.fake:
-        from healthd.config import ConfigError
-        from healthd.convert import ConvertError
+        from healthd.agent.settings.config import ConfigError
+        from healthd.common.codec import ConvertError
         from healthd.nvidia.fake_scenario import read
 
         try:

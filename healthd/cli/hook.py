@@ -11,13 +11,13 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from healthd.agent.control import protocol
+from healthd.agent.control.client import Answer, NoAnswer, RefusedByDaemon, ask_with_uid
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import Stop, complain, say
-from healthd.control import protocol
-from healthd.control.client import Answer, NoAnswer, RefusedByDaemon, ask_with_uid
-from healthd.paths import VERDICT_FILE
-from healthd.text import is_decimal
+from healthd.common.paths import VERDICT_FILE
+from healthd.common.text import is_decimal
 
 MOST_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
@@ -62,7 +62,7 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
         return looked
     if not may_run(uid, os.geteuid()):
         return f"{looked}; its request to run a validation is ignored: the daemon runs as uid {uid}"
-    from healthd.slurm.epilog_timeout import epilog_timeout
+    from healthd.agent.slurm.epilog_timeout import epilog_timeout
 
     return f"{looked}; {_run_then(then, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
 

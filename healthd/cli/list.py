@@ -11,8 +11,8 @@ from healthd.cli.flags import Command, Parser, load_settings, wrong_settings_are
 from healthd.cli.terminal import as_json, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import CheckConfig, Loaded
-    from healthd.settings.registry import Check
+    from healthd.agent.settings.config import CheckConfig, Loaded
+    from healthd.agent.settings.registry import Check
 
 
 def _arguments(parser: Parser) -> None:
@@ -25,7 +25,7 @@ def _arguments(parser: Parser) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     from healthd import __version__
-    from healthd.say import render
+    from healthd.agent.reporting import render
 
     with wrong_settings_are_wrong_use():
         loaded, checks = load_settings(args)
@@ -33,7 +33,7 @@ def _list(args: argparse.Namespace) -> int:
         codes = list(codes_json(checks))
         if args.json:
             return say(as_json({"version": __version__, "codes": codes}))
-        from healthd.say.explanation import code_row
+        from healthd.agent.reporting.explanation import code_row
 
         return say(render.codes(map(code_row, codes), page()))
     listed = list(checks_json(loaded, checks))
@@ -44,9 +44,9 @@ def _list(args: argparse.Namespace) -> int:
 
 def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
     """Each code, in the order of their names (docs/json.md)."""
-    from healthd.say.course import findings_of
-    from healthd.say.explanation import ends_of
-    from healthd.settings import registry
+    from healthd.agent.reporting.explanation import ends_of
+    from healthd.agent.reporting.fault_course import findings_of
+    from healthd.agent.settings import registry
 
     for code, text in registry.explained(checks).items():
         yield {
@@ -82,7 +82,7 @@ def _times(interval_seconds: float | None, timeout_seconds: float | None) -> dic
 
 
 def _check_row(listed: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    from healthd.say.duration import duration as words
+    from healthd.common.duration import duration as words
 
     name = f"{listed['check']} {listed['instance']}".strip()
     if listed["state"] != "on":

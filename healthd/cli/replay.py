@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import healthd
-from healthd.config import CheckConfig, Layer, Loaded, Settings
-from healthd.convert import ConvertError, dump, load
-from healthd.host import Host
-from healthd.kernel.source import RawLine
-from healthd.model import CheckResult, Outcome, RunName
-from healthd.record.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
-from healthd.settings import layers
-from healthd.settings.registry import Check
-from healthd.settings.settle import place_of
-from healthd.work.once import KernelLog, Look
+from healthd.agent.kernel_log.source import RawLine
+from healthd.agent.recording.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
+from healthd.agent.scheduler.one_round import KernelLog, Look
+from healthd.agent.settings import layers
+from healthd.agent.settings.config import CheckConfig, Layer, Loaded, Settings
+from healthd.agent.settings.effective import place_of
+from healthd.agent.settings.registry import Check
+from healthd.common.codec import ConvertError, dump, load
+from healthd.common.model import CheckResult, Outcome, RunName
+from healthd.host.host import Host
 
 
 def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recording:

@@ -10,7 +10,7 @@ from healthd.cli.terminal import REFUSED, Stop
 
 
 def _run(args: argparse.Namespace) -> int:
-    from healthd import daemon
+    from healthd.agent import daemon
 
     with wrong_settings_are_wrong_use():
         try:

@@ -11,11 +11,11 @@ from healthd.cli.flags import DEFAULT_FILE, Command, Parser, wrong_settings_are_
 from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
 
 if TYPE_CHECKING:
-    from healthd.model import Finding, Inventory, KernelEvent
-    from healthd.scan.in_pieces import Sizes
-    from healthd.scan.judged import Judged
+    from healthd.common.model import Finding, Inventory, KernelEvent
+    from healthd.scan.findings import Judged
     from healthd.scan.lines import Tally
     from healthd.scan.messages import Told
+    from healthd.scan.parallel import Sizes
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
     import itertools
     import time
 
-    from healthd.model import Severity
+    from healthd.common.model import Severity
     from healthd.scan.events import happened
-    from healthd.scan.judged import event_line, judged
+    from healthd.scan.findings import event_line, judged
     from healthd.scan.lines import Tally
 
     # What is kept has no cycles but those of the events that wait, which end with them: to look for others among a
@@ -82,8 +82,8 @@ def _use_patterns(given: str | None) -> None:
     of any machine, and for users who may not read this machine's settings."""
     import os
 
-    from healthd.config import ConfigError, kernel_log_of, read_file
-    from healthd.kernel.parse import use_patterns
+    from healthd.agent.kernel_log.parse import use_patterns
+    from healthd.agent.settings.config import ConfigError, kernel_log_of, read_file
 
     if given is None and not os.path.exists(DEFAULT_FILE):
         return
@@ -103,7 +103,7 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
 
     Everything is counted only when all events have been read.
     """
-    from healthd.scan.judged import unrecognised_line
+    from healthd.scan.findings import unrecognised_line
 
     left = dict(tally.drivers)
     for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1]):
@@ -119,14 +119,14 @@ def _told(
     """What the lines of a log say, up to an error, which goes to `trouble`."""
     from contextlib import closing
 
-    from healthd.scan import in_pieces, log_file
+    from healthd.scan import log_file, parallel
     from healthd.scan.messages import messages
 
-    sizes = sizes or in_pieces.Sizes()
-    large = in_pieces.open_large(path, sizes)
+    sizes = sizes or parallel.Sizes()
+    large = parallel.open_large(path, sizes)
     if large is None:
         return closing(messages(_until_damaged(log_file.blocks(path), trouble), now, tally))
-    return closing(_until_damaged(in_pieces.messages(large, path, now, tally, sizes), trouble))
+    return closing(_until_damaged(parallel.messages(large, path, now, tally, sizes), trouble))
 
 
 def _until_damaged(read: Generator[T, None, None], trouble: list[str]) -> Generator[T, None, None]:
@@ -149,9 +149,9 @@ def _no_kernel_log(tally: Tally) -> str:
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
     """One function for all built-in checks that listen, with their default settings."""
-    from healthd.guard import KERNEL_LOG, drop
-    from healthd.judge import intake
-    from healthd.settings import registry
+    from healthd.agent.conditions import intake
+    from healthd.agent.settings import registry
+    from healthd.common.guard import KERNEL_LOG, drop
 
     checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
 

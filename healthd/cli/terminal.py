@@ -9,11 +9,11 @@ from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from healthd.errors import HealthdError
-from healthd.text import is_decimal, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import is_decimal, regex
 
 if TYPE_CHECKING:
-    from healthd.say.page import Page
+    from healthd.common.page import Page
 
 # C0 and C1 without tab and line feed, and ESC unless it begins a colour: ECMA-48, "8.3.117 SGR".
 STEERS = regex(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]{1,16}m)")
@@ -83,7 +83,7 @@ def stream(texts: Iterable[str]) -> None:
 
 def complain(sentence: str, status: int = OK) -> int:
     """Write one line to standard error, and return `status`."""
-    from healthd.say.page import plain
+    from healthd.common.page import plain
 
     with suppress(OSError):  # nobody reads it: the status says it too
         print(plain(sentence), file=sys.stderr, flush=True)
@@ -100,7 +100,7 @@ def usage(text: str) -> int:
 def page() -> Page:
     """The page of standard output: as wide as the terminal, where long rows are folded; in colour on a terminal, unless
     NO_COLOR is set (no-color.org)."""
-    from healthd.say.page import Page
+    from healthd.common.page import Page
 
     terminal = sys.stdout is not None and sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import REFUSED, UNKNOWN, Stop, as_json, complain, page, say
-from healthd.text import is_decimal
+from healthd.common.text import is_decimal
 
 if TYPE_CHECKING:
-    from healthd.config import CheckConfig, Loaded
+    from healthd.agent.settings.config import CheckConfig, Loaded
     from healthd.validation.document import Validation
     from healthd.validation.run import Wanted
 
@@ -73,9 +73,9 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _measure_nodes(args: argparse.Namespace) -> int:
     """From where Slurm's commands work. Nothing of it is kept here: each node keeps its own document."""
-    from healthd.fleet.hostlist import HostListError, expand
-    from healthd.slurm.lemon_command import is_node_name
-    from healthd.validation import nodes as several
+    from healthd.common.slurm.hostlist import HostListError, expand
+    from healthd.common.slurm.lemon_command import is_node_name
+    from healthd.validation import across_nodes as several
     from healthd.validation.passes import ring
     from healthd.validation.reservation import NoReservation, Stopped, Wanted, validate
 
@@ -107,26 +107,28 @@ def _measure_nodes(args: argparse.Namespace) -> int:
 
 
 def _measure_pair(text: str, loaded: Loaded) -> int:
-    from healthd.validation import found, pair
+    from healthd.validation import node_pair
+    from healthd.validation import tool_paths as found
     from healthd.validation.programs import end_on_signals
 
     settings, config = loaded.settings, _config(loaded)
     node = settings.node_name or os.uname().nodename
     try:
-        role = pair.role_of(text, node)
-    except pair.NotAPass as error:
+        role = node_pair.role_of(text, node)
+    except node_pair.NotAPass as error:
         raise Stop(f"healthd validate: {error}") from None
     stop = end_on_signals()
     tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
-    sent = pair.transfer(role, tools, settings.root, stop) if role else []
-    return say(as_json(pair.as_document(node, sent)))
+    sent = node_pair.transfer(role, tools, settings.root, stop) if role else []
+    return say(as_json(node_pair.as_document(node, sent)))
 
 
 # --- this node
 
 
 def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
-    from healthd.validation import document, found, run
+    from healthd.validation import document, run
+    from healthd.validation import tool_paths as found
     from healthd.validation.programs import adopt_orphans, end_on_signals
 
     settings, config = loaded.settings, _config(loaded)
@@ -158,7 +160,7 @@ def _told(validation: Validation, as_document: bool) -> int:
 
 def _kept(state_dir: str) -> Validation:
     """The last validation of this node. Raises Stop."""
-    from healthd.machine import ownership
+    from healthd.common import ownership
     from healthd.validation import document
 
     path = os.path.join(state_dir, document.FILE)

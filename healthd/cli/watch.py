@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from healthd.cli.terminal import harmless
-from healthd.machine.wakeup import poll, signals
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.host.wakeup import poll, signals
 
 # xterm's control sequences (ctlseqs): ?1049 the alternate screen, ?25 the cursor, H home, K to the line's end, J below.
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 
-from healthd.machine import ownership
-from healthd.text import regex
+from healthd.common import ownership
+from healthd.common.text import regex
 
 _TO_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 

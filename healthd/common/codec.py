@@ -15,8 +15,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from healthd.errors import HealthdError
-from healthd.values import dataclass, type_hints
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass, type_hints
 
 T = TypeVar("T")
 

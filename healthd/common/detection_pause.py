@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 
-from healthd.convert import ConvertError, dump, load
-from healthd.machine import ownership
-from healthd.machine.files import replace_file
-from healthd.values import dataclass
+from healthd.common import ownership
+from healthd.common.atomic_files import replace_file
+from healthd.common.codec import ConvertError, dump, load
+from healthd.common.values import dataclass
 
 FILE = "failslow.pause"
-LONGEST_SECONDS = 7 * 24 * 3600.0  # as of any pause (judge/condition.py)
+LONGEST_SECONDS = 7 * 24 * 3600.0  # as of any pause (agent/conditions/condition.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from healthd.text import printable
+from healthd.common.text import printable
 
 if TYPE_CHECKING:
     import logging

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
-from healthd.convert import ConvertError, load
-from healthd.model import Observation, ObservationKind
-from healthd.values import dataclass
+from healthd.common.codec import ConvertError, load
+from healthd.common.model import Observation, ObservationKind
+from healthd.common.values import dataclass
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
 KEEP_INCREMENTS = 64  # beyond that the oldest are merged: a counter that grows in every round stays bounded

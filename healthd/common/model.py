@@ -12,7 +12,7 @@ import enum
 from dataclasses import field
 from typing import Any, NamedTuple, TypeAlias
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 
 class Severity(enum.IntEnum):
@@ -45,7 +45,7 @@ class Mode(enum.Enum):
 
 
 class Requeue(enum.Enum):
-    """Which batch jobs a CRITICAL fault requeues (slurm/victims.py)."""
+    """Which batch jobs a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
 
     PART = "part"  # those that the broken part serves
     NODE = "node"  # all on the node
@@ -71,7 +71,7 @@ class Clears(enum.Enum):
 
 
 class Remedy(enum.Enum):
-    """What an engineer does about a condition: the commands that status and explain print (say/next_steps.py)."""
+    """What an engineer does about a condition (its commands: agent/reporting/next_steps.py)."""
 
     NOTHING = "nothing"  # no action tonight: it ends by itself
     CHECK = "check"  # mend the cause; the check then passes
@@ -345,7 +345,7 @@ class Explain:
     window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
     milder     what ends those of its findings in `also` that only warn; None: the same
     recorded   what ends those in `also` that are only recorded (INFO); None: the same as `milder`
-    remedy     what an engineer does about it; None: what follows from `clears` (say/ends.py)
+    remedy     what an engineer does about it; None: what follows from `clears` (agent/reporting/endings.py)
     line_decides   the kernel line names the remedy: without the line no command is given
     """
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 MOUNTINFO = "/proc/self/mountinfo"
 LOCAL = {

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from healthd.errors import HealthdError
-from healthd.machine import mountinfo
+from healthd.common import mountinfo
+from healthd.common.errors import HealthdError
 
 MOST_LINKS = 40  # as the kernel follows
 MOST_BYTES = 64 << 20  # more is no settings file, check or ledger

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from healthd.say.duration import duration
-from healthd.text import printable
+from healthd.common.duration import duration
+from healthd.common.text import printable
 
 MINUTE, DAY = 60.0, 86400.0
 SEVERITIES = ("info", "warning", "degraded", "critical")

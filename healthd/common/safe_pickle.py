@@ -13,7 +13,7 @@ import pickle
 import re
 from typing import Any, NoReturn
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 MOST_CONTAINERS = 8_000_000  # lists, dicts, tuples, each 40 bytes and more from one byte; and places in the memo
 _MAKES_CONTAINERS = b"]}tl\x85\x86\x87\x94"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from healthd.convert import ConvertError
-from healthd.text import regex
+from healthd.common.codec import ConvertError
+from healthd.common.text import regex
 
 DEEPEST = 50  # tables in tables; dotted keys can nest thousands of them, and walking through them recurses
 

@@ -6,7 +6,7 @@ shows hardly any (docs/adr/0032). Fields, comparison, hash and text are still wh
 __init__ is, where it is more than to set each field; else its code is one for all classes of as many fields, and takes
 half the time. A class that a command imports says
 
-    from healthd.values import dataclass
+    from healthd.common.values import dataclass
 
 A site's class may be Python's own, also where it is derived from one of these.
 """

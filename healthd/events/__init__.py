@@ -1,1 +1,1 @@
-"""What happened on this node, line by line, for whoever asks later."""
+"""The event stream: its schema, its writer and its readers."""

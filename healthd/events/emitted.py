@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import field, replace
 
-from healthd.model import Severity
-from healthd.values import dataclass
+from healthd.common.model import Severity
+from healthd.common.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from healthd.machine import journald
+from healthd.host import journald
 
 IDENTIFIER = "healthd-events"
 PATIENCE_SECONDS = 2.0  # for all lines of a call together

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO
 
-from healthd.stream.line import Told, parse
-from healthd.stream.reader import HELD, Cursor, Tally, find, listed, read
+from healthd.events.parse import Told, parse
+from healthd.events.reader import HELD, Cursor, Tally, find, listed, read
 
 _MOST_OPEN = 512  # each has a buffer of 64 KiB
 RETRY_LOOKS = 60  # a stream that could not be read is tried again after so many looks, though it is as it was

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from healthd.stream.event import Event, Source, render
-from healthd.values import dataclass
+from healthd.common.values import dataclass
+from healthd.events.schema import Event, Source, render
 
 MOST_LINES = 2000
 MOST_BYTES = 512 << 10  # with the ends of the lines

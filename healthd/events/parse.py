@@ -10,8 +10,8 @@ import json
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from healthd.stream.event import EVENTS, LATEST, SCHEMA
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.events.schema import EVENTS, LATEST, SCHEMA
 
 _MOST_SEQ = 2**63 - 1  # what a database holds
 _TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?Z")

@@ -3,7 +3,7 @@
 A stream's files are `events.jsonl` and what rotation made of it (events.jsonl.1, events.jsonl-20261122.gz) in one
 folder; a folder of such folders has many streams. The files of a folder are opened before the first is read, so what is
 rotated meanwhile is read to its end; of more than HELD only the newest, since the others are archives. Memory does not
-grow with lines: it does with streams, a new one at each boot, and with holes (stream/seen.py).
+grow with lines: it does with streams, a new one at each boot, and with holes (events/sequence.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from typing import IO, NamedTuple
 
-from healthd.stream.file import NAME
-from healthd.stream.line import Key, Told, Unread, dropped, parse
-from healthd.stream.seen import Seen
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.events.parse import Key, Told, Unread, dropped, parse
+from healthd.events.sequence import Seen
+from healthd.events.writer import NAME
 
 BLOCK = 64 << 10
 MAX_LINE = 1 << 20

@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
-from healthd.say.page import SEVERITIES, Page, plain
-from healthd.stream.event import HEAD, OF_CONDITIONS
-from healthd.stream.line import Told, seconds
+from healthd.common.page import SEVERITIES, Page, plain
+from healthd.events.parse import Told, seconds
+from healthd.events.schema import HEAD, OF_CONDITIONS
 
 Fields = Mapping[str, Any]
 

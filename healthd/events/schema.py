@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.common.text import printable
+from healthd.common.values import dataclass
 
 SCHEMA = 1
 MOST_BYTES = 16 << 10  # of a line, with its end

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from healthd.stream.line import Key
+from healthd.events.parse import Key
 
 
 class Runs:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from healthd.machine import ownership
+from healthd.common import ownership
 
 NAME = "events.jsonl"
 FILES = 4

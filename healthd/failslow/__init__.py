@@ -1,1 +1,1 @@
-"""Fail-slow: what still runs, but slower than it should. Pure, but for the readers."""
+"""Fail-slow detection: find what still runs, but slower than it should."""

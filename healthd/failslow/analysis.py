@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from healthd.failslow.always_slow import compared
 from healthd.failslow.detect import detect
 from healthd.failslow.model import Evidence, Judgement, Point, Series
 from healthd.failslow.peers import judge
-from healthd.failslow.throughout import compared
 
 MANY_SAMPLES = 20_000  # below, to import numpy takes longer than it saves
 
@@ -18,10 +18,10 @@ def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
     """Of each series its points: by numpy where there are many samples, and the extra that brings it."""
     if sum(len(one.value) for one in series) >= MANY_SAMPLES:
         with suppress(ImportError):
-            from healthd.failslow import many
+            from healthd.failslow import detect_many
 
             values, regimes, starts = zip(*((one.value, one.regimes, one.starts) for one in series), strict=True)
-            return tuple(many.detect(values, regimes, starts))
+            return tuple(detect_many.detect(values, regimes, starts))
     return tuple(detect(one.value, one.regimes, one.starts) for one in series)
 
 

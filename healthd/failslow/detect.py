@@ -26,10 +26,10 @@ from dataclasses import field, replace
 from itertools import compress, islice, pairwise, repeat
 from statistics import median
 
+from healthd.common.values import dataclass
 from healthd.failslow.bocd import RunLengths
 from healthd.failslow.level import FARTHEST, LEAST_NOISE, Level, clipped, deviation
 from healthd.failslow.model import Kind, Point
-from healthd.values import dataclass
 
 LASTS = 10  # samples
 STILL = 3  # of these, the last must be slow too
@@ -87,7 +87,7 @@ def run(
     starts: Sequence[int],
     kind: Kind,
 ) -> tuple[Point, ...]:
-    """The same; newest: what RunLengths says of each sample, where that was computed before (many.py)."""
+    """The same; newest: what RunLengths says of each sample, where that was computed before (detect_many.py)."""
     detector = Detector(kind)
     begins = frozenset(starts)
     regime = repeat("") if regimes is None else regimes

@@ -1,7 +1,7 @@
 """The detector for many series at once: their run lengths by numpy, in step; what may be something is told by
 detect.py, sample by sample, and what cannot is passed over.
 
-Of the extra healthd[failslow]. tests/test_failslow_many.py holds it to the same points as detect.py.
+Of the extra healthd[failslow]. tests/failslow/test_detect_many.py holds it to the same points as detect.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECEN
 from healthd.failslow.detect import LASTS, LIMITS, Detector, run
 from healthd.failslow.level import FARTHEST, MOST, Level
 from healthd.failslow.model import Kind, Point
-from healthd.failslow.quiet import quiet
+from healthd.failslow.prescreen import quiet
 
 MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
 MOST_SAMPLES = 1 << 21  # in one go: 16 MiB

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import field
 
+from healthd.common.values import dataclass
 from healthd.failslow.times import TimeStyle
-from healthd.values import dataclass
 
 
 class Cause(enum.Enum):

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from healthd.common.values import dataclass
 from healthd.failslow import times
 from healthd.failslow.model import Cause, JobSlow, Judgement, Point, Series, Suspect
-from healthd.values import dataclass
 
 MOST_PANELS = 24
 COLUMNS = 320

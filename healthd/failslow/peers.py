@@ -41,7 +41,7 @@ from healthd.failslow import windows
 from healthd.failslow.detect import detect
 from healthd.failslow.groups import Pool, identity, pools, roles
 from healthd.failslow.model import Cause, Evidence, JobSlow, Judgement, Kind, Point, Series, Suspect
-from healthd.failslow.names import named
+from healthd.failslow.node_evidence import named_by_evidence
 from healthd.failslow.outliers import (
     COMMUNICATION_LIMIT,
     EXPLAINS,
@@ -55,7 +55,7 @@ from healthd.failslow.outliers import (
 from healthd.failslow.slow_groups import slow_groups
 from healthd.failslow.slow_nodes import cause_of, slow_node, suspect, too_few_nodes
 from healthd.failslow.steps import LASTING, STEPS, TOGETHER, Observed, Step
-from healthd.failslow.told import named_by_evidence
+from healthd.failslow.suspects import named
 from healthd.failslow.windows import Change, changed, position
 
 SLACK_LIMIT = 1.25  # busy alone

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 from healthd.failslow.iteration_time import Chain, seconds_at, usual
 
 LEAST_PERIODS = 20

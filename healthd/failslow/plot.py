@@ -7,12 +7,12 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
-from healthd.errors import HealthdError
+from healthd.common.atomic_files import replace_file
+from healthd.common.errors import HealthdError
+from healthd.common.text import printable
 from healthd.failslow.model import Judgement, Point, Series
 from healthd.failslow.panels import Panel, called, panels, percent, where
-from healthd.failslow.picture import STYLE, picture
-from healthd.machine.files import replace_file
-from healthd.text import printable
+from healthd.failslow.svg import STYLE, picture
 
 ENDINGS = (".svg", ".html")
 WIDE, OF_A_PHONE = 960, 340  # pixels

@@ -9,12 +9,12 @@ from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
 
+from healthd.common.page import Page, plain
 from healthd.failslow import times
+from healthd.failslow.always_slow import FEWEST_SAMPLES
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, SlowThroughout, Suspect
 from healthd.failslow.outliers import duration
 from healthd.failslow.stream import FailStop
-from healthd.failslow.throughout import FEWEST_SAMPLES
-from healthd.say.page import Page, plain
 
 Document = dict[str, Any]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from healthd.failslow import windows
 from healthd.failslow.model import Confidence, Suspect
-from healthd.failslow.names import confidence_of
+from healthd.failslow.node_evidence import agreeing_evidence
 from healthd.failslow.outliers import CLEAR, COMMUNICATION_LIMIT, EXPLAINS, FEWEST, duration, link
 from healthd.failslow.steps import Observed, Step
-from healthd.failslow.told import agreeing_evidence
+from healthd.failslow.suspects import confidence_of
 from healthd.failslow.windows import Change
 
 

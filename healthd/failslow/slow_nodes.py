@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from healthd.failslow import windows
 from healthd.failslow.model import Cause, Confidence, Suspect
+from healthd.failslow.node_evidence import agreeing_evidence
 from healthd.failslow.outliers import CLEAR, COMMUNICATION_LIMIT, EXPLAINS, FEWEST, LIMIT, duration, link
 from healthd.failslow.steps import STEPS, Observed, Step
-from healthd.failslow.told import agreeing_evidence
 from healthd.failslow.windows import Change
 
 FASTER = 0.97  # a stage whose median change is below this gave work away

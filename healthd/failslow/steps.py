@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 
+from healthd.common.values import dataclass
 from healthd.failslow import windows
 from healthd.failslow.groups import identity
 from healthd.failslow.model import Evidence, Point, Series
 from healthd.failslow.windows import Change, Channel, changed, position
-from healthd.values import dataclass
 
 TOGETHER = 20  # samples between two onsets of one step: each is known within 10
 LASTING = 10  # shorter names nobody

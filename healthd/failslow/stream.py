@@ -19,10 +19,10 @@ from dataclasses import field
 from itertools import pairwise
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass
 from healthd.failslow.model import Series
 from healthd.failslow.period import NoPeriod, Period, period
-from healthd.values import dataclass
 
 MOST_NOTES = 3
 STANDS_ITERATIONS = 10

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from healthd.failslow.groups import identity
 from healthd.failslow.model import Confidence, Suspect
+from healthd.failslow.node_evidence import MOST_NAMED, agreeing_evidence, one_cause
 from healthd.failslow.outliers import CLEAR, PAUSING, Found, pausing, until_the_end
 from healthd.failslow.steps import Observed, Step
-from healthd.failslow.told import MOST_NAMED, agreeing_evidence, one_cause
 
 
 def named(

@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
+from healthd.common.text import printable
 from healthd.failslow import times
 from healthd.failslow.panels import Column, Panel, Stretch, number, percent
-from healthd.text import printable
 
 STYLE = """
 :root, svg { --paper: #fff; --ink: #1b1f24; --soft: #59636e; --grid: #e3e7ec; --line: #0b5cad; --peers: #6b7785;

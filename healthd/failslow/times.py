@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:([T ])(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?(Z|[+-]\d\d:?(?:\d\d)?)?)?")
 _EPOCH = datetime(1970, 1, 1)

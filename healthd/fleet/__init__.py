@@ -1,4 +1,4 @@
-"""The fleet's history, at the centre: what every node told and what Slurm accounted, in one store.
+"""The fleet, at the centre: a store of all events and of Slurm's accounting, and its answers.
 
 It needs the extra healthd[fleet]; no node imports it.
 """

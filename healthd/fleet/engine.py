@@ -14,11 +14,11 @@ from typing import Any
 
 import duckdb
 
+from healthd.common.values import dataclass
 from healthd.fleet import store
 from healthd.fleet.questions import Question, Value, WrongQuestion
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECONDS
-from healthd.values import dataclass
 
 Files = Mapping[str, Sequence[str]]  # table -> the Parquet files that are its rows: absolute paths
 

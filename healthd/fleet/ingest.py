@@ -24,11 +24,11 @@ from dataclasses import field, replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, TypeVar
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.private import HASH, Private, site_key
-from healthd.fleet.unread import Unread
-from healthd.values import dataclass
+from healthd.fleet.privacy import HASH, Private, site_key
+from healthd.fleet.unreadable import Unread
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 # What both engines have under this name and with this result, for whole numbers and text.
 FUNCTIONS = frozenset(

@@ -12,10 +12,10 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, field, replace
 
-from healthd import convert
-from healthd.errors import HealthdError
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.common import codec
+from healthd.common.errors import HealthdError
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 
 SCHEMA = 1
 NAME = "manifest.json"
@@ -78,8 +78,8 @@ def read(folder: str) -> Manifest:
     if isinstance(schema, int) and schema > SCHEMA:
         raise StoreError(f"{path}: is of a newer healthd (schema {schema}, this one knows {SCHEMA})")
     try:
-        manifest = convert.load(Manifest, data)
-    except convert.ConvertError as error:
+        manifest = codec.load(Manifest, data)
+    except codec.ConvertError as error:
         raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
     for table, months in manifest.tables.items():
         for month, one in months.items():

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from healthd.common.text import printable
 from healthd.fleet.answers.study import Study
-from healthd.text import printable
 
 BEFORE_SECONDS = 600
 # Checks whose findings can make a job slower and leave it running.

@@ -14,8 +14,8 @@ import stat
 from dataclasses import field
 from typing import Literal
 
+from healthd.common.values import dataclass
 from healthd.fleet.manifest import StoreError
-from healthd.values import dataclass
 
 Users = Literal["keep", "drop", "hash"]
 KEEP, DROP, HASH = "keep", "drop", "hash"

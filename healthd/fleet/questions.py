@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from healthd.convert import nearest
-from healthd.errors import HealthdError
+from healthd.common.codec import nearest
+from healthd.common.errors import HealthdError
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 from healthd.fleet import lint
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
-from healthd.text import regex
-from healthd.values import dataclass
 
 Value = int | float | str
 

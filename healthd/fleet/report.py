@@ -13,7 +13,9 @@ from typing import Any
 import duckdb
 import vl_convert
 
-from healthd.errors import HealthdError
+from healthd.common import atomic_files, ownership
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass
 from healthd.fleet import store
 from healthd.fleet.answers import (
     alarms,
@@ -30,7 +32,6 @@ from healthd.fleet.answers import (
     states,
 )
 from healthd.fleet.answers.document import Document, Unanswerable, moment
-from healthd.fleet.answers.lemon_score import WINDOW_DAYS
 from healthd.fleet.answers.study import Study
 from healthd.fleet.chapters import alarms as alarms_chapter
 from healthd.fleet.chapters import attribution as attribution_chapter
@@ -47,10 +48,9 @@ from healthd.fleet.chapters import rate as rate_chapter
 from healthd.fleet.chapters import states as states_chapter
 from healthd.fleet.chapters.chapter import Chapter, Table
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.opening import opening
 from healthd.fleet.report_page import Assets, Report, is_report, page
-from healthd.machine import files, ownership
-from healthd.values import dataclass
+from healthd.fleet.statistics.lemon_score import WINDOW_DAYS
+from healthd.fleet.summary import opening
 
 FILE = "report.html"
 
@@ -220,7 +220,7 @@ def write(folder: str, text: str) -> str:
             if not is_report(file.read(20_000)):
                 raise NotOurs(f"{path} is there and is no report of healthd: name another folder")
         mode = os.stat(path).st_mode & 0o777
-    files.replace_file(path, text, mode)
+    atomic_files.replace_file(path, text, mode)
     return path
 
 

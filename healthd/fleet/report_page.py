@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from healthd.common.text import printable, regex
+from healthd.common.values import dataclass
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table
-from healthd.text import printable, regex
-from healthd.values import dataclass
 
 MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers
 MOST_ROWS = 400  # of a table on the page; --json has all

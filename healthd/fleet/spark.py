@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 from healthd.fleet.engine import MEMORY_MIB, NUMBERS, THREADS, Answer, Asked, Files
 from healthd.fleet.questions import Question, WrongQuestion
 from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT

@@ -10,11 +10,11 @@ from typing import Any
 
 import duckdb
 
-from healthd.fleet.clean import Value as Value
-from healthd.fleet.clean import field
 from healthd.fleet.manifest import Manifest, StoreError
 from healthd.fleet.merge import SECONDS, Merge
 from healthd.fleet.prune import ENDS
+from healthd.fleet.staging_text import Value as Value
+from healthd.fleet.staging_text import field
 from healthd.fleet.store import Store, explained, literal, quoted, select
 from healthd.fleet.tables import TABLES
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS

@@ -3,7 +3,7 @@
     DB/manifest.json                            replaced at once: the commit
     DB/TABLE/month=2026-11/GENERATION.parquet   a table without months has month=all
     DB/lock                                     one writes at a time
-    DB/key                                      the site's key, where none is given (private.py)
+    DB/key                                      the site's key, where none is given (privacy.py)
     DB/temporary/                               what a writer needs meanwhile
 
 The store is for its owner alone, its folders 0700 and files 0600; where the site gave the folder a group that reads it
@@ -27,12 +27,12 @@ from typing import Any
 
 import duckdb
 
+from healthd.common import ownership
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 from healthd.fleet import manifest as manifests
 from healthd.fleet.manifest import Manifest, StoreError
 from healthd.fleet.tables import TABLES
-from healthd.machine import ownership
-from healthd.text import regex
-from healthd.values import dataclass
 
 MEMORY = "600MB"  # for DuckDB; what does not fit goes to DB/temporary
 TEMPORARY = "temporary"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from healthd.common.text import printable
 from healthd.fleet.answers.causes import CAUSES, USER_PROGRAM
 from healthd.fleet.answers.document import Document, number, percent, span
-from healthd.text import printable
 
 LARGE_GPUS = 1024  # the job whose interruptions are told: what trains a large model
 GPUS_OF_A_NODE = 8

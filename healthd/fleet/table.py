@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from healthd.say.page import Page, plain
+from healthd.common.page import Page, plain
 
 WIDEST_CELL = 40
 NARROWEST = 80  # columns of a page

@@ -6,7 +6,7 @@ that DuckDB and Spark have in common.
 
 from __future__ import annotations
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 

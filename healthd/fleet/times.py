@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import zoneinfo
 
-from healthd.errors import HealthdError
-from healthd.text import described, is_decimal, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import described, is_decimal, regex
 
 # What sacct prints for no time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})

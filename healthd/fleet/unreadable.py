@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from healthd.text import printable
+from healthd.common.text import printable
 
 SHOWN = 20
 MOST_SHARE = 0.01  # more unread rows of a source than that are a wrong file or a wrong setting

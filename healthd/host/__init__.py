@@ -1,1 +1,1 @@
-"""This machine: its files, programs, processes, disks and devices."""
+"""Access to this machine: files, programs, processes, disks and devices."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 # What a user may name as they like lies below a cgroup that systemd gave to that user: user.slice, or a service with
 # User= and Delegate=. Nothing below one of these is a job's. (systemd-nspawn is a service, and root's container.)

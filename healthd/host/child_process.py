@@ -10,8 +10,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
-from healthd.machine import shortage
-from healthd.machine.oom import then_become
+from healthd.host import shortage
+from healthd.host.oom import then_become
 
 MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = then_become()

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from healthd.text import is_decimal
+from healthd.common.text import is_decimal
 
 
 def cores(root: Path = Path("/")) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # they stand for something else, or are empty
 ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: they tell a disk from all others

@@ -10,8 +10,8 @@ no epilog runs; and a GPU that the kernel no longer has, or that has lost its dr
 
 from __future__ import annotations
 
-from healthd.host import PCI_DEVICES, Host
-from healthd.text import is_decimal
+from healthd.common.text import is_decimal
+from healthd.host.host import PCI_DEVICES, Host
 
 # What the kernel log says of a GPU that is gone for good, as the codes of its conditions: no reset prints these.
 GONE = (

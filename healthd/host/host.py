@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from healthd.machine.program import Ran
-from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
-from healthd.model import NO_GPU, NothingToCheck
-from healthd.paths import RUNTIME_DIR, STATE_DIR
-from healthd.text import is_decimal, regex
+from healthd.common.model import NO_GPU, NothingToCheck
+from healthd.common.paths import RUNTIME_DIR, STATE_DIR
+from healthd.common.text import is_decimal, regex
+from healthd.host.program import Ran
+from healthd.host.system import FileStat, FileSystem, KernelClock, System, Tree
 
 if TYPE_CHECKING:
-    from healthd.nvml import Nvml, NvmlGpu
+    from healthd.nvidia.nvml import Nvml, NvmlGpu
 
 T = TypeVar("T")
 
@@ -206,8 +206,8 @@ class Host:
     def nvml(self) -> Nvml:
         """The NVML of this node, opened now if it is not open. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
-            from healthd import nvml
-            from healthd.nvml import NvmlError, NvmlErrorKind, open_real
+            from healthd.nvidia import nvml
+            from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, open_real
 
             if self.before_nvml_call is not None:
                 nvml.before_call = self.before_nvml_call
@@ -245,7 +245,7 @@ class Host:
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """The GPUs that answer NVML; none where there is neither NVIDIA hardware nor a driver. Raises NvmlError."""
-        from healthd.nvml import NO_DRIVER, NvmlError
+        from healthd.nvidia.nvml import NO_DRIVER, NvmlError
 
         try:
             return self.nvml.gpus()
@@ -262,7 +262,7 @@ class Host:
         `unsupported`: yielded if `look` gives nothing for any GPU, for a look that always yields where a GPU has what
         it reads.
         """
-        from healthd.nvml import NvmlError
+        from healthd.nvidia.nvml import NvmlError
 
         failed: list[NvmlError | ValueError] = []
         gpus = self.gpus()

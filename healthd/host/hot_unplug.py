@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from healthd.guard import HOT_UNPLUG, drop
-from healthd.machine.inventory import pci_of
-from healthd.machine.uevents import Uevents
-from healthd.model import SourceStatus
+from healthd.common.guard import HOT_UNPLUG, drop
+from healthd.common.model import SourceStatus
+from healthd.host.inventory import pci_of
+from healthd.host.uevents import Uevents
 
 log = logging.getLogger("healthd")
 

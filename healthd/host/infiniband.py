@@ -9,8 +9,8 @@ import errno
 import math
 from collections.abc import Iterable, Iterator
 
-from healthd.host import Host
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.host.host import Host
 
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from healthd.errors import HealthdError
-from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
-from healthd.machine import mountinfo
-from healthd.machine.disks import ID_FILES, NO_DISKS, whole
-from healthd.model import Disk, Gpu, Inventory, LocalMount, PciDevice
-from healthd.text import regex
+from healthd.common import mountinfo
+from healthd.common.errors import HealthdError
+from healthd.common.model import Disk, Gpu, Inventory, LocalMount, PciDevice
+from healthd.common.text import regex
+from healthd.host.disks import ID_FILES, NO_DISKS, whole
+from healthd.host.host import PCI_ADDRESS, PCI_DEVICES, Host
 
 if TYPE_CHECKING:
-    from healthd.nvml import NvmlGpu
+    from healthd.nvidia.nvml import NvmlGpu
 
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"

@@ -14,8 +14,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from healthd.machine.cgroup import job_in
-from healthd.text import is_decimal
+from healthd.common.text import is_decimal
+from healthd.host.cgroup import job_in
 
 LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found until then count
 MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: one may have a million open, which take seconds to read

@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Mapping
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 SOCKET = "/run/systemd/journal/socket"
 _FIELD_NAME = regex("[A-Z][A-Z0-9_]{0,63}")

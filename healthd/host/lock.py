@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from healthd.machine import ownership
+from healthd.common import ownership
 
 VALIDATION_LOCK = "validation.lock"
 

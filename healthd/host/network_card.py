@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from healthd.host import Host
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.host.host import Host
 
 
 def is_card(host: Host, path: str) -> bool:

@@ -1,6 +1,6 @@
 """One program that a check asks (ipmitool, a site's own script): the worker runs it to its end, within a deadline.
 
-The daemon runs its own commands by child.py, which waits for nothing.
+The daemon runs its own commands by child_process.py, which waits for nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.machine import ownership
+from healthd.common import ownership
 
 # The program's whole environment, apart from what the caller adds; stdin is empty, the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from healthd.machine.ownership import Untrusted
-from healthd.machine.program import Ran, located, run_program
+from healthd.common.ownership import Untrusted
+from healthd.host.program import Ran, located, run_program
 
 MAX_FILE_BYTES = 16 << 20
 READ_BYTES = 64 << 10

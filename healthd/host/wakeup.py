@@ -29,7 +29,7 @@ def wake_no_longer(descriptor: int) -> None:
 
 
 def signals(descriptor: int) -> bytes:
-    """The signals that came since the last call. SIGALRM only ends a wait in the kernel (passing.py)."""
+    """The signals that came since the last call. SIGALRM only ends a wait in the kernel (passed_descriptor.py)."""
     try:
         return os.read(descriptor, 64).replace(bytes([signal.SIGALRM]), b"")
     except BlockingIOError:

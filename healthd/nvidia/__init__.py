@@ -1,1 +1,1 @@
-"""NVIDIA's words: codes and their texts, and NVML without GPUs."""
+"""NVIDIA GPUs: tables of codes, NVML, and fake machines."""

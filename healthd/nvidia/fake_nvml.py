@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from healthd import nvml_binding
-from healthd.nvidia import fake_scenario
+from healthd.common.values import dataclass
+from healthd.nvidia import fake_scenario, nvml_binding
 from healthd.nvidia.fake_scenario import Gpu, Library, LinkCounters, Machine
-from healthd.nvml import (
+from healthd.nvidia.nvml import (
     FIELD_LINK_RECOVERIES,
     FIELD_LINK_STATE,
     FIELD_MEMORY_TEMPERATURE,
@@ -37,7 +37,6 @@ from healthd.nvml import (
     Nvml,
     raw,
 )
-from healthd.values import dataclass
 
 T = TypeVar("T")
 pynvml = nvml_binding.pynvml()

@@ -34,15 +34,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from healthd import toml
-from healthd.convert import ConvertError, load, nearest
-from healthd.convert import number as show_number
-from healthd.machine import ownership
+from healthd.common import ownership, toml
+from healthd.common.codec import ConvertError, load, nearest
+from healthd.common.codec import number as show_number
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 from healthd.nvidia import fake_machines
-from healthd.nvml import NvmlLibrary
-from healthd.nvml_binding import pynvml
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.nvidia.nvml import NvmlLibrary
+from healthd.nvidia.nvml_binding import pynvml
 
 PROFILES = fake_machines.FOLDER
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))

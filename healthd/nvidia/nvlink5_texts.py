@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from healthd.model import Clears, Explain, Severity
+from healthd.common.model import Clears, Explain, Severity
+from healthd.common.text import regex
 from healthd.nvidia import codes
 from healthd.nvidia.codes import Nvlink5Fact
 from healthd.nvidia.xid_table import NVLINK5, title
-from healthd.text import regex
 
 _CODE = regex(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
 _MATTERS = (

@@ -18,8 +18,8 @@ from dataclasses import field
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, cast
 
-from healthd.errors import HealthdError
-from healthd.values import dataclass
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass
 
 
 class NvmlErrorKind(enum.Enum):
@@ -871,6 +871,6 @@ def open_real() -> Nvml:
     except OSError:  # as pynvml would say, whose 250 classes cost 10 ms: a node without GPUs needs none
         kind = NvmlErrorKind.LIBRARY_NOT_FOUND
         raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
-    from healthd.nvml_binding import pynvml
+    from healthd.nvidia.nvml_binding import pynvml
 
     return Nvml.open(pynvml())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
 
 
 class Action(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from healthd.model import Clears, KernelEvent, Severity
+from healthd.common.model import Clears, KernelEvent, Severity
+from healthd.common.text import is_decimal, regex
 from healthd.nvidia import codes
-from healthd.text import is_decimal, regex
 
 # RESTART_BM and RESTART_VM.
 GONE = frozenset({79, 151})

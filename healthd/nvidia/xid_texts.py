@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.model import Clears, Ends, Explain, Remedy, Severity
+from healthd.common.model import Clears, Ends, Explain, Remedy, Severity
+from healthd.common.text import is_decimal
 from healthd.nvidia import codes, xid_table
-from healthd.text import is_decimal
 
 
 class Text(NamedTuple):

@@ -1,1 +1,1 @@
-"""`healthd scan`: what another machine's log tells."""
+"""`healthd scan`: find faults in a kernel log of any machine."""

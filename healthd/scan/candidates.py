@@ -11,11 +11,11 @@ from itertools import islice, pairwise
 from operator import le, lt
 
 from healthd.scan import literals as literals_of
+from healthd.scan.continuation import Neighbours
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import IN_NUMBERS, Search, Skeletons
-from healthd.scan.neighbours import Neighbours
+from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
-from healthd.scan.unprefixed import JSON, stripped
 
 PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
 BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
@@ -118,7 +118,7 @@ def _last_unindented(text: bytes, start: int, end: int, otherwise: bytes) -> byt
 def _continues(line: bytes, owner: bytes) -> bool:
     """Whether a line continues a program's text ("Mar 29 15:38:59 host name[7]: text"): journalctl indents these
     by the prefix. A service may write anything there, also a date and "kernel:". What continues the kernel's own text
-    is read, but not believed (neighbours.py)."""
+    is read, but not believed (continuation.py)."""
     text = owner.find(b": ")
     if not 0 < text <= len(line) - len(line.lstrip()) - 2:
         return False

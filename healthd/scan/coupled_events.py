@@ -11,7 +11,7 @@ with those of the events around it that can change the judgement:
 
 from __future__ import annotations
 
-from healthd.model import KernelEvent
+from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
 MOST_NEAR = 64  # events of these kinds that are kept of each host

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from healthd.kernel import coalesce as coalescing
-from healthd.model import Inventory, KernelEvent, PciDevice
-from healthd.scan import coupled
+from healthd.agent.kernel_log import coalesce as coalescing
+from healthd.common.model import Inventory, KernelEvent, PciDevice
+from healthd.scan import coupled_events
 from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Known, Message, Told, message_of, messages, slot
 
@@ -45,7 +45,9 @@ class Machine:
     shown: dict[str, PciDevice] = field(default_factory=dict)  # the same, as checks are shown them
     by_slot: dict[str, dict[str, Device]] = field(default_factory=dict)  # ... and those below a slot, by address
     same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message's name, fault and part
-    near: deque[Seen] = field(default_factory=lambda: deque(maxlen=coupled.MOST_NEAR))  # of this boot, of coupled.KINDS
+    near: deque[Seen] = field(
+        default_factory=lambda: deque(maxlen=coupled_events.MOST_NEAR)
+    )  # of this boot, of coupled.KINDS
 
     def learn(self, device: Device, old: Device | None) -> None:
         pci = device.pci
@@ -62,14 +64,14 @@ class Machine:
         return tuple([device for name in message.slots if name in below for device in below[name].values()])
 
     def coupled_with(self, seen: Seen) -> tuple[Seen, ...]:
-        """Return the events that `seen` is judged with (coupled.py), one for each judgement."""
+        """Return the events that `seen` is judged with (coupled_events.py), one for each judgement."""
         event = seen.message.event
         found: dict[str, Seen] = {}
         for other in self.near:
             judged = other.message.judged
-            if other is seen or judged in found or len(found) == coupled.MOST_TOGETHER:
+            if other is seen or judged in found or len(found) == coupled_events.MOST_TOGETHER:
                 continue
-            if coupled.are_coupled(event, other.message.event, _apart(seen, other)):
+            if coupled_events.are_coupled(event, other.message.event, _apart(seen, other)):
                 found[judged] = other
         return tuple(found.values())
 
@@ -115,7 +117,7 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
 
 def happened(told: Iterable[Told]) -> Iterator[Seen]:
     """Events in the order of their first lines, each when it can grow no more. Lines of one fault become one event, as
-    in the daemon (kernel/coalesce.py); a line that repeats another word for word is only counted."""
+    in the daemon (agent/kernel_log/coalesce.py); a line that repeats another word for word is only counted."""
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
     grown = Known(MOST_SAME)
@@ -135,7 +137,7 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
             if seen is None:
                 seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
                 waiting.append(seen)
-                if message.event.kind in coupled.KINDS:
+                if message.event.kind in coupled_events.KINDS:
                     machine.near.append(seen)
             if seen.message.device is not None and not seen.message.event.observed:
                 _learn(machine, seen.message)

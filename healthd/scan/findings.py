@@ -1,7 +1,7 @@
 """Judge the events of a log by the daemon's checks, with what the log itself shows of the machine. Pure.
 
 The inventory of another machine is not known. Each event is judged alone, or with the few events around it by which a
-check judges it (coupled.py). It is worse if the checks make repetition worse (Xid 74). A message is judged once,
+check judges it (coupled_events.py). It is worse if the checks make repetition worse (Xid 74). A message is judged once,
 however often it comes.
 """
 
@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from healthd.judge.incidents import parts
-from healthd.kernel.lines.rule import pci_address
-from healthd.kernel.lines.site import SITE
-from healthd.model import Clears, Finding, Inventory, KernelEvent, Severity
-from healthd.scan import coupled
+from healthd.agent.conditions.incidents import parts
+from healthd.agent.kernel_log.rules.rule import pci_address
+from healthd.agent.kernel_log.rules.site import SITE
+from healthd.common.model import Clears, Finding, Inventory, KernelEvent, Severity
+from healthd.common.text import is_decimal, regex
+from healthd.scan import coupled_events
 from healthd.scan.events import Seen
 from healthd.scan.messages import Meaning, Message
-from healthd.text import is_decimal, regex
 
 MOST_FAULTS = 5000  # whose last events are kept, to notice a repetition
 MOST_MEANINGS = 10_000
@@ -79,7 +79,7 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     for seen in found:
         message, machine = seen.message, seen.machine
         # What an event means depends on these only.
-        context = machine.coupled_with(seen) if coupled.is_judged_with_others(message.event) else ()
+        context = machine.coupled_with(seen) if coupled_events.is_judged_with_others(message.event) else ()
         together = tuple([other.message.judged for other in context]) if context else ()
         name = (message.judged, together, machine.beside(message), not machine.devices)
         meaning = meanings.get(name)

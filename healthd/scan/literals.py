@@ -2,7 +2,7 @@
 
 Most lines of a log repeat an earlier one with other numbers. So a line is looked up by its skeleton (the line without
 digits and a-f): only a new skeleton is searched for the literals. With re2 (the extra healthd[scan]) the text is
-searched for all of them at once, and is not cut into lines at all. Both find the same (tests/test_scan_fast.py).
+searched for all of them at once, and is not cut into lines at all. Both find the same (tests/scan/test_scan_fast.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate, compress, count
 
-from healthd.kernel import parse as kernel_parse
+from healthd.agent.kernel_log import parse as kernel_parse
 
 SKELETON_BYTES = 2048  # a longer skeleton is not kept
 SKELETONS_BYTES = 8 << 20  # for all skeletons

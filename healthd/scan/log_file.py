@@ -10,7 +10,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator
 from typing import IO
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 from healthd.scan.lines import Block
 
 BLOCK = 64 << 10  # stays in a core's cache; what is larger glibc gives back to the kernel, and gets anew page by page

@@ -13,18 +13,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
-from healthd.kernel import coalesce as coalescing
-from healthd.kernel import parse as kernel_parse
-from healthd.kernel.prefix import Stripped, strip_prefix
-from healthd.model import Clears, Inventory, KernelEvent, Severity
+from healthd.agent.kernel_log import coalesce as coalescing
+from healthd.agent.kernel_log import parse as kernel_parse
+from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
+from healthd.common.model import Clears, Inventory, KernelEvent, Severity
+from healthd.common.text import regex
 from healthd.scan.candidates import candidates, skeletons_of_lines
+from healthd.scan.continuation import Heads, Neighbours
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import Search, of_rules
-from healthd.scan.neighbours import Heads, Neighbours
+from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
-from healthd.scan.unprefixed import JSON, exported, prefix_width, stripped
 from healthd.scan.unrecognised import Unrecognised, unrecognised_driver
-from healthd.text import regex
 
 MESSAGES_BYTES = 4 << 20  # for known messages, and as much for known lines
 MESSAGE_BYTES = 2000  # what a message takes beside its text
@@ -47,7 +47,7 @@ class Meaning(NamedTuple):
 class Message:
     """What the lines with one text say, parsed once.
 
-    event    without time, boot and count; observed: it may be a user's text (neighbours.py, quoted.py)
+    event    without time, boot and count; observed: it may be a user's text (continuation.py, quoted.py)
     fault    coalescing.key, part: coalescing.part, as strings: they are looked up for each line
     name     by which its next line is found: what it says is all in these
     judged   what a check's judgement may depend on in the event; it also depends on the devices in `slots`

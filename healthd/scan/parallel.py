@@ -1,8 +1,8 @@
 """A large log, read in pieces by all cores; what is said is put together in the log's order by the first process.
 
 What a line says depends on it and on the lines shortly before it: that is found piece by piece. What happened, and what
-it means, depends on all that was said before: events.py and judged.py get it line after line, as from one reader. What
-a copy does not answer, since it was killed, the first process reads itself.
+it means, depends on all that was said before: events.py and findings.py get it line after line, as from one reader.
+What a copy does not answer, since it was killed, the first process reads itself.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from healthd import guard
-from healthd.machine.cores import cores
-from healthd.scan import crew, cuts, heard
-from healthd.scan.cuts import Piece
+from healthd.common import guard
+from healthd.host.cpu_count import cores
+from healthd.scan import piece_result, split, subprocesses
+from healthd.scan.continuation import Heads
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import by_re2
 from healthd.scan.log_file import BLOCK, LogError, is_plain, lines_in, why
 from healthd.scan.messages import EXPORTED, Reader, Told
-from healthd.scan.neighbours import Heads
+from healthd.scan.split import Piece
 
 _PIECE = struct.Struct("=QQQ?")
 MOST_COPIES = 8  # each has up to 40 MiB of its own
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     """
 
     large: int = 64_000_000
-    piece: int = cuts.PIECE_BYTES
+    piece: int = split.PIECE_BYTES
     block: int = BLOCK
     copies: int = 0
     unread: int = 32 << 20
@@ -52,7 +52,7 @@ def open_large(path: str, sizes: Sizes) -> int | None:
         state = os.stat(path)
         if not stat.S_ISREG(state.st_mode) or state.st_size <= sizes.large:
             return None
-        if _copies(sizes) < 2 or not crew.can_be_copied():
+        if _copies(sizes) < 2 or not subprocesses.can_be_copied():
             return None
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -75,7 +75,7 @@ def messages(file: int, name: str, now: float, tally: Tally, sizes: Sizes) -> Ge
     """What messages.messages() says of the whole file. Raises LogError. Closes the file."""
     reader = Reader(now, by_re2())
     try:
-        with crew.crew(_copies(sizes), (file,), _work(reader, file, name, sizes)) as copies:
+        with subprocesses.crew(_copies(sizes), (file,), _work(reader, file, name, sizes)) as copies:
             yield from _in_order(reader, file, name, tally, sizes, copies)
     except OSError as error:
         raise LogError(f"{name}: {why(error)}") from None
@@ -83,7 +83,7 @@ def messages(file: int, name: str, now: float, tally: Tally, sizes: Sizes) -> Ge
         os.close(file)
 
 
-def _work(reader: Reader, file: int, name: str, sizes: Sizes) -> crew.Work:
+def _work(reader: Reader, file: int, name: str, sizes: Sizes) -> subprocesses.Work:
     kernel = False  # seen once, it need not be looked for
 
     def work(request: bytes) -> bytes:
@@ -100,7 +100,7 @@ def _work(reader: Reader, file: int, name: str, sizes: Sizes) -> crew.Work:
         kernel = part.tally.kernel
         if guard.dropped.total() != dropped:
             raise SystemExit
-        return heard.encoded(said, part.tally, part.near, trouble)
+        return piece_result.encoded(said, part.tally, part.near, trouble)
 
     return work
 
@@ -126,24 +126,24 @@ class _Part:
             raise LogError(f"{self._name}: {why(error)}") from None
 
     def _blocks(self, begins: int, ends: int, last: bool) -> Iterator[Block]:
-        return lines_in(cuts.chunks(self._file, self._name, begins, ends, last, self._block), beginning=begins == 0)
+        return lines_in(split.chunks(self._file, self._name, begins, ends, last, self._block), beginning=begins == 0)
 
 
 def _in_order(
-    reader: Reader, file: int, name: str, tally: Tally, sizes: Sizes, copies: list[crew.Copy]
+    reader: Reader, file: int, name: str, tally: Tally, sizes: Sizes, copies: list[subprocesses.Copy]
 ) -> Iterator[Told]:
-    given = _Given(cuts.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
-    known, heads = heard.known_messages(), Heads()
+    given = _Given(split.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
+    known, heads = piece_result.known_messages(), Heads()
     while (next_one := given.next()) is not None:
         piece, answer = next_one
-        part = None if answer is None else heard.decoded(answer, known, tally.lines)
+        part = None if answer is None else piece_result.decoded(answer, known, tally.lines)
         if part is not None and part.asked.isdisjoint(heads):
             tally.add(part.tally)
             for place, row in enumerate(part.told):
                 yield row
                 if place % TOLD_AT_ONCE == 0:
                     given.look()
-            heads = heard.heads_behind(heads, part)
+            heads = piece_result.heads_behind(heads, part)
             if part.trouble:
                 raise LogError(part.trouble)
             continue
@@ -159,9 +159,9 @@ def _in_order(
 class _Given:
     """The pieces of a log, given to copies as these have time; one after another back, in the log's order."""
 
-    def __init__(self, plan: Iterator[Piece], copies: list[crew.Copy], unread: int) -> None:
+    def __init__(self, plan: Iterator[Piece], copies: list[subprocesses.Copy], unread: int) -> None:
         self._plan, self._copies, self._unread = plan, copies, unread
-        self._waiting: deque[tuple[Piece, crew.Copy | None]] = deque()
+        self._waiting: deque[tuple[Piece, subprocesses.Copy | None]] = deque()
 
     def next(self) -> tuple[Piece, bytes | None] | None:
         """The next piece with its answer, which is None where the first process must read it; None: there is none."""
@@ -173,18 +173,18 @@ class _Given:
         if copy is None:
             return piece, None
         while not copy.answers:
-            crew.hear(self._copies, wait=True)
+            subprocesses.hear(self._copies, wait=True)
             self._give()
         return piece, copy.answers.popleft()
 
     def look(self) -> None:
         """Let nobody wait who could work."""
-        crew.hear(self._copies, wait=False)
+        subprocesses.hear(self._copies, wait=False)
         self._give()
 
     def _give(self) -> None:
-        while len(self._waiting) < crew.MOST_WAITING * len(self._copies):
-            idle = [copy for copy in self._copies if copy.alive and copy.waiting < crew.MOST_WAITING]
+        while len(self._waiting) < subprocesses.MOST_WAITING * len(self._copies):
+            idle = [copy for copy in self._copies if copy.alive and copy.waiting < subprocesses.MOST_WAITING]
             if not idle or sum(copy.unread for copy in self._copies) > self._unread:
                 return
             piece = next(self._plan, None)

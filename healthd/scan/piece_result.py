@@ -2,7 +2,7 @@
 log finds. Pure.
 
 A piece is read with the lines before it at hand, but without what was remembered of them: of times at which a line was
-looked at (neighbours.py). What it would have asked of these is noted: where the pieces before it know something of
+looked at (continuation.py). What it would have asked of these is noted: where the pieces before it know something of
 that, it is read again, with it.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from healthd.model import KernelEvent
+from healthd.common.model import KernelEvent
+from healthd.scan.continuation import Heads, Neighbours, Stamp, known_heads
 from healthd.scan.lines import Tally
 from healthd.scan.messages import MESSAGE_BYTES, MESSAGES_BYTES, Known, Message, Told
-from healthd.scan.neighbours import Heads, Neighbours, Stamp, known_heads
 
 _event = attrgetter(*(field.name for field in fields(KernelEvent)))
 

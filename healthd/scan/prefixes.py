@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from healthd.kernel.prefix import Stripped, epoch_of, strip_prefix
+from healthd.agent.kernel_log.prefix import Stripped, epoch_of, strip_prefix
+from healthd.common.text import is_decimal
 from healthd.scan.lines import Block, Tally
-from healthd.text import is_decimal
 
 JSON = (b'{"', b'{ "')
 
@@ -69,7 +69,7 @@ def _even_day(day: bytes, rest: bytes, now: float) -> float | None:
 
 
 def _journal_entry(line: bytes) -> Stripped | None:
-    """A line of journalctl -o json, as kernel/journal.py reads the journal itself."""
+    """A line of journalctl -o json, as agent/kernel_log/journal.py reads the journal itself."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

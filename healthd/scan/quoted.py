@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 MOST_BEFORE = 240  # characters that another program puts before the line
 MOST_PIECES = 4

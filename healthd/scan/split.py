@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from healthd.scan.continuation import LINES_KEPT
 from healthd.scan.log_file import BLOCK, MAX_LINE, LogError
-from healthd.scan.neighbours import LINES_KEPT
 
 PIECE_BYTES = 1 << 20  # of all faults some 10 MiB are kept meanwhile
 CONTEXT_BYTES = (3 << 17, 8 << 20)  # so far back LINES_KEPT lines are looked for

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from datetime import datetime
 
-from healthd.judge.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
-from healthd.model import Severity
-from healthd.say.page import Page, plain
+from healthd.agent.conditions.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
+from healthd.common.model import Severity
+from healthd.common.page import Page, plain
+from healthd.common.values import dataclass
 from healthd.scan.events import Seen
-from healthd.scan.judged import Judged
+from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally
-from healthd.values import dataclass
 
 MOST_ROWS = 30  # of an incident
 MOST_OPEN = 50  # of one host

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from healthd.kernel.lines.network import CARD_DRIVERS
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.network import CARD_DRIVERS
+from healthd.common.text import regex
 
 
 class Unrecognised(NamedTuple):

@@ -1,1 +1,1 @@
-"""What a node's parts can do now: measured by tools of others, beside floors, peers and its own history."""
+"""Measure GPUs, links and ports and compare them with floors, peers and their own history."""

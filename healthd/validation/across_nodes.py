@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from healthd.machine.child import Child
-from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.host.child_process import Child
 from healthd.validation import document as documents
-from healthd.validation.pairs import Judged, judge, suspects
 from healthd.validation.reservation import Found, Steps, Stopped
+from healthd.validation.transfers import Judged, judge, suspects
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -9,8 +9,8 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.text import printable
+from healthd.common.errors import HealthdError
+from healthd.common.text import printable
 
 SCHEMA = 1
 YEAR_9999 = 253_402_300_799  # no date is later

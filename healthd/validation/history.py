@@ -10,9 +10,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from healthd.text import printable
+from healthd.common.text import printable
+from healthd.validation.assessment import Key
 from healthd.validation.document import Result
-from healthd.validation.judge import Key
 
 FILE = "validations.jsonl"
 MOST_EACH = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 # What can be asked for, and the tests of each (docs/validation.md says what they are).
 FAMILIES: dict[str, tuple[str, ...]] = {

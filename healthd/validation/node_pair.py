@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.text import is_decimal, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import is_decimal, regex
 from healthd.validation import parts, programs
-from healthd.validation.found import Tools
 from healthd.validation.measurement import NotUnderstood
-from healthd.validation.pairs import Transfer
 from healthd.validation.programs import Command
+from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import perftest
+from healthd.validation.transfers import Transfer
 
 RAIL_SECONDS = 30.0  # of one port, the wait for the other side in it
 AGAIN_SECONDS = 0.5

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from healthd.machine.inventory import NVIDIA, device_kind
-from healthd.text import is_decimal, regex
+from healthd.common.text import is_decimal, regex
+from healthd.host.inventory import NVIDIA, device_kind
 
 PCI_DEVICES = "sys/bus/pci/devices"
 INFINIBAND = "sys/class/infiniband"

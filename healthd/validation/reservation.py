@@ -15,11 +15,11 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.slurm.commands import Argv, Command, CommandResult, column_format
-from healthd.slurm.output import describe_unread, readable_records
-from healthd.text import printable, regex
-from healthd.validation.pairs import Transfer, transfer_of
+from healthd.common.errors import HealthdError
+from healthd.common.slurm.commands import Argv, Command, CommandResult, column_format
+from healthd.common.slurm.output import describe_unread, readable_records
+from healthd.common.text import printable, regex
+from healthd.validation.transfers import Transfer, transfer_of
 
 COMMAND_SECONDS = 30.0
 IMMEDIATE_SECONDS = 60  # how long the job may wait for its nodes: nobody else can have them

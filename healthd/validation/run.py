@@ -15,17 +15,18 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.machine import ownership, process
-from healthd.machine.files import replace_file
-from healthd.machine.lock import lock_file
-from healthd.text import printable
-from healthd.validation import history, judge, parts, programs
-from healthd.validation.carried import with_unanswered
+from healthd.common import ownership
+from healthd.common.atomic_files import replace_file
+from healthd.common.errors import HealthdError
+from healthd.common.text import printable
+from healthd.host import job_processes
+from healthd.host.lock import lock_file
+from healthd.validation import assessment, history, parts, programs
+from healthd.validation.carry_over import with_unanswered
 from healthd.validation.document import FILE, LOCK, NotAValidation, Result, Validation, as_text, parse
-from healthd.validation.found import Tools
 from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
 from healthd.validation.programs import Command, Ended
+from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -80,7 +81,7 @@ class Step(NamedTuple):
 
 def jobs_here(root: str) -> tuple[str, ...]:
     """The jobs that have processes on this node, by their cgroups; () also where Slurm uses none."""
-    return tuple(sorted(process.jobs_here(root)))
+    return tuple(sorted(job_processes.jobs_here(root)))
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def validate(wanted: Wanted, tools: Tools, past: history.Past, stop: int, lock: 
     known = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
         not_seen.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
-    results = judge.judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
+    results = assessment.judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
     return Validation(
         wanted.node, _boot_id(wanted.root), began, time.time(), wanted.why, stopped_by, tuple(results), tuple(not_seen)
     )
@@ -431,8 +432,8 @@ def read_past(state_dir: str) -> history.Past:
 
 
 def keep(state_dir: str, validation: Validation, past: history.Past) -> None:
-    """Write the document, with what an earlier one found and this one did not look at (carried.py), and what was fine
-    into the history. Raises ownership.Untrusted, OSError."""
+    """Write the document, with what an earlier one found and this one did not look at (carry_over.py), and what was
+    fine into the history. Raises ownership.Untrusted, OSError."""
     with ownership.folder(state_dir, make_mode=0o700):
         pass
     path = os.path.join(state_dir, FILE)

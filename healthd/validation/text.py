@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Any
 
-from healthd.say.page import Page, plain
+from healthd.common.page import Page, plain
 
 WORDS = {"failed": "Failed", "slow": "Slow", "not_looked": "Not looked at"}
 HEADS = {

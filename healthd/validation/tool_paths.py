@@ -1,6 +1,6 @@
 """Where the tools are that measure: named by a setting, on the PATH, or in the usual places below /opt and /usr/local.
 
-As root only what nobody else could have written is run (machine/ownership.py).
+As root only what nobody else could have written is run (common/ownership.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 
-from healthd.machine import ownership
+from healthd.common import ownership
 
 # Where those who build them leave them: nvbandwidth and nccl-tests have no packages of their own; the images of
 # Azure and NVIDIA have them there (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).

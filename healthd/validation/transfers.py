@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from healthd.text import printable
+from healthd.common.text import printable
 
 TOO_SLOW = 1.1  # times the median
 FEWEST = 3  # transfers that can be compared: of two nobody knows which is slow

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from made_node import Node, Slurm
 
-from healthd import guard
-from healthd.control import protocol
-from healthd.daemon import Daemon
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Condition, ConditionKey
+from healthd.agent.control import protocol
+from healthd.agent.daemon import Daemon
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.common import guard
+from healthd.common.model import Clears, Condition, ConditionKey
 
 CHECKS: Mapping[str, dict[str, Any]] = {
     **{name: {} for name in ("gpu_access", "gpu_count", "gpu_ecc", "gpu_row_remap", "gpu_recovery_action")},

@@ -15,24 +15,34 @@ from typing import Any
 
 import pytest
 
-from healthd import guard
+from healthd.agent.conditions import absorb, endings, intake
+from healthd.agent.conditions.ledger_codec import encode
+from healthd.agent.daemon import Daemon
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.scheduler import kernel_events
+from healthd.agent.scheduler.scheduler import Seen
+from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig, Loaded
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.reconcile import ReconcileReport
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile
 from healthd.checks import gpu_xid
-from healthd.config import CheckConfig, Loaded
-from healthd.daemon import Daemon
-from healthd.judge import absorb, endings, intake
-from healthd.judge.ledger_file import encode
-from healthd.kernel.source import RawLine, event_of
-from healthd.machine import wakeup
-from healthd.model import CheckResult, Finding, KernelEvent, Leave, Mode, NodeState, Outcome, Severity, SlurmMemory
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.settings.settle import settle
-from healthd.slurm.look import ReconcileReport
-from healthd.work import hearing
-from healthd.work.looking import Seen
-from healthd.work.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile
-from healthd.work.rounds import EARLY_AGAIN_SECONDS
-from healthd.work.runner import Reply, Request
+from healthd.common import guard
+from healthd.common.model import (
+    CheckResult,
+    Finding,
+    KernelEvent,
+    Leave,
+    Mode,
+    NodeState,
+    Outcome,
+    Severity,
+    SlurmMemory,
+)
+from healthd.host import wakeup
 
 NOW = 1_800_000_000.0
 
@@ -135,12 +145,12 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     monkeypatch.setattr(daemon.hearing, "_now", lambda: NOW)
     daemon.hearing.hear([*mild[:600], *bad, *mild[600:]])
     lines = logged()
-    assert [sum(f": {code}," in line for line in lines) for code in (31, 79)] == [hearing.MOST_TOLD, len(bad)]
+    assert [sum(f": {code}," in line for line in lines) for code in (31, 79)] == [kernel_events.MOST_TOLD, len(bad)]
     daemon.hearing.listen()
     assert logged() == [], "the count comes once a minute"
-    monkeypatch.setattr(daemon.hearing, "_now", lambda: NOW + hearing.TOLD_SECONDS)
+    monkeypatch.setattr(daemon.hearing, "_now", lambda: NOW + kernel_events.TOLD_SECONDS)
     daemon.hearing.listen()
-    assert logged() == [f"kernel: more events than have a line each here: {1000 - hearing.MOST_TOLD} of kind xid"]
+    assert logged() == [f"kernel: more events than have a line each here: {1000 - kernel_events.MOST_TOLD} of kind xid"]
     daemon.hearing.listen()
     assert logged() == []
     daemon.hearing.hear([xid(43, "0000:5d:00")])
@@ -183,7 +193,7 @@ def test_a_metrics_file_that_cannot_be_made_costs_the_turn_nothing(
         daemon.configured.loaded, settings=dataclasses.replace(daemon.settings, metrics=metrics)
     )
     daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
-    monkeypatch.setattr("healthd.say.metrics.families", raises)
+    monkeypatch.setattr("healthd.agent.metrics.families.families", raises)
     daemon.write_textfile()
     assert dict(guard.dropped) == {"metrics": 1}
 
@@ -356,7 +366,8 @@ def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     before = (tmp_path / "runtime_dir/ledger.json").read_text()
     with monkeypatch.context() as broken:
         broken.setattr(
-            "healthd.judge.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
+            "healthd.agent.conditions.ledger.with_none_in_the_future",
+            lambda ledger, _now: raises() if ledger.events else ledger,
         )
         second = Daemon(lambda _running: settings(tmp_path))
         second.start()

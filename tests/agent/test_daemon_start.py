@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_daemon_guards import codes, settings, xid
 
-from healthd.daemon import Daemon
-from healthd.judge.ledger_file import FILE
-from healthd.judge.memory import Memory
-from healthd.work.runner import Request
+from healthd.agent.conditions.ledger_codec import FILE
+from healthd.agent.conditions.store import Memory
+from healthd.agent.daemon import Daemon
+from healthd.agent.worker.client import Request
+from tests.agent.test_daemon_guards import codes, settings, xid
 
 
 def made(folder: Path) -> Daemon:

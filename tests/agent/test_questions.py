@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.daemon import Daemon
-from healthd.host import Host
-from healthd.judge import ledger as ledgers
-from healthd.judge.ledger import Pause
-from healthd.judge.ledger_file import encode
-from healthd.model import Ack, Clears, Condition, ConditionState, Mode, NodeState, Severity, SlurmMemory
-from healthd.settings import registry
-from healthd.settings.settle import settle
+from healthd.agent.conditions import ledger as ledgers
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.conditions.ledger_codec import encode
+from healthd.agent.daemon import Daemon
+from healthd.agent.settings import registry
+from healthd.agent.settings.effective import settle
+from healthd.common.model import Ack, Clears, Condition, ConditionState, Mode, NodeState, Severity, SlurmMemory
+from healthd.host.host import Host
 
 JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 DAY = 24 * 3600.0

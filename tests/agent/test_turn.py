@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_daemon_guards import alone
 
-from healthd.judge.ledger import Pause
-from healthd.work.looking import Seen
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.scheduler.scheduler import Seen
+from tests.agent.test_daemon_guards import alone
 
 
 def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "bench"
+BENCH = Path(__file__).parents[2] / "bench"
 PROGRAMS = sorted(file.stem for file in BENCH.glob("*.py") if '__name__ == "__main__"' in file.read_text())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_typical_month_is_as_large_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from healthd.failslow.judged import judged
+from healthd.failslow.analysis import judged
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Suspect
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.one_python
 
-BENCH = str(Path(__file__).parents[1] / "bench")
+BENCH = str(Path(__file__).parents[2] / "bench")
 TUNED_ON = 1
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-BENCH = str(Path(__file__).parents[1] / "bench")
+BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:
     sys.path.append(BENCH)
 
@@ -23,7 +23,7 @@ from history import faults  # noqa: E402
 from history.making import make  # noqa: E402
 from history.size import DAY, Size, nodes_for, refusal  # noqa: E402
 
-from healthd.stream.event import EVENTS, HEAD  # noqa: E402
+from healthd.events.schema import EVENTS, HEAD  # noqa: E402
 
 TINY = Size(jobs=1000, nodes=8, months=1, seed=1)
 TINY_DIGESTS = ["0c8916a217e03203", "5c3f2a910180c62f", "72c11296d007a36e"]

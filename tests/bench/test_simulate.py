@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.one_python
 
-BENCH = str(Path(__file__).parents[1] / "bench")
+BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:
     sys.path.append(BENCH)
 
 from fleet import Fleet, dead_file_server, hardware_faults  # noqa: E402
 from modelled_slurmctld import Slurmctld  # noqa: E402
 
-from healthd.config import FleetLimits  # noqa: E402
-from healthd.slurm.fleet_limit import allowed  # noqa: E402
+from healthd.agent.settings.config import FleetLimits  # noqa: E402
+from healthd.agent.slurm.fleet_limit import allowed  # noqa: E402
 
 LIMITS = FleetLimits()
 HOUR = 3600.0

@@ -13,19 +13,19 @@ from typing import Any
 
 from fakes import BOOT, NOW
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Outcome
-from healthd.settings.registry import built_in
-from healthd.work import worker as workers
-from healthd.work.results import result_of
-from healthd.work.runner import Reply, Request, Runner
-from healthd.work.worker import Setup, Worker
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import built_in
+from healthd.agent.worker import process as workers
+from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.process import Setup, Worker
+from healthd.agent.worker.results import result_of
+from healthd.common.model import Outcome
+from healthd.host.host import Host
 
 LITTLE = 32 << 10  # bytes; one round of what is tried here has more
 
 CHANGING = """
-from healthd.model import Observation
+from healthd.common.model import Observation
 
 def run(host, config, past):
     number = host.now()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from soak.growth import Sample, slope, what_grew
 from soak.model import Command, Wanted, what_is_wrong

@@ -14,14 +14,14 @@ from kernel_lines import event, findings_of
 from story import Story
 from trees import captured, write
 
+from healthd.agent.conditions import endings
+from healthd.agent.kernel_log.coalesce import coalesce_events
+from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.checks import block_device
 from healthd.checks.block_device import EXPLAIN, Config, validate
-from healthd.host import Host
-from healthd.judge import endings
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
-from healthd.machine.system import FileStat, Tree
-from healthd.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
+from healthd.common.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
+from healthd.host.host import Host
+from healthd.host.system import FileStat, Tree
 
 INFO = "/proc/self/mountinfo"
 NVME = "/sys/class/nvme"

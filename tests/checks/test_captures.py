@@ -9,13 +9,13 @@ from fakes import BOOT, NOW
 from smi_capture import CAPTURES, host
 from trees import DATA, PCI, FakeSystem, captured, flat, pci_device, write
 
-from healthd.convert import load
-from healthd.host import Host
-from healthd.machine.mountinfo import is_local, parse_all
-from healthd.machine.system import FileSystem
-from healthd.model import Finding, Observation, Severity
-from healthd.past import Past, Series, update
-from healthd.settings.registry import built_in
+from healthd.agent.settings.registry import built_in
+from healthd.common.codec import load
+from healthd.common.history import Past, Series, update
+from healthd.common.model import Finding, Observation, Severity
+from healthd.common.mountinfo import is_local, parse_all
+from healthd.host.host import Host
+from healthd.host.system import FileSystem
 
 pytestmark = pytest.mark.one_python
 

@@ -11,10 +11,10 @@ from trees import FakeSystem, write
 
 from healthd.checks import clock
 from healthd.checks.clock import CLOCK_SOURCE, CLOCK_SOURCES, SLOW, Config, validate
-from healthd.host import Host
-from healthd.machine.system import KernelClock
-from healthd.model import Clears, Finding, Observation, Severity
-from healthd.past import Past
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Observation, Severity
+from healthd.host.host import Host
+from healthd.host.system import KernelClock
 
 RIGHT = KernelClock(True, 0.000012, 0.02)
 NEVER = KernelClock(False, 0.0, 16.0)  # as the kernel starts

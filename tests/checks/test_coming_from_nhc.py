@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from healthd.config import KernelPattern
-from healthd.judge.absorb import as_configured
-from healthd.kernel.parse import parse as parse_line
-from healthd.kernel.parse import use_patterns
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Inventory, Severity
-from healthd.settings.registry import built_in
-from healthd.settings.settle import mistakes, settle
-from healthd.toml import parse
+from healthd.agent.conditions.absorb import as_configured
+from healthd.agent.kernel_log.parse import parse as parse_line
+from healthd.agent.kernel_log.parse import use_patterns
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings.config import KernelPattern
+from healthd.agent.settings.effective import mistakes, settle
+from healthd.agent.settings.registry import built_in
+from healthd.common.model import Inventory, Severity
+from healthd.common.toml import parse
 
 pytestmark = pytest.mark.one_python
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "coming-from-nhc.md").read_text("utf-8")
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 CHECKS = built_in()

@@ -14,9 +14,9 @@ from trees import write
 
 from healthd.checks import cpu
 from healthd.checks.cpu import Config, parse
-from healthd.host import Host
-from healthd.machine.system import Tree
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
+from healthd.host.system import Tree
 
 CPUS = "/sys/devices/system/cpu"
 GOVERNOR = f"{CPUS}/cpufreq/policy{{}}/scaling_governor"

@@ -13,9 +13,9 @@ from story import Story
 
 from healthd.checks import device_nodes
 from healthd.checks.device_nodes import Config, validate
-from healthd.host import Host
-from healthd.machine.system import FileStat, Tree
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
+from healthd.host.system import FileStat, Tree
 
 # /dev of a GPU node: the major numbers are fixed for nvidia, given out for the others
 EXPECTED = {

@@ -14,10 +14,10 @@ from trees import captured, write
 
 from healthd.checks import disk_space
 from healthd.checks.disk_space import Config, validate
-from healthd.convert import ConvertError, load
-from healthd.host import Host
-from healthd.machine.system import FileSystem, Tree
-from healthd.model import Clears, Finding, Severity
+from healthd.common.codec import ConvertError, load
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
+from healthd.host.system import FileSystem, Tree
 
 INFO = "/proc/self/mountinfo"
 ROOT = "21 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"

@@ -16,8 +16,8 @@ from trees import Refusing, write
 
 from healthd.checks import eth_link
 from healthd.checks.eth_link import Config, is_up, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 
 NET = "/sys/class/net"
 EXPECTED = Config(expected_mbps={"eth0": 100000, "bond0": 200000})

@@ -16,10 +16,10 @@ from story import Story
 
 from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, Kind, _first_line, _nhc_failures, validate
-from healthd.host import Host
-from healthd.machine.program import ENVIRONMENT, Ran
-from healthd.model import Clears, Finding, NothingToCheck, Observation, Severity
-from healthd.past import Past
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, NothingToCheck, Observation, Severity
+from healthd.host.host import Host
+from healthd.host.program import ENVIRONMENT, Ran
 
 HOST = Host()
 
@@ -247,7 +247,7 @@ def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_
 
 # --- NHC
 
-NHC = Path(__file__).parent / "data" / "nhc"  # the script and its checks, github.com/mej/nhc at 9c4a38c0c9f4
+NHC = Path(__file__).parents[1] / "data" / "nhc"  # the script and its checks, github.com/mej/nhc at 9c4a38c0c9f4
 
 NHC_CONF = """\
 * || check_file_test -r /etc/passwd

@@ -16,14 +16,14 @@ from trees import write
 from healthd import client
 from healthd.checks import failslow
 from healthd.checks.failslow import Config
-from healthd.convert import ConvertError
-from healthd.live import datagram
-from healthd.live.evidence import Said
-from healthd.live.jobs import Jobs
-from healthd.live.settings import Watched, watched
-from healthd.live.told import Dropped, JobTold, Lost, Told, as_text
-from healthd.model import Clears, NothingToCheck, Observation, Severity, Slowness
-from healthd.past import Past
+from healthd.common.codec import ConvertError
+from healthd.common.history import Past
+from healthd.common.model import Clears, NothingToCheck, Observation, Severity, Slowness
+from healthd.failslow.live import datagram
+from healthd.failslow.live.document import Dropped, JobTold, Lost, Told, as_text
+from healthd.failslow.live.evidence import Said
+from healthd.failslow.live.jobs import Jobs
+from healthd.failslow.live.settings import Watched, watched
 
 FILE = "/run/healthd/failslow.json"
 GPU = "0000:1b:00.0"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from kernel_lines import findings_of
 from story import Story
 
+from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.checks import filesystem
 from healthd.checks.filesystem import EXPLAIN, Config, correlate
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Finding, Inventory, LocalMount, Severity
+from healthd.common.model import Clears, Finding, Inventory, LocalMount, Severity
 
 NODE = Inventory(mounts=(LocalMount("/", "ext4", "sda3", ("sda",)), LocalMount("/scratch", "xfs", "md0", ("nvme0n1",))))
 SILENT = "nfs: server nas1 not responding, still trying"

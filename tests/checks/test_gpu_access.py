@@ -11,6 +11,10 @@ from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check,
 from story import Node, Story
 from trees import PCI, gpus, write
 
+from healthd.agent.conditions import intake
+from healthd.agent.conditions.absorb import absorb_result
+from healthd.agent.conditions.condition import acknowledged
+from healthd.agent.conditions.endings import known_for_a_while
 from healthd.checks import (
     gpu_access,
     gpu_count,
@@ -22,12 +26,8 @@ from healthd.checks import (
     pcie_hotplug,
 )
 from healthd.checks.gpu_access import Config
-from healthd.host import Host
-from healthd.judge import intake
-from healthd.judge.absorb import absorb_result
-from healthd.judge.condition import acknowledged
-from healthd.judge.endings import known_for_a_while
-from healthd.model import (
+from healthd.common.history import Past
+from healthd.common.model import (
     Ack,
     CheckResult,
     Clears,
@@ -38,9 +38,9 @@ from healthd.model import (
     Outcome,
     Severity,
 )
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import library
-from healthd.nvml import Nvml, NvmlError
-from healthd.past import Past
+from healthd.nvidia.nvml import Nvml, NvmlError
 
 THIRD = "0000:61:00.0"  # index 3 of a DGX H100
 healthy = healthy_gpus(Config())
@@ -143,7 +143,7 @@ def test_a_driver_that_is_being_loaded_or_lacks_its_device_files_is_no_fault(hos
 
 
 def test_any_other_error_of_nvmlinit_is_a_failure_and_says_nothing_of_the_gpus(tmp_path):
-    from healthd.nvml import Nvml
+    from healthd.nvidia.nvml import Nvml
 
     class Broken:
         NVMLError = pynvml.NVMLError

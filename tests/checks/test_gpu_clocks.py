@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
 
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.fleet_limit import PartitionCount, has_room, held, is_own_hardware, must_wait
 from healthd.checks import gpu_clocks
 from healthd.checks.gpu_clocks import Config, validate
-from healthd.config import FleetLimits
-from healthd.host import Host
-from healthd.judge.ledger import Ledger
-from healthd.model import Clears, Condition, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Condition, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
-from healthd.slurm.fleet_limit import PartitionCount, has_room, held, is_own_hardware, must_wait
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 SLOWDOWN, THERMAL, BRAKE = 0x8, 0x48, 0x88

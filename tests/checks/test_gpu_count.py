@@ -14,8 +14,8 @@ from trees import PCI, gpus, pci_device, write
 
 from healthd.checks import gpu_count
 from healthd.checks.gpu_count import Config
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 H100 = fake_pci_gpus("dgx-h100")

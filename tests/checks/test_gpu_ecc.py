@@ -7,13 +7,13 @@ from fakes import NOW, codes, findings, healthy_gpus, observed, rounds, run_chec
 from story import Story
 from trees import write
 
+from healthd.agent.slurm.affected_jobs import OnGpus, is_hit, reach
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.model import Clears, Finding, Gpu, NothingToCheck, Repair, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Gpu, NothingToCheck, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
-from healthd.slurm.victims import OnGpus, is_hit, reach
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 healthy = healthy_gpus(Config())

@@ -13,12 +13,12 @@ from trees import FakeSystem, pci_device, write
 
 from healthd.checks import gpu_fabric
 from healthd.checks.gpu_fabric import ASK, MANAGER_SETTINGS, Config, problems
-from healthd.host import Host
-from healthd.machine.program import Ran
-from healthd.model import Clears, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
+from healthd.host.program import Ran
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 RUNS = Ran(0, "LoadState=loaded\nActiveState=active\n", "")

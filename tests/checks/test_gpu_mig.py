@@ -8,10 +8,10 @@ from story import Story
 
 from healthd.checks import gpu_mig
 from healthd.checks.gpu_mig import Config
-from healthd.model import Clears, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 SLICED = "".join(f"[gpu.{n}]\nmig = true\nmig_devices = 7\n" for n in range(8))

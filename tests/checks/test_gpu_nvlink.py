@@ -8,10 +8,10 @@ from story import Story
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
-from healthd.model import Clears, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError, _unpacked_ber
-from healthd.past import Past
+from healthd.nvidia.nvml import NvmlError, _unpacked_ber
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'

@@ -10,16 +10,16 @@ from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, ru
 from story import Story
 from trees import pci_device
 
-from healthd import toml
+from healthd.agent.conditions.absorb import as_configured
+from healthd.agent.settings.layers import PROFILES
 from healthd.checks import gpu_pcie
 from healthd.checks.gpu_pcie import Config, validate
-from healthd.host import Host
-from healthd.judge.absorb import as_configured
-from healthd.model import Clears, Finding, LeftOut, Severity
+from healthd.common import toml
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, LeftOut, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
-from healthd.settings.layers import PROFILES
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 BUSY = "utilization_percent = 99\n"

@@ -11,8 +11,8 @@ from trees import write
 
 from healthd.checks import gpu_persistence
 from healthd.checks.gpu_persistence import Config
-from healthd.host import Host
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")

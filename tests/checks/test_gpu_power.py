@@ -8,8 +8,8 @@ from story import Story
 
 from healthd.checks import gpu_power
 from healthd.checks.gpu_power import Config
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")

@@ -13,11 +13,11 @@ from trees import write
 
 from healthd.checks import gpu_processes
 from healthd.checks.gpu_processes import Config
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 OF_A_JOB = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n"

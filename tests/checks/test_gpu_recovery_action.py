@@ -8,9 +8,9 @@ from story import Story
 
 from healthd.checks import gpu_recovery_action
 from healthd.checks.gpu_recovery_action import Config
-from healthd.model import Clears, Finding, Repair, Severity
+from healthd.common.model import Clears, Finding, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 healthy = healthy_gpus(Config())

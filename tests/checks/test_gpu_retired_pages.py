@@ -8,8 +8,8 @@ from story import Story
 
 from healthd.checks import gpu_retired_pages
 from healthd.checks.gpu_retired_pages import Config, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-a100")

@@ -8,16 +8,16 @@ from cpu_time import cpu_seconds
 from fakes import BOOT, NOW
 from kernel_lines import event, findings_of
 
+from healthd.agent.conditions import intake
+from healthd.agent.conditions.ledger import KEEP_EVENTS, Ledger
+from healthd.agent.kernel_log.coalesce import MOST_SMS, coalesce_events, with_jobs
+from healthd.agent.kernel_log.file import counted_lines
+from healthd.agent.kernel_log.repeats import head
+from healthd.agent.kernel_log.source import RawLine, unrepeated
+from healthd.agent.settings import registry
 from healthd.checks import gpu_sm, gpu_xid
 from healthd.checks.gpu_sm import Config, correlate
-from healthd.judge import intake
-from healthd.judge.ledger import KEEP_EVENTS, Ledger
-from healthd.kernel.coalesce import MOST_SMS, coalesce_events, with_jobs
-from healthd.kernel.file import counted_lines
-from healthd.kernel.repeats import head
-from healthd.kernel.source import RawLine, unrepeated
-from healthd.model import Clears, Gpu, Inventory, Severity
-from healthd.settings import registry
+from healthd.common.model import Clears, Gpu, Inventory, Severity
 
 BUS, PCI = "0000:cb:00", "0000:cb:00.0"
 NODE = Inventory(gpus=(Gpu(PCI, 5, "GPU-8a47641b"),))

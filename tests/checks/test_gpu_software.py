@@ -8,8 +8,8 @@ from story import Story
 
 from healthd.checks import gpu_software
 from healthd.checks.gpu_software import Config
-from healthd.host import INFOROM_SECONDS, Host
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
+from healthd.host.host import INFOROM_SECONDS, Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")
@@ -110,7 +110,7 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host, call):
 
 def test_an_inforom_that_was_whole_is_looked_at_once_an_hour_and_a_bad_one_each_time(tmp_path, monkeypatch):
     scenario, now = tmp_path / "gpus.toml", [1000.0]
-    monkeypatch.setattr("healthd.host.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("healthd.host.host.time.monotonic", lambda: now[0])
     node = Host("/nonexistent", lambda: open_fake(str(scenario)))
 
     def look(text: str) -> list[str]:

@@ -11,11 +11,11 @@ from story import Story
 
 from healthd.checks import gpu_temperature
 from healthd.checks.gpu_temperature import Config, slowdown_of
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 healthy = healthy_gpus(Config())

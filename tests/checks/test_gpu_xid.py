@@ -9,9 +9,9 @@ from story import Story
 
 from healthd.checks import gpu_count, gpu_xid
 from healthd.checks.gpu_xid import Config, correlate, explain
-from healthd.model import Clears, Finding, Gpu, Inventory, KernelEvent, PciDevice, Severity
+from healthd.common.model import Clears, Finding, Gpu, Inventory, KernelEvent, PciDevice, Severity
 from healthd.nvidia import codes
-from healthd.nvidia.recovery import ACTIONS
+from healthd.nvidia.recovery_action import ACTIONS
 from healthd.nvidia.xid_table import RESET
 
 PCI = "0000:3b:00.0"

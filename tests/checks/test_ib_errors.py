@@ -14,9 +14,9 @@ from trees import Refusing, flat, write
 
 from healthd.checks import ib_errors
 from healthd.checks.ib_errors import FULL, TRANSPORT, Config, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Observation, Severity
-from healthd.past import KEEP_SECONDS, Past, Series, update
+from healthd.common.history import KEEP_SECONDS, Past, Series, update
+from healthd.common.model import Clears, Finding, Observation, Severity
+from healthd.host.host import Host
 
 IB = "/sys/class/infiniband"
 STATE = IB + "/mlx5_0/ports/1/state"

@@ -14,9 +14,9 @@ from trees import Refusing, flat, write
 
 from healthd.checks import ib_flap
 from healthd.checks.ib_flap import Config, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
-from healthd.past import Past, Series
+from healthd.common.history import Past, Series
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 
 IB = "/sys/class/infiniband"
 DOWNED = IB + "/mlx5_0/ports/1/counters/link_downed"

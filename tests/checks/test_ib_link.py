@@ -14,8 +14,8 @@ from trees import flat, write
 
 from healthd.checks import ib_link
 from healthd.checks.ib_link import Config, parse, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 
 PORTS = "/sys/class/infiniband/{}/ports/{}/{}"
 EXPECTED = Config(expected_gbps={"mlx5_0/1": 400.0})

@@ -10,7 +10,7 @@ from story import Story
 
 from healthd.checks import iommu
 from healthd.checks.iommu import EXPLAIN
-from healthd.model import Clears, Inventory, PciDevice, Severity
+from healthd.common.model import Clears, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME, SWITCH = "0000:01:00.0", "0000:18:00.0", "0000:04:00.0", "0000:05:00.0"
 USB = "0000:00:14.0"

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured, write
 
+from healthd.agent.conditions.absorb import as_configured
+from healthd.agent.conditions.verdict import judge
 from healthd.checks import ipmi_sel
 from healthd.checks.ipmi_sel import Config, Entry, parse
-from healthd.host import Host
-from healthd.judge.absorb import as_configured
-from healthd.judge.verdict import judge
-from healthd.machine.program import Ran
-from healthd.model import CheckResult, Clears, Finding, Outcome, RunName, Severity
-from healthd.past import Past
+from healthd.common.history import Past
+from healthd.common.model import CheckResult, Clears, Finding, Outcome, RunName, Severity
+from healthd.host.host import Host
+from healthd.host.program import Ran
 
 ASK = ("ipmitool", "sel", "elist", "last", "200")
 OLD = captured("ipmitool_sel_elist.txt")

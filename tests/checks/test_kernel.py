@@ -10,7 +10,7 @@ from story import Story
 
 from healthd.checks import kernel
 from healthd.checks.kernel import EXPLAIN, RULES
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
 
 HOUR, DAY = 60.0, 24 * 60.0  # minutes
 

@@ -15,8 +15,8 @@ from trees import Refusing, write
 
 from healthd.checks import kernel_modules
 from healthd.checks.kernel_modules import MODULES, Config, problem, validate
-from healthd.host import Host
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
+from healthd.host.host import Host
 
 EXPECTED = Config(expected=("nvidia", "nvidia_uvm", "nvidia-peermem", "ib_umad"))
 

@@ -14,8 +14,8 @@ from trees import write
 
 from healthd.checks import match
 from healthd.checks.match import MAX_FILE_CHARACTERS, MAX_LINE, Config, validate
-from healthd.host import Host
-from healthd.model import Severity
+from healthd.common.model import Severity
+from healthd.host.host import Host
 
 HOST = Host()
 

@@ -14,12 +14,12 @@ from kernel_lines import event, findings_of
 from story import Story
 from trees import captured, write
 
+from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
-from healthd.host import Host
-from healthd.kernel.coalesce import coalesce_events
-from healthd.model import Clears, Finding, Inventory, Severity
-from healthd.past import Past
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Inventory, Severity
+from healthd.host.host import Host
 
 MC = "/sys/devices/system/edac/mc"
 # As the drivers of Intel's servers name them: https://github.com/prometheus/node_exporter/pull/3656
@@ -453,7 +453,7 @@ def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repair
 
 
 def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
-    from healthd.judge.endings import resumed_by_operator
+    from healthd.agent.conditions.endings import resumed_by_operator
 
     life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
     life.conditions = resumed_by_operator(life.conditions, life.now, life.now)

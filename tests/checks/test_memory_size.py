@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from story import Story
 from trees import write
 
+from healthd.agent.conditions.absorb import as_configured
 from healthd.checks import memory_size
 from healthd.checks.memory_size import Config, parse, validate
-from healthd.host import Host
-from healthd.judge.absorb import as_configured
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
+from healthd.host.host import Host
 
 GIB = 2**30
 # proc_meminfo(5), the first lines; a DGX H100 has 2 TiB

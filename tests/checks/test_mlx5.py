@@ -11,7 +11,7 @@ from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
 from healthd.checks.mlx5 import EXPLAIN, LEAKS, RULES
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
 
 PCI = "0000:61:00.0"
 CARD = f"mlx5_core {PCI}: "

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from story import Story
 from trees import captured, write
 
+from healthd.agent.conditions import absorb
+from healthd.agent.conditions.absorb import as_configured
 from healthd.checks import mount
 from healthd.checks.mount import Config, validate
-from healthd.host import Host
-from healthd.judge import absorb
-from healthd.judge.absorb import as_configured
-from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
+from healthd.common.model import CheckResult, Clears, Finding, Outcome, Severity
+from healthd.host.host import Host
 
 INFO = "/proc/self/mountinfo"
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2\n"

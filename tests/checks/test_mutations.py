@@ -1,9 +1,9 @@
 """What a check asks of the node goes wrong, one question at a time: never a traceback, and never "healthy".
 
-Each tests/test_NAME.py gives `healthy(tmp_path) -> (Host, Config)`: a node on which its check looks at all that it can.
-The check runs on it once to learn what it asks; then each answer in turn vanishes, fails in mid-read, is empty, cut
-short, or something else. What comes of it must be a finding, or an error that makes the run unknown. So in the first
-look, and in a later one, which compares with what the first one read and may ask for other things.
+Each tests/checks/test_NAME.py gives `healthy(tmp_path) -> (Host, Config)`: a node on which its check reads all that it
+can. The check runs on it once to learn what it asks; then each answer in turn vanishes, fails in mid-read, is empty,
+cut short, or something else. What comes of it must be a finding, or an error that makes the run unknown. So in the
+first look, and in a later one, which compares with what the first one read and may ask for other things.
 
 Where an answer may be missing on a good machine the file says so: ABSENT_IS_FINE = {"regex of the path": "why"}; where
 another mutation decides nothing: HARMLESS = {("regex of the mutation", "regex of the path"): "why"}. An excuse that no
@@ -24,13 +24,13 @@ from typing import Any
 import pytest
 from fakes import BOOT, NOW
 
-from healthd.host import Host
-from healthd.machine.program import Ran
-from healthd.machine.system import FileStat, FileSystem, KernelClock, System
-from healthd.model import Finding, Observation, Severity
-from healthd.nvml import NvmlError
-from healthd.past import Past, Series, update
-from healthd.settings.registry import Check, built_in
+from healthd.agent.settings.registry import Check, built_in
+from healthd.common.history import Past, Series, update
+from healthd.common.model import Finding, Observation, Severity
+from healthd.host.host import Host
+from healthd.host.program import Ran
+from healthd.host.system import FileStat, FileSystem, KernelClock, System
+from healthd.nvidia.nvml import NvmlError
 
 CHECKS = {name: check for name, check in built_in().items() if check.runs}
 Question = tuple[str, Any]
@@ -120,7 +120,7 @@ class Asked(System):
 
 
 def file_of(check: str) -> ModuleType:
-    return importlib.import_module(f"test_{check}")
+    return importlib.import_module(f"tests.checks.test_{check}")
 
 
 Store = dict[str, Series]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kernel_lines import finding_of, findings_of
 from story import Story
 
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.rules import network
 from healthd.checks import mlx5, nic
 from healthd.checks.nic import EXPLAIN
-from healthd.kernel.lines import network
-from healthd.kernel.parse import parse
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
 
 PCI = "0000:41:00.0"
 BNXT, BNXT_RE = f"bnxt_en {PCI} eth0: ", f"bnxt_en {PCI} rocep65s0f0: "

@@ -17,12 +17,12 @@ import pytest
 from machine import EXPECTED, GPUS, NICS, REQUIRED, ROOT, TMP, WANTED, Machine
 from story import Node, Story
 
-from healthd.convert import load
-from healthd.kernel.source import RawLine, event_of
-from healthd.machine.system import KernelClock
-from healthd.model import Entry, Gpu, Inventory
-from healthd.settings.registry import built_in
-from healthd.work import present
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings.registry import built_in
+from healthd.agent.worker import present
+from healthd.common.codec import load
+from healthd.common.model import Entry, Gpu, Inventory
+from healthd.host.system import KernelClock
 
 INVENTORY = Inventory(tuple(Gpu(pci, index) for index, pci in enumerate(GPUS)))
 

@@ -12,17 +12,23 @@ from fakes import BOOT, NOW, PLAIN_SNAPSHOT
 from slurm_text import columns
 from status_daemon import StatusDaemon
 
+from healthd.agent.conditions.impairments import PROGRAMS, limits, shown_health
+from healthd.agent.doctor import result as doctor_line
+from healthd.agent.doctor import service, slurm, visibility
+from healthd.agent.kernel_log.file import FollowedFile
+from healthd.agent.reporting.status import status_json, verdict_line
+from healthd.agent.scheduler import one_round
+from healthd.agent.settings import layers, registry
+from healthd.agent.settings.config import KernelLogConfig, Settings
+from healthd.agent.settings.effective import settle
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.results import result_of
 from healthd.cli import doctor
 from healthd.cli.main import main
 from healthd.cli.terminal import OF_HEALTH
-from healthd.config import KernelLogConfig, Settings
-from healthd.convert import dump
-from healthd.doctor import line as doctor_line
-from healthd.doctor import service, sight, slurm
-from healthd.host import Host
-from healthd.judge.limits import PROGRAMS, limits, shown_health
-from healthd.kernel.file import FollowedFile
-from healthd.model import (
+from healthd.common.codec import dump
+from healthd.common.history import Past
+from healthd.common.model import (
     NO_GPU,
     CheckResult,
     Finding,
@@ -34,15 +40,9 @@ from healthd.model import (
     Severity,
     SlurmStatus,
 )
-from healthd.nvml import NvmlError
-from healthd.past import Past
-from healthd.say.status import status_json, verdict_line
-from healthd.settings import layers, registry
-from healthd.settings.settle import settle
-from healthd.slurm.commands import NODE_COLUMNS, CommandResult
-from healthd.work import once
-from healthd.work.results import result_of
-from healthd.work.runner import Reply, Request
+from healthd.common.slurm.commands import NODE_COLUMNS, CommandResult
+from healthd.host.host import Host
+from healthd.nvidia.nvml import NvmlError
 
 CHECKS = {name: check for name, check in registry.built_in().items() if check.runs}
 # Their healthy node in the tests has nothing of what they check; or the check needs none (exec, mount: per table).
@@ -63,7 +63,7 @@ def test_a_run_on_an_empty_machine_has_a_reason_or_fails(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_a_run_on_a_healthy_node_that_has_all_is_one_that_passed(name, tmp_path):
-    healthy = importlib.import_module(f"test_{name}").healthy
+    healthy = importlib.import_module(f"tests.checks.test_{name}").healthy
     host, config = healthy(tmp_path)
     given = list(CHECKS[name].run(host, config, Past({}, NOW, BOOT)))
     assert [item for item in given if isinstance(item, NothingToCheck)] == []
@@ -135,8 +135,10 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
     )
     settings = Settings(mode=mode, kernel_log=KernelLogConfig(source=str(log), trust_file=True))
     status = OF_HEALTH[status_json(snapshot)["health"]]
-    found = once.Look("n1", NOW, snapshot.verdict, (), (), BOOT, None, limits=limits(mode, str(log), True, "", missing))
-    check = OF_HEALTH[once.look_json(found)["health"]]
+    found = one_round.Look(
+        "n1", NOW, snapshot.verdict, (), (), BOOT, None, limits=limits(mode, str(log), True, "", missing)
+    )
+    check = OF_HEALTH[one_round.look_json(found)["health"]]
     states = {line.state for line in service.kernel_log(settings)}
     if not slurm_there:
         states |= {line.state for line in slurm.lines(settings, slurm_answers, no_program)}
@@ -209,8 +211,8 @@ def answers(argv):
 def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
     import time
 
-    from healthd.work.runner import Runner
-    from healthd.work.worker import setup_of
+    from healthd.agent.worker.client import Runner
+    from healthd.agent.worker.process import setup_of
 
     every = {"gpu_xid": registry.built_in()["gpu_xid"]}
     loaded = settle({"root": str(tmp_path)}, "healthd.toml", {}, every, layers.without_baseline)
@@ -220,7 +222,7 @@ def test_a_kernel_log_that_check_cannot_read_is_no_healthy_node(tmp_path):
 
     runner = Runner(setup_of(loaded.settings), "", time.monotonic)
     try:
-        document = once.look_json(once.look(loaded, every, runner, unreadable))
+        document = one_round.look_json(one_round.look(loaded, every, runner, unreadable))
     finally:
         runner.close(1.0)
     assert OF_HEALTH[document["health"]] != 0
@@ -248,7 +250,9 @@ def test_doctor_runs_what_a_round_runs():
 def test_doctor_counts_as_status_does():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
     results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
-    (line,) = (line for line in sight.lines(results, sight.Around(False, False, True)) if line.about == "checks")
+    (line,) = (
+        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.about == "checks"
+    )
     assert line.says.startswith("3 of 4 can check this node, 1 has nothing")
 
 
@@ -273,8 +277,8 @@ def test_check_warns_of_a_followed_kernel_log_that_is_missing(tmp_path, capsys):
 
 @pytest.mark.parametrize("mode_of_the_daemon", ["drain", "observe"])
 def test_check_asks_slurmctld_only_if_no_daemon_of_its_mode_does(tmp_path, capsys, monkeypatch, mode_of_the_daemon):
-    monkeypatch.setattr("healthd.judge.limits.missing_programs", lambda _: [])
-    monkeypatch.setattr("healthd.slurm.blocking.trouble_of_node", lambda *_: "sinfo: asked by check")
+    monkeypatch.setattr("healthd.agent.conditions.impairments.missing_programs", lambda _: [])
+    monkeypatch.setattr("healthd.agent.slurm.blocking.trouble_of_node", lambda *_: "sinfo: asked by check")
     (tmp_path / "run").mkdir(mode=0o755)
     with StatusDaemon(tmp_path / "run", mode=mode_of_the_daemon, limits=["sinfo: asked by the daemon"]):
         status, (limit,) = run_check(tmp_path, capsys, mode="drain")

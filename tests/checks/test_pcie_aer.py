@@ -16,8 +16,8 @@ from trees import AER_NAMES, PCI, aer, captured, pci_device
 
 from healthd.checks import pcie_aer
 from healthd.checks.pcie_aer import TOTALS, Config, parse
-from healthd.host import Host
-from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
+from healthd.common.model import Clears, Finding, Inventory, PciDevice, Severity
+from healthd.host.host import Host
 
 GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:01.0"
 

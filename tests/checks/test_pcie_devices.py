@@ -14,8 +14,8 @@ from trees import PCI, pci_device
 
 from healthd.checks import pcie_devices
 from healthd.checks.pcie_devices import Config, validate
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 
 GPU, NIC, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0"
 EXPECTED = Config(expected={GPU: "10de:2330", NIC: "15b3:1021", NVME: "144d:a824"})

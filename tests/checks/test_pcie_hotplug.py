@@ -10,7 +10,7 @@ from story import Story
 
 from healthd.checks import pcie_hotplug
 from healthd.checks.pcie_hotplug import EXPLAIN
-from healthd.model import Clears, Inventory, PciDevice, Severity
+from healthd.common.model import Clears, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0"
 TO_GPU, TO_NIC, TO_NVME, EMPTY = "0000:17:00.0", "0000:17:01.0", "0000:01:00.0", "0000:02:00.0"

@@ -12,8 +12,8 @@ from trees import PCI, pci_device
 
 from healthd.checks import pcie_link
 from healthd.checks.pcie_link import Config, parse
-from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
 
 # A root port, a switch with its upper port and two lower ones, below these a GPU and a network card; an NVMe disk at
 # its own root port.

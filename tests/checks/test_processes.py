@@ -18,10 +18,10 @@ from trees import FakeSystem, write
 
 from healthd.checks import processes
 from healthd.checks.processes import FUSE_CONNECTIONS, MOST_FINDINGS, Config, parse, state_of, validate
-from healthd.host import Host
-from healthd.machine.system import FileStat, Tree
-from healthd.model import Clears, Finding, Severity
-from healthd.past import Past
+from healthd.common.history import Past
+from healthd.common.model import Clears, Finding, Severity
+from healthd.host.host import Host
+from healthd.host.system import FileStat, Tree
 
 # Captured on Linux 6.18: /proc/2/stat, /proc/self/stat; the fields that the tests change are named.
 STAT = (

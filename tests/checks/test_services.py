@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured
 
+from healthd.agent.conditions.absorb import as_configured
+from healthd.agent.settings.config import CheckConfig
 from healthd.checks import services
 from healthd.checks.services import Config, parse, validate
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.judge.absorb import as_configured
-from healthd.machine.program import Ran
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
+from healthd.host.host import Host
+from healthd.host.program import Ran
 
 ASK = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
 STATES = {

@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import sxid
 from healthd.checks.sxid import Config, explain, known_codes
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
 from healthd.nvidia import codes
 
 SWITCH, OTHER = "0000:85:00.0", "0000:86:00.0"

@@ -11,9 +11,9 @@ from trees import write
 
 from healthd.checks import validation
 from healthd.checks.validation import Config
-from healthd.convert import ConvertError, load
-from healthd.host import Host
-from healthd.model import Observation, Program, Severity
+from healthd.common.codec import ConvertError, load
+from healthd.common.model import Observation, Program, Severity
+from healthd.host.host import Host
 from healthd.validation.document import Result, Validation, as_text
 
 GPU = "0000:1b:00.0"

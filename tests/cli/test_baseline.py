@@ -18,22 +18,22 @@ from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
 
+from healthd.agent.settings.config import Layer, Loaded
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import built_in, with_baseline
+from healthd.agent.worker import present
 from healthd.checks import services
 from healthd.checks.mount import worth_watching
-from healthd.cli import baseline
-from healthd.cli.baseline import Present, as_toml, by_hand, drift
+from healthd.cli import baseline_settings
+from healthd.cli.baseline_settings import Present, as_toml, by_hand, drift
 from healthd.cli.main import main
-from healthd.config import Layer, Loaded
-from healthd.convert import dump, load
-from healthd.host import Host
-from healthd.machine.mountinfo import parse_all
-from healthd.machine.program import Ran
-from healthd.machine.system import FileStat
-from healthd.model import Entry, LeftOut, Severity
+from healthd.common.codec import dump, load
+from healthd.common.model import Entry, LeftOut, Severity
+from healthd.common.mountinfo import parse_all
+from healthd.host.host import Host
+from healthd.host.program import Ran
+from healthd.host.system import FileStat
 from healthd.nvidia.fake_nvml import open_fake
-from healthd.settings.registry import built_in, with_baseline
-from healthd.settings.settle import settle
-from healthd.work import present
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -846,7 +846,7 @@ def test_a_baseline_is_for_programs_too(tree, tmp_path, capsys):
 
 def test_a_driver_that_hangs_costs_its_own_part_only(tree, monkeypatch, tmp_path, capsys):
     (tmp_path / "hang.toml").write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetName"\nhang_seconds = 20\n')
-    monkeypatch.setattr(baseline, "GPU_SECONDS", 1.0)
+    monkeypatch.setattr(baseline_settings, "GPU_SECONDS", 1.0)
     assert main(["baseline", *tree[:2], "--fake-nvml", str(tmp_path / "hang.toml")]) == 0
     text = capsys.readouterr().out
     assert "# left out: could not be looked at: " in text
@@ -862,7 +862,7 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "# left out: mount /data: /data is not mounted" in text
     assert set(tomllib.loads(text)["checks"]["mount"]) == {"/", "/raid", "/software"}
-    monkeypatch.setattr(baseline, "INSTANCES_SECONDS", 0.0)
+    monkeypatch.setattr(baseline_settings, "INSTANCES_SECONDS", 0.0)
     assert main(["baseline", *tree]) == 0
     assert "# left out: mount /raid: not asked: others took too long" in capsys.readouterr().out
 
@@ -873,8 +873,8 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
 SITE = """
 import time
 from dataclasses import dataclass
-from healthd.config import CheckConfig
-from healthd.model import Baseline, Entry, LeftOut
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.model import Baseline, Entry, LeftOut
 
 PER = "shelf"
 BASELINE = Baseline(("disks",))
@@ -915,7 +915,7 @@ def site(tree, tmp_path) -> Callable[[str], list[str]]:
 
 
 def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is_left_out(site, monkeypatch, capsys):
-    monkeypatch.setattr(baseline, "INSTANCE_SECONDS", 10.0)
+    monkeypatch.setattr(baseline_settings, "INSTANCE_SECONDS", 10.0)
     assert main(["baseline", *site(SITE)]) == 0
     text = capsys.readouterr().out
     assert list(tomllib.loads(text)["checks"])[-2:] == ["mount", "shelf"]

@@ -22,11 +22,11 @@ from trees import plain_machine
 from waiting import until
 
 import healthd
+from healthd.agent.settings.registry import built_in
 from healthd.cli.flags import DEFAULT_FILE, duration
 from healthd.cli.main import FAMILIES, HELP, TWO_WORDS, command
-from healthd.settings.registry import built_in
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 
 
@@ -265,7 +265,7 @@ def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, 
     """`sleep` stands for a look at a file that never ends; the time limit ends it."""
     from healthd.cli import config
     from healthd.cli.main import main
-    from healthd.machine import program
+    from healthd.host import program
 
     real = program.run_program
     monkeypatch.setattr(config, "LOOK_SECONDS", 0.2)
@@ -598,7 +598,7 @@ def test_an_xid_of_no_catalogue_is_explained_too():
 
 
 def test_every_code_that_is_listed_can_be_explained():
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     checks = registry.built_in()
     rows = run("list", "--codes").out.splitlines()[1:]

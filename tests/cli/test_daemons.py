@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.running import command_of, daemons, described, found
+from healthd.cli.daemons import command_of, daemons, described, found
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from event_lines import NOON, line, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.say.event_rows import rows
-from healthd.say.page import Page
-from healthd.stream.event import EVENTS
-from healthd.stream.line import Told, parse
+from healthd.common.page import Page
+from healthd.events.parse import Told, parse
+from healthd.events.rows import rows
+from healthd.events.schema import EVENTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 XID = {
     "condition": "x-1",
     "check": "gpu_xid",

@@ -11,14 +11,19 @@ from fakes import assert_ends_as_explained
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.conditions import intake
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.verdict import judge
+from healthd.agent.reporting import explanation
+from healthd.agent.reporting.explanation import Here, Running
+from healthd.agent.reporting.fault_course import Does, course, findings_of
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings
+from healthd.agent.slurm.policy import Policy, decide
 from healthd.cli import flags
-from healthd.cli.asked import Code, HarmlessLine, OfCheck, OthersReason, Several, Unknown, asked
+from healthd.cli.explain_query import Code, HarmlessLine, OfCheck, OthersReason, Several, Unknown, asked
 from healthd.cli.main import main
-from healthd.config import CheckConfig, Loaded, Settings
-from healthd.judge import intake
-from healthd.judge.ledger import Ledger
-from healthd.judge.verdict import judge
-from healthd.model import (
+from healthd.common.model import (
     CheckResult,
     Drain,
     Finding,
@@ -29,14 +34,9 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
-from healthd.say import explanation
-from healthd.say.course import Does, course, findings_of
-from healthd.say.explanation import Here, Running
+from healthd.common.slurm.drain_reason import reason
 from healthd.scan import events as scan
 from healthd.scan.lines import Block, Tally
-from healthd.settings import registry
-from healthd.slurm.policy import Policy, decide
-from healthd.slurm.reason import reason
 
 CHECKS = registry.built_in()
 CODES = registry.all_codes(CHECKS)
@@ -44,7 +44,7 @@ START = 1_800_000_000.0
 LOOK_SECONDS = 10.0
 LONGEST_SECONDS = 1200.0
 IDLE = NodeState("n", frozenset({"IDLE"}))
-DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
+DATA = sorted((Path(__file__).parents[1] / "data").glob("kernel_lines*.jsonl"))
 LINES = [json.loads(line)["text"] for file in DATA for line in file.read_text("utf-8").splitlines()]
 
 

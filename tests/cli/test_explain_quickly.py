@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from healthd.agent.settings import registry
 from healthd.cli import explain
 from healthd.cli.flags import load_settings
-from healthd.settings import registry
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHECKS = registry.built_in()
 CODES = [*registry.all_codes(CHECKS), "mount/others", "kernel/others"]
 

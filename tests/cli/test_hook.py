@@ -17,13 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from other_user import NOBODY, only_root, told_by
 from waiting import until
 
+from healthd.agent.slurm.prolog_refusals import told_by_prolog
 from healthd.cli import hook
-from healthd.slurm.refusals import told_by_prolog
-from tests.other_user import NOBODY, only_root, told_by
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROLOG, EPILOG = ROOT / "packaging/slurm/prolog", ROOT / "packaging/slurm/epilog"
 SHELLS = [shell for shell in ("/bin/dash", "/bin/bash", "/bin/busybox") if os.path.exists(shell)]
 DRAIN = "drain {} gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
@@ -447,7 +447,14 @@ def test_the_hooks_load_little_and_run_without_an_environment(tmp_path: Path) ->
             argv, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240, check=True
         )
         assert done.stdout
-        heavy = {"healthd.config", "healthd.daemon", "healthd.model", "asyncio", "dataclasses", "pynvml"}
+        heavy = {
+            "healthd.agent.settings.config",
+            "healthd.agent.daemon",
+            "healthd.common.model",
+            "asyncio",
+            "dataclasses",
+            "pynvml",
+        }
         assert heavy.isdisjoint(done.stderr.split())
 
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_hook import PROLOG, SHELLS, run
 from waiting import until
+
+from tests.cli.test_hook import PROLOG, SHELLS, run
 
 HOLDS = """\
 import fcntl, os, signal, subprocess, sys, time

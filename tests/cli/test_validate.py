@@ -19,7 +19,7 @@ from healthd.validation.document import Validation, parse
 from healthd.validation.history import parse as parse_history
 from healthd.validation.run import somebody_waits
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def healthd(tmp_path: Path, *arguments: str, path: str = "/usr/bin:/bin", **more) -> subprocess.CompletedProcess[str]:
@@ -508,7 +508,7 @@ def test_wrong_use_is_told_and_nothing_is_measured(tmp_path, arguments, says):
 
 def test_the_commands_help_and_the_daemon_load_nothing_of_it():
     code = (
-        "import sys, healthd.daemon, healthd.cli.run; from healthd.cli.main import main; main(['--help']); "
+        "import sys, healthd.agent.daemon, healthd.cli.run; from healthd.cli.main import main; main(['--help']); "
         "print([name for name in sys.modules if name.startswith('healthd.validation')])"
     )
     done = subprocess.run(

@@ -22,7 +22,7 @@ from status_daemon import StatusDaemon
 
 from healthd.cli.watch import frame
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 120.0
 ENTER, LEAVE = "\033[?1049h", "\033[?1049l"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.machine.files import open_own_file, overwrite_file, remove_leftovers, replace_file
+from healthd.common.atomic_files import open_own_file, overwrite_file, remove_leftovers, replace_file
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import CheckConfig, Loaded, Settings
-from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.model import CheckResult, Condition, Entry, Inventory, KernelEvent, SlurmMemory
-from healthd.settings import registry
-from healthd.values import type_hints
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings
+from healthd.common.codec import ConvertError, dump, load, nearest, show
+from healthd.common.model import CheckResult, Condition, Entry, Inventory, KernelEvent, SlurmMemory
+from healthd.common.values import type_hints
 
 
 class Colour(enum.Enum):

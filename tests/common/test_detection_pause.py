@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.machine import detection_pause
-from healthd.machine.detection_pause import FILE, LONGEST_SECONDS, DetectionPause, parse, standing
+from healthd.common import detection_pause
+from healthd.common.detection_pause import FILE, LONGEST_SECONDS, DetectionPause, parse, standing
 
 NOW = 1_795_000_000.0
 PAUSE = DetectionPause(NOW + 7200, "a benchmark", "root (uid 0)", NOW)

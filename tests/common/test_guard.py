@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from healthd import guard
-from healthd.guard import SHOWN_SECONDS, SLURM, SOCKET, never_raises
+from healthd.common import guard
+from healthd.common.guard import SHOWN_SECONDS, SLURM, SOCKET, never_raises
 
 
 def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.model import Observation, ObservationKind
-from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Reading, Series, update, without_growth
+from healthd.common.history import (
+    KEEP_INCREMENTS,
+    KEEP_SECONDS,
+    Past,
+    Reading,
+    Series,
+    update,
+    without_growth,
+)
+from healthd.common.model import Observation, ObservationKind
 
 COUNTER, GAUGE = ObservationKind.COUNTER, ObservationKind.GAUGE
 

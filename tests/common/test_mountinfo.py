@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import captured
 
-from healthd.machine.mountinfo import Mount, holding, in_a_file, is_local, of_host, parse, parse_all
+from healthd.common.mountinfo import Mount, holding, in_a_file, is_local, of_host, parse, parse_all
 
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
 

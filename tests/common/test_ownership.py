@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import ConfigError, read_file
-from healthd.machine import ownership
-from healthd.machine.files import replace_file
-from healthd.machine.lock import lock
-from healthd.machine.ownership import Untrusted, changed_by
-from healthd.settings import registry
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import ConfigError, read_file
+from healthd.common import ownership
+from healthd.common.atomic_files import replace_file
+from healthd.common.ownership import Untrusted, changed_by
+from healthd.host.lock import lock
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root only")

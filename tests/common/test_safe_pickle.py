@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.unpickle import NotPlain, plain
+from healthd.common.safe_pickle import NotPlain, plain
 
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False) | st.text()
 PLAIN = st.recursive(

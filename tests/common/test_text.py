@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from kernel_lines import LINES, messages
 from pumped import pumps, pumps_of_a_search
 
-from healthd.kernel.lines.rule import MAX_TEXT
-from healthd.kernel.parse import RULES, UNREAD, parse
-from healthd.text import LatePattern, is_decimal, patterns_compiled_where_made, printable, regex
+from healthd.agent.kernel_log.parse import RULES, UNREAD, parse
+from healthd.agent.kernel_log.rules.rule import MAX_TEXT
+from healthd.common.text import LatePattern, is_decimal, patterns_compiled_where_made, printable, regex
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OTHER_DIGITS = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 
 
@@ -143,7 +143,7 @@ def test_no_text_takes_a_search_longer_than_its_length(module):
 
 def test_every_rule_is_pumped_at_each_of_its_repeats():
     """And none fails on what it is given then."""
-    known = {p.pattern for module in modules() if ".lines." in module for p in patterns_of(module)}
+    known = {p.pattern for module in modules() if ".rules." in module for p in patterns_of(module)}
     assert {rule.pattern.pattern for rule in RULES} <= known
     for rule in RULES:
         for text in pumps(rule.pattern, MAX_TEXT):
@@ -222,9 +222,9 @@ def test_a_pattern_that_is_none_raises_where_it_is_used_or_where_a_sites_file_ma
 
 
 ONCE_COMPILED = """
-import healthd.daemon
-from healthd.settings import registry
-from healthd.text import LatePattern, compile_patterns, regex
+import healthd.agent.daemon
+from healthd.agent.settings import registry
+from healthd.common.text import LatePattern, compile_patterns, regex
 registry.built_in()
 waited = compile_patterns()
 print(waited, compile_patterns(), type(regex("a")).__name__)

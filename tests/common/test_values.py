@@ -1,4 +1,4 @@
-"""A class of healthd.values is what Python's own dataclass() would have made of it, but for when."""
+"""A class of healthd.common.values is what Python's own dataclass() would have made of it, but for when."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from types import ModuleType
 
 import pytest
 
-from healthd import values
-from healthd.config import CheckConfig
-from healthd.model import Finding, Observation, Severity
+from healthd.agent.settings.config import CheckConfig
+from healthd.common import values
+from healthd.common.model import Finding, Observation, Severity
 
-ROOT = Path(__file__).parents[1]
-OWN = {"healthd.client", "healthd.values"}  # copied into containers, alone; the one that makes them
+ROOT = Path(__file__).parents[2]
+OWN = {"healthd.client", "healthd.common.values"}  # copied into containers, alone; the one that makes them
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -36,7 +36,9 @@ def sources() -> Iterator[tuple[str, str]]:
             yield name, path.read_text()
 
 
-MODULES = [name for name, text in sources() if "\nfrom healthd.values import dataclass" in text and name not in OWN]
+MODULES = [
+    name for name, text in sources() if "\nfrom healthd.common.values import dataclass" in text and name not in OWN
+]
 
 
 def test_each_frozen_class_with_slots_is_one_of_these() -> None:
@@ -44,7 +46,7 @@ def test_each_frozen_class_with_slots_is_one_of_these() -> None:
     by_python = [
         name
         for name, text in sources()
-        if (found := frozen.search(text)) and (found[1] or "from healthd.values import dataclass" not in text)
+        if (found := frozen.search(text)) and (found[1] or "from healthd.common.values import dataclass" not in text)
     ]
     assert set(by_python) - OWN == set()
 
@@ -280,7 +282,7 @@ def test_other_classes_are_python_s_own() -> None:
 
 def test_what_a_command_does_not_use_is_not_made() -> None:
     program = (
-        "from healthd.model import Condition, Observation; Observation('a', 1.0);"
+        "from healthd.common.model import Condition, Observation; Observation('a', 1.0);"
         "print(type(vars(Condition)['__init__']).__name__, type(vars(Observation)['__init__']).__name__,"
         " type(vars(Observation)['__hash__']).__name__)"
     )

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 RANDOM = ("--hypothesis-profile=random", "--hypothesis-seed=7")
 
 
@@ -23,11 +23,11 @@ def run(folder: Path, tests: str, *options: str) -> str:
     """What pytest says of tests that it takes for this file, by our settings. `stranger` is a module of others."""
     (folder / "test_conftest.py").write_text(tests)
     (folder / "stranger.py").write_text("import warnings\ndef warn(c, level=1): warnings.warn('old', c, level)\n")
-    given = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider", *options]
+    given = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", *options]
     own = {name: value for name, value in os.environ.items() if not name.startswith(("HEALTHD_", "PYTEST_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *given, str(folder / "test_conftest.py")],
-        env={**own, "PYTHONPATH": f"{TESTS}:{TESTS.parent}:{folder}"},
+        [sys.executable, "-m", "pytest", "--import-mode=prepend", *given, str(folder / "test_conftest.py")],
+        env={**own, "PYTHONPATH": f"{TESTS}/support:{TESTS.parent}:{folder}"},
         cwd=folder,
         capture_output=True,
         text=True,

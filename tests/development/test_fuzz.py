@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from healthd import guard
+from healthd.common import guard
 from tests.fuzz import run as fuzzing
 from tests.fuzz.mutate import MAX_BYTES, inputs
 from tests.fuzz.run import MOST_FAILURES, fuzz
 from tests.fuzz.targets import TARGETS, made
 
 INPUTS = 400
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -68,6 +68,8 @@ def test_a_reader_that_stumbles_behind_a_guard_or_raises_or_is_slow_is_found(mon
 
 def test_an_unknown_target_is_one_sentence() -> None:
     argv = [sys.executable, "-m", "tests.fuzz", "kernel"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{ROOT}/tests"})
+    done = subprocess.run(
+        argv, cwd=ROOT, capture_output=True, text=True, env={"PYTHONPATH": f"{ROOT}:{ROOT}/tests/support"}
+    )
     assert done.returncode == 2
     assert "there is no target kernel; there are: kernel-message, " in done.stderr

@@ -8,7 +8,7 @@ import golden
 import pytest
 from golden_node import CHECKS
 
-from healthd.settings import registry
+from healthd.agent.settings import registry
 
 MOST_LINES = 40
 
@@ -24,7 +24,7 @@ def test_golden_decisions_are_unchanged(kept: str) -> None:
     shown = "\n".join(diff[:MOST_LINES])
     assert not diff, (
         f"{len(diff)} lines of difference:\n{shown}\n"
-        "If these decisions are to change: .venv/bin/python tests/golden.py --write"
+        "If these decisions are to change: .venv/bin/python tests/support/golden.py --write"
     )
 
 

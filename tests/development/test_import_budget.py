@@ -15,11 +15,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import test_own_files
+
+from tests.agent.worker import test_installed_files as test_own_files
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A command as its process begins; what is loaded when it has ended.
 COMMAND = """
 import json, sys
@@ -29,47 +30,61 @@ sys.argv[1:] = json.loads(sys.argv[1])
 main()
 print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 """
-BASE = {"", "cli", "cli.flags", "cli.main", "cli.terminal", "control", "control.protocol", "errors", "text"}
-SETTINGS = {
-    *("config", "convert", "guard", "host", "plausible", "settings", "settings.layers", "settings.registry"),
-    *("settings.settle", "toml", "data", "nvml", "model", "past", "contract", "values"),
-    *("machine", "machine.disks", "machine.inventory", "machine.mountinfo", "machine.ownership", "machine.program"),
-    *("machine.shortage", "machine.system"),
-}
-# What the checks that come with healthd import beside the settings.
-CHECKS = {
-    *("checks", "live", "live.told", "machine.cgroup", "machine.detection_pause", "machine.files"),
-    *("machine.gpu_reset", "machine.infiniband", "machine.network_card", "nvidia", "nvidia.codes"),
-    *("nvidia.recovery", "nvidia.xid_table"),
-}
-SHOWN = {"say", "say.duration", "say.ends", "say.next_steps", "say.render"}
-ROUND = {
-    *("cli.check", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.endings", "judge.intake"),
-    *("judge.ledger", "judge.limits"),
-    *("judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),
-    *("kernel.parse", "kernel.prefix", "kernel.repeats", "kernel.source", "machine.oom", "record", "record.recording"),
-    *("say.status", "say.troubles", "stream", "stream.event", "stream.outbox", "stream.told", "work"),
-    *("work.forked", "work.once", "work.requests", "work.results", "work.runner", "work.schedule", "work.unchanged"),
-    "work.worker",
-}
-FAMILIES = {"checks", "kernel.lines"}  # folders whose files all belong to what is listed with them
 
-# words -> what of healthd it may load
+
+def names(text: str) -> set[str]:
+    return set(text.split())
+
+
+BASE = names("""
+    agent agent.control agent.control.protocol cli cli.flags cli.main cli.terminal common common.errors common.paths
+    common.text
+""")
+SETTINGS = names("""
+    agent.settings agent.settings.config agent.settings.contract agent.settings.effective agent.settings.layers
+    agent.settings.limits agent.settings.registry common.codec common.guard common.history common.model
+    common.mountinfo common.ownership common.toml common.values host host.disks host.host host.inventory
+    host.program host.shortage host.system nvidia nvidia.nvml
+""")
+# Modules that the built-in checks import besides the settings.
+CHECKS = names("""
+    api
+    checks common.atomic_files common.detection_pause failslow failslow.live failslow.live.document host.cgroup
+    host.gpu_reset host.infiniband host.network_card nvidia.codes nvidia.recovery_action nvidia.xid_table
+""")
+SHOWN = names("""
+    agent.reporting agent.reporting.endings agent.reporting.next_steps agent.reporting.render common.duration
+""")
+ROUND = names("""
+    agent.conditions agent.conditions.absorb agent.conditions.bounds agent.conditions.condition
+    agent.conditions.endings agent.conditions.impairments agent.conditions.intake agent.conditions.ledger
+    agent.conditions.verdict agent.kernel_log agent.kernel_log.coalesce agent.kernel_log.kmsg
+    agent.kernel_log.open_source agent.kernel_log.parse agent.kernel_log.prefix agent.kernel_log.repeats
+    agent.kernel_log.rules agent.kernel_log.source agent.recording agent.recording.recording agent.reporting.status
+    agent.reporting.troubles agent.scheduler agent.scheduler.due agent.scheduler.one_round agent.worker
+    agent.worker.client agent.worker.forked agent.worker.process agent.worker.requests agent.worker.results
+    agent.worker.unchanged cli.check common.page events events.emitted events.outbox events.schema host.oom
+    nvidia.fake_machines
+""")
+EXPLAIN = names("""
+    agent.conditions agent.conditions.absorb agent.conditions.bounds agent.conditions.condition
+    agent.conditions.verdict agent.control.client agent.reporting.explanation agent.reporting.fault_course
+    agent.slurm agent.slurm.flapping agent.slurm.fleet_limit agent.slurm.policy cli.explain common.page common.slurm
+    common.slurm.builtin_reasons common.slurm.drain_reason common.slurm.node_states nvidia.fake_machines
+    nvidia.xid_texts
+""")
+FAMILIES = {"checks", "agent.kernel_log.rules"}  # folders whose files all belong to what is listed with them
+
+# command -> the modules of healthd that it may load
 BUDGETS = {
     "--version": BASE,
     "--help": BASE,
-    "hook healthcheck": BASE | {"cli.hook", "control.client"},
-    "hook epilog": BASE | {"cli.hook", "control.client", "say", *SHOWN},
-    "status": BASE | SHOWN | {"cli.control", "control.client", "cli.running", "cli.watch", "say.event_rows"},
-    "explain gpu_xid/79": BASE
-    | SETTINGS
-    | CHECKS
+    "hook healthcheck": BASE | {"agent.control.client", "cli.hook"},
+    "hook epilog": BASE | SHOWN | {"agent.control.client", "cli.hook"},
+    "status": BASE
     | SHOWN
-    | {
-        *("control.client", "cli.explain", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.verdict"),
-        *("nvidia.xid_texts", "say.course", "say.explanation", "slurm", "slurm.fleet_limit", "slurm.flapping"),
-        *("slurm.policy", "slurm.reason", "slurm.slurm_reasons"),
-    },
+    | {"agent.control.client", "cli.control", "cli.daemons", "cli.watch", "common.page", "events", "events.rows"},
+    "explain gpu_xid/79": BASE | SETTINGS | CHECKS | SHOWN | EXPLAIN,
     "check": BASE | SETTINGS | CHECKS | SHOWN | ROUND,
 }
 # Libraries that none of these may load: a node's command has no use for them, or not at its start.
@@ -98,7 +113,7 @@ def loaded(words: str, tmp_path: Path) -> set[str]:
 def test_a_command_loads_what_it_needs_and_no_more(words: str, tmp_path: Path) -> None:
     modules = loaded(words, tmp_path)
     own = {name.removeprefix("healthd").removeprefix(".") for name in modules if name.partition(".")[0] == "healthd"}
-    own = {name for name in own if name.rpartition(".")[0] not in FAMILIES}
+    own = {name for name in own if name and name.rpartition(".")[0] not in FAMILIES}
     assert own - BUDGETS[words] == set()
     assert modules & NEVER == set()
 
@@ -129,16 +144,22 @@ NO_USE = {
 # The worker has hardly ever a word to say, and copies a ledger without knowing what is in it.
 NO_USE_TO_WORKER = {
     *("argparse", "csv", "datetime", "gettext", "logging", "random", "textwrap", "traceback"),
-    *("healthd.cli", "healthd.daemon", "healthd.judge.ledger", "healthd.say", "healthd.stream.event"),
-    *("healthd.judge.ledger_file", "healthd.kernel", "healthd.work.runner"),
+    *(
+        "healthd.cli",
+        "healthd.agent.daemon",
+        "healthd.agent.conditions.ledger",
+        "healthd.agent.reporting",
+        "healthd.events.schema",
+    ),
+    *("healthd.agent.conditions.ledger_codec", "healthd.agent.kernel_log", "healthd.agent.worker.client"),
 }
 # A worker that has looked with each check but those that ask NVML, whose binding brings its own, and has kept what the
 # daemon gives it.
 WORKER = """
 import sys
-from healthd.convert import dump
-from healthd.settings.registry import built_in
-from healthd.work.worker import Setup, Worker, _host
+from healthd.common.codec import dump
+from healthd.agent.settings.registry import built_in
+from healthd.agent.worker.process import Setup, Worker, _host
 folder = sys.argv[1]
 setup = Setup(root=f"{folder}/root", state_dir=f"{folder}/state", runtime_dir=f"{folder}/run")
 worker = Worker(setup, *_host(setup))
@@ -177,7 +198,7 @@ def test_a_daemon_has_no_library_that_it_can_do_without(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     (tmp_path / "healthd.toml").write_text(test_own_files.SETTINGS.format(tmp_path).replace("127.0.0.1:0", "off"))
     modules = loaded_without_site(test_own_files.READY, str(tmp_path / "healthd.toml"))
-    assert "healthd.daemon" in modules
+    assert "healthd.agent.daemon" in modules
     assert modules & NO_USE == set()
 
 
@@ -186,5 +207,5 @@ def test_a_worker_has_nothing_that_only_others_need(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "run" / "ledger.json").write_text("{}")
     modules = loaded_without_site(WORKER, str(tmp_path))
-    assert {"healthd.checks.exec", "healthd.stream.file", "healthd.judge.kept_file"} <= modules
+    assert {"healthd.checks.exec", "healthd.events.writer", "healthd.agent.conditions.state_files"} <= modules
     assert modules & (NO_USE | NO_USE_TO_WORKER) == set()

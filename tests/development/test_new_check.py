@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MADE = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", "dist", "wheels", "*.egg-info")
 NAME = "fan_speed"
 TESTS = ("design", "contract", "contributing", "checks_page", "sample_settings", "conf", "peers", "docs", "man")
@@ -55,7 +55,7 @@ def written(tree: Path) -> dict[str, float]:
         (["class"], '"class" is no name for a check'),
         (["f" * 25], "is too long for a check: 24 characters at most"),
         (["mount"], 'the name "mount" is taken: there is checks/mount.py'),
-        (["registry"], 'the name "registry" is taken: there is tests/test_registry.py'),
+        (["registry"], 'the name "registry" is taken: there is tests/agent/settings/test_registry.py'),
         ([NAME, "--under", "fans"], 'conf/healthd.toml has no heading "fans": there are GPU, PCI Express, network, '),
     ],
 )
@@ -79,11 +79,11 @@ def test_what_it_writes_passes_what_holds_the_checks(tree, tmp_path):
         assert run(made, "-m", *words).stdout == ""
     types = run(made, "-m", "mypy", "--strict", "--no-error-summary")
     assert (types.stdout, types.returncode) == ("", 0)
-    files = [f"tests/test_{name}.py" for name in (*TESTS, NAME)]
+    files = [f"tests/checks/test_{name}.py" for name in (*TESTS, NAME)]
     tests = run(made, "-m", *PYTEST, *files)
     assert tests.returncode == 0, tests.stdout
     for file, which in (("mutations", NAME), ("normal_life", "healthy or boot")):
-        some = run(made, "-m", *PYTEST, f"tests/test_{file}.py", "-k", which)
+        some = run(made, "-m", *PYTEST, f"tests/checks/test_{file}.py", "-k", which)
         assert some.returncode == 0, some.stdout
     looked = run(made, "-m", "healthd", "check", NAME, "--config", "conf/healthd.toml", "--root", "/")
     assert f"\n{NAME}  completed" in looked.stdout, looked.stderr

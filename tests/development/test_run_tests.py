@@ -13,7 +13,7 @@ import psutil
 import pytest
 from waiting import until
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 RUN_TESTS = TESTS.parent / "scripts" / "run_tests.py"
 # Fails in its first process, like a test that does not bear what runs beside it.
 FLAKY = """
@@ -31,7 +31,7 @@ RIGHT = "def test_right(): pass"
 def project(folder: Path, **files: str) -> Path:
     """Test files, and the hooks that run_tests.py needs."""
     plugins = 'pytest_plugins = ["alone", "started"]'
-    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n{plugins}\n")
+    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS / 'support')!r})\n{plugins}\n")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers = alone\n")
     for name, text in files.items():
         lines = text.strip("\n").splitlines()

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_digest_is_of_the_columns_and_the_rows_in_any_order():
@@ -57,7 +57,7 @@ def test_a_change_is_not_taken_for_a_wrong_answer_but_is_without_java(tmp_path, 
 def test_where_spark_is_missing_the_comparison_says_that_it_was_not_made():
     program = (
         "import runpy, sys\nsys.modules['pyspark'] = None\n"
-        f"runpy.run_path({str(ROOT / 'tests/spark_engines.py')!r}, run_name='__main__')"
+        f"runpy.run_path({str(ROOT / 'tests/support/spark_engines.py')!r}, run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.returncode == 75, done.stderr

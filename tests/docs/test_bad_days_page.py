@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/bad-days.md").read_text("utf-8")
 TESTS = re.compile(r"(?m)^- `(tests/[\w/]+\.py)`: (.*)$")
 

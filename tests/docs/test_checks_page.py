@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd.settings import registry
+from healthd.agent.settings import registry
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/checks_page.py"
 CHECKS = registry.built_in()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd.settings import registry
+from healthd.agent.settings import registry
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "man").glob("*")])
 CALL = re.compile(r"`((?:[A-Za-z_]+\.)+[a-z_]+)\(\)?[^`]*`")
 FILE = re.compile(r"`((?:healthd|checks|conf|docs|man|packaging|scripts|tests|bench)/[\w./-]+\.\w+)`")
@@ -68,7 +68,9 @@ def test_a_file_that_is_named_exists(page):
 SOURCES = sorted(
     [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py"), *(ROOT / "docs/adr").glob("*.md")]
 )
-BY_NAME = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.(?:py|csv))(?![\w/])")  # "parse.py", "kernel/lines/nvidia.py"
+BY_NAME = re.compile(
+    r"(?<![\w./-])((?:\w+/)*\w+\.(?:py|csv))(?![\w/])"
+)  # "parse.py", "agent/kernel_log/rules/nvidia.py"
 THERE = {
     str(path.relative_to(ROOT))
     for top in ("healthd", "checks", "tests", "scripts", "bench")

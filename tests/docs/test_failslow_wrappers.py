@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TASK_PROLOG = ROOT / "packaging/slurm/task-prolog"
 
 

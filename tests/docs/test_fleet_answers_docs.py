@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def script() -> ModuleType:

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FIGURE = ROOT / "docs/fleet-limit.svg"
 # .venv has it (scripts/setup.sh); the other Pythons draw nothing.
 DRAWS = importlib.util.find_spec("matplotlib") is not None or Path(sys.prefix) == ROOT / ".venv"

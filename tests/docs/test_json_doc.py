@@ -8,9 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthd.cli.listing import checks_json, codes_json
-from healthd.judge.ledger import Pause
-from healthd.model import (
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.reporting import explanation
+from healthd.agent.reporting.fault_course import Does
+from healthd.agent.reporting.status import Snapshot, status_json
+from healthd.agent.scheduler.one_round import Look, look_json
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import built_in
+from healthd.cli.list import checks_json, codes_json
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -33,14 +39,8 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.say import explanation
-from healthd.say.course import Does
-from healthd.say.status import Snapshot, status_json
-from healthd.settings.registry import built_in
-from healthd.settings.settle import settle
-from healthd.work.once import Look, look_json
 
-TEXT = (Path(__file__).parents[1] / "docs/json.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs/json.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([a-z_]+)`", TEXT))
 
 FINDING = Finding(Severity.CRITICAL, "mount/missing", "/data", "/data is not mounted")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd.kernel import parse as kernel_parse
+from healthd.agent.kernel_log import parse as kernel_parse
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AGAIN = "run scripts/kernel_lines_page.py: a rule, a check or the captured lines changed"
 RECOGNISED = 0.95  # of the lines of each kind but Xids and SXids
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from healthd.agent.settings.config import CheckConfig, Settings
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import built_in
 from healthd.cli.main import FAMILIES
-from healthd.config import CheckConfig, Settings
-from healthd.convert import dump
-from healthd.settings.registry import built_in
-from healthd.settings.settle import settle
+from healthd.common.codec import dump
 
 pytestmark = pytest.mark.one_python
 
@@ -25,7 +25,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS, SETTINGS = ROOT / "man/healthd.8", ROOT / "man/healthd.toml.5"
 
 
@@ -106,7 +106,7 @@ def test_every_setting_has_its_place_with_its_default():
 
 
 def test_what_waits_for_the_next_start_is_marked():
-    from healthd.daemon import FIXED_SETTINGS
+    from healthd.agent.daemon import FIXED_SETTINGS
 
     marked = {name for name, value in shown().items() if value.endswith(", start")}
     assert marked == {name for name in defaults(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from healthd.say.metric_names import FAMILIES, PREFIX
-from healthd.say.metrics import render
-from healthd.settings import registry
-from tests.test_metrics import healthy, troubled
+from healthd.agent.metrics.families import render
+from healthd.agent.metrics.names import FAMILIES, PREFIX
+from healthd.agent.settings import registry
+from tests.agent.metrics.test_families import healthy, troubled
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (healthy, troubled)  # fixtures: what a DGX H100's checks read, and everything that can be wrong at once
 ROW = re.compile(r"(?m)^\| `(healthd_\w+)` \| (gauge|counter) \| ([^|]*) \| [^|]* \| [^|]+ \|$")
 
@@ -50,7 +50,7 @@ def test_each_series_of_a_page_has_its_row_with_its_type_and_its_labels(
 
 
 def test_what_no_code_makes_any_more_is_in_no_table() -> None:
-    made = (ROOT / "healthd/say/metrics.py").read_text("utf-8")
+    made = (ROOT / "healthd/agent/metrics/families.py").read_text("utf-8")
     assert {name for name in FAMILIES if f'"{name}"' not in made} == set()
 
 

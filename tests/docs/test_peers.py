@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from healthd.agent.settings import registry
 from healthd.cli.main import FAMILIES
-from healthd.settings import registry
 
 pytestmark = pytest.mark.one_python
 
-PAGE = (Path(__file__).parents[1] / "docs/peers.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/peers.md").read_text("utf-8")
 CHECKS = registry.built_in()
 CODES = set(registry.explained(CHECKS))
 WITHOUT = "no"  # the last column says why

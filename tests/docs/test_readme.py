@@ -19,7 +19,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
 TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;)]|$)")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.say import explanation
-from healthd.settings import registry
+from healthd.agent.reporting import explanation
+from healthd.agent.settings import registry
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AGAIN = "run scripts/runbooks.py"
 CHECKS = registry.built_in()
 HEADINGS = {

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text("utf-8")
-TEST = re.compile(r"`((?:e2e/)?test_\w+\.py)(?:::(\w+))?`")
+TEST = re.compile(r"`((?:[a-z0-9_]+/)*test_\w+\.py)(?:::(\w+))?`")
 
 
 def test_each_test_that_the_page_names_exists() -> None:

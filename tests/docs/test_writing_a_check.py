@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-TEXT = (Path(__file__).parents[1] / "docs/writing-a-check.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs/writing-a-check.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
 SHORT, FULL, FOR_EACH = (block for kind, block in BLOCKS if kind == "python")
 SCRIPT = next(block for kind, block in BLOCKS if kind == "sh")
@@ -135,7 +135,9 @@ def writes(text: str) -> Callable[[Site], None]:
 
 def gives(what: str) -> Callable[[Site], None]:
     """A run() that gives something."""
-    return writes(f"from healthd.model import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n")
+    return writes(
+        f"from healthd.common.model import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n"
+    )
 
 
 def ends_with_4(site: Site) -> None:

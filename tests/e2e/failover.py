@@ -12,8 +12,8 @@ import time
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty
 
-from healthd.model import Severity
-from healthd.slurm.policy import Owner
+from healthd.agent.slurm.policy import Owner
+from healthd.common.model import Severity
 
 POLICY = dataclasses.replace(ACT, command_seconds=60)
 DEGRADED = faulty(condition(Severity.DEGRADED))

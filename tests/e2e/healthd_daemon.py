@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from healthd.machine.program import ENVIRONMENT
+from healthd.host.program import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EACH_SECOND = "interval_seconds = 1.0\n"
@@ -179,7 +179,7 @@ class Healthd:
         while True:
             for pid in children.read_text().split():
                 with contextlib.suppress(OSError):  # a child that ended since
-                    if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    if b"healthd.agent.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                         return int(pid)
             assert time.monotonic() < end, "there is no worker"
             time.sleep(0.02)

@@ -13,12 +13,22 @@ import slurm_versions
 from slurm_cluster import Node, SlurmCluster
 from waiting import until
 
-from healthd.config import FleetLimits
-from healthd.model import Clears, Condition, ConditionState, Health, Mode, Requeue, Severity, SlurmMemory, Verdict
-from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
-from healthd.slurm.look import ReconcileReport, Remember, reconcile
-from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
-from healthd.slurm.policy import Policy
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.policy import Policy
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.common.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Health,
+    Mode,
+    Requeue,
+    Severity,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
 
 # tests leave drained nodes to each other, and are not about how many
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)

@@ -4,8 +4,8 @@
                                                     -> repair -> cleared -> resumed
 
 A row that is added is a `Row` in the list of a file of them (stories_*.py), mostly of a few lines. What the parts of a
-machine look like is for tests/machine.py and the fake NVML to say; steps change them. Rounds come twice a second, so a
-row shortens confirm times and windows by its settings.
+machine look like is for tests/support/machine.py and the fake NVML to say; steps change them. Rounds come twice a
+second, so a row shortens confirm times and windows by its settings.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from machine import EXPECTED, GPUS, Machine
 from slurm_cluster import SlurmCluster
 from trees import PCI
 
-from healthd.model import Severity
-from healthd.settings import registry
-from healthd.slurm.reason import parse_reason
+from healthd.agent.settings import registry
+from healthd.common.model import Severity
+from healthd.common.slurm.drain_reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
 FREE_SECONDS = 240.0  # a node that could not be mended is not given to another

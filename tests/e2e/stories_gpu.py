@@ -28,7 +28,7 @@ from stories import (
     writes,
 )
 
-from healthd.model import Severity
+from healthd.common.model import Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.validation.document import FILE, Result, Validation, as_text
 

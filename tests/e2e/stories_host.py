@@ -31,8 +31,8 @@ from stories import (
 )
 from trees import captured
 
-from healthd.live.told import FILE, JobTold, Told, as_text
-from healthd.model import Severity
+from healthd.common.model import Severity
+from healthd.failslow.live.document import FILE, JobTold, Told, as_text
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
 HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, also on a busy machine

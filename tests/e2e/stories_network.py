@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from machine import NICS, PORT
 from stories import WINDOW_SECONDS, Row, Scene, Step, kernel, nothing, opens, rebooted, repaired, steps, writes
 
-from healthd.model import Severity
+from healthd.common.model import Severity
 
 NET = "/sys/class/net"
 CARRIERS_LOST = "/sys/class/infiniband/mlx5_0/device/net/ib0/carrier_down_count"

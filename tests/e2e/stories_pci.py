@@ -24,7 +24,7 @@ from stories import (
 )
 from trees import aer
 
-from healthd.model import Severity
+from healthd.common.model import Severity
 
 NIC, DRIVE = NICS[0], "0000:06:00.0"
 PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # above them

@@ -7,7 +7,7 @@ import shutil
 from machine import DATA, DISK, NVME, ROOT, TMP
 from stories import WINDOW_SECONDS, Row, Scene, Step, kernel, nothing, rebooted, steps, writes
 
-from healthd.model import Severity
+from healthd.common.model import Severity
 
 IO_ERROR = "I/O error, dev {}, sector 32545872 op 0x1:(WRITE) flags 0x80700 phys_seg 1 prio class 2"
 MEDIUM_ERROR = "critical medium error, dev {}, sector 5 op 0x0:(READ) flags 0x0"

@@ -21,8 +21,8 @@ from healthd_daemon import REPOSITORY, UNCONCERNED, Healthd, condition, looked_s
 from requirements import require, require_root
 from waiting import until
 
-from healthd.judge.ledger_file import decode, encode
-from healthd.model import FleetHold, SlurmMemory
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.common.model import FleetHold, SlurmMemory
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
@@ -448,7 +448,7 @@ def test_one_device_that_cannot_be_read_hides_no_growth_on_the_others(directory:
     checks = directory / "checks.d"
     checks.mkdir(mode=0o755)
     (checks / "port.py").write_text(
-        "import itertools\nfrom healthd.model import *\nCOUNT = itertools.count()\n"
+        "import itertools\nfrom healthd.common.model import *\nCOUNT = itertools.count()\n"
         "def run(host, config, past):\n"
         "    reading = Observation('port_errors_total', next(COUNT), ObservationKind.COUNTER)\n"
         "    yield reading\n"
@@ -571,7 +571,7 @@ def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_chan
 
 FAN = """
 from dataclasses import dataclass
-from healthd.config import CheckConfig
+from healthd.agent.settings.config import CheckConfig
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):

@@ -16,9 +16,9 @@ from healthd_daemon import Healthd
 from requirements import require_root
 from slurm_cluster import SlurmCluster
 
-from healthd.doctor import slurm
-from healthd.doctor.line import State
-from healthd.slurm.commands import ENVIRONMENT, CommandResult
+from healthd.agent.doctor import slurm
+from healthd.agent.doctor.result import State
+from healthd.common.slurm.commands import ENVIRONMENT, CommandResult
 
 HANGFS = Path(__file__).with_name("hangfs.py")
 
@@ -67,8 +67,8 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
             ran = subprocess.run(argv, env={**cluster.env, **ENVIRONMENT}, capture_output=True, timeout=240)
         return CommandResult(ran.returncode, ran.stdout, ran.stderr.decode())
 
-    from healthd.config import Settings
-    from healthd.model import Mode
+    from healthd.agent.settings.config import Settings
+    from healthd.common.model import Mode
 
     lines = {line.about: line for line in slurm.lines(Settings(mode=Mode.ACT, node_name="n1"), as_nobody)}
     assert lines["Slurm rights"].state is State.FAILS

@@ -26,8 +26,8 @@ from ports import free_ports
 from requirements import require_programs, require_root
 from waiting import until
 
-from healthd.stream import file as stream_file
-from healthd.stream.reader import Cursor, Tally, find, read
+from healthd.events import writer as stream_file
+from healthd.events.reader import Cursor, Tally, find, read
 
 TRANSPORT = Path(__file__).resolve().parents[2] / "packaging/transport"
 SECONDS = 240.0

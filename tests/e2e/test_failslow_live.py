@@ -102,7 +102,7 @@ def live_pid(daemon: Healthd) -> int | None:
     children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
     for pid in children:
         try:
-            if b"healthd.live" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"healthd.failslow.live" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
         except OSError:
             continue

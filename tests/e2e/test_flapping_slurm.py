@@ -24,7 +24,7 @@ shared_wait_seconds = {wait}
 shared_longest_wait_seconds = {longest}
 """
 CHECK = """
-from healthd.model import Finding, Severity
+from healthd.common.model import Finding, Severity
 
 def run(host, config, past):
     if host.exists("{fault}"):

@@ -19,9 +19,9 @@ from slurm_look import HEALTHY, faulty, program
 from slurm_look import Healthd as Look
 from slurm_look import condition as cause
 
-from healthd.config import FleetLimits
-from healthd.model import FleetHold, Leave, Mode, Severity, SlurmMemory
-from healthd.slurm.policy import Owner, Policy
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.policy import Owner, Policy
+from healthd.common.model import FleetHold, Leave, Mode, Severity, SlurmMemory
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from simulate import STEP, WAVE, against_a_real_one

@@ -1,6 +1,6 @@
 """healthd.service under a real systemd: what it keeps the daemon from, and that all it looks at works all the same.
 
-Why a directive is not in it is shown here by that directive: tests/test_unit.py has the table.
+Why a directive is not in it is shown here by that directive: tests/packaging/test_unit.py has the table.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from healthd_daemon import xid
 from requirements import require_programs
 from slurm_cluster import SlurmCluster
 from systemd_container import CHECKOUT, SystemdContainer
-from test_unit import DROP_IN, NEVER, SEES_OTHERS, directives
 from waiting import until
+
+from tests.packaging.test_unit import DROP_IN, NEVER, SEES_OTHERS, directives
 
 UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 SECURITY = (CHECKOUT / "docs/security.md").read_text()
@@ -103,10 +104,10 @@ import ctypes, json, os, socket, stat, sys, time
 def open_kernel_log():
     os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
 def read_the_clock_by_the_kernel():
-    from healthd.machine.system import adjtimex
+    from healthd.host.system import adjtimex
     adjtimex()
 def read_the_clock_by_systemd():
-    from healthd.machine.system import Tree
+    from healthd.host.system import Tree
     assert isinstance(Tree("").clock().synchronised, bool)
 def make_a_device_file():
     os.mknod("/dev/made", 0o600 | stat.S_IFCHR, os.makedev(511, 7))
@@ -118,7 +119,7 @@ def see_what_another_users_process_holds():
     assert os.readlink(f"/proc/{sys.argv[1]}/fd/1") == "/dev/null"
     assert open(f"/proc/{sys.argv[1]}/wchan").read() not in ("", "0")
 def hear_of_devices():
-    from healthd.machine.hot_unplug import hot_unplug
+    from healthd.host.hot_unplug import hot_unplug
     heard = hot_unplug("/")
     heard.open()
     assert list(heard.waits())
@@ -131,7 +132,7 @@ def see_processes_memory_and_disks():
 def make_a_callback_of_c():
     ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n)(7)
 def ask_systemd():
-    from healthd.machine.program import run_program
+    from healthd.host.program import run_program
     assert run_program(("systemctl", "is-active", "dbus.socket"), 60).stdout == "active\\n"
 def be_reached_by_prometheus():
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
@@ -232,7 +233,7 @@ def test_the_daemon_sees_the_node_as_it_is_and_is_spared_alone_when_memory_is_sh
     spared = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to give it
     assert box.exec("cat", f"/proc/{daemon}/oom_score_adj").stdout == spared
     assert box.show("healthd", "OOMScoreAdjust") == "-500"
-    worker = box.exec("pgrep", "--parent", daemon, "--full", "healthd.worker").stdout.strip()
+    worker = box.exec("pgrep", "--parent", daemon, "--full", "healthd.agent.worker").stdout.strip()
     assert box.exec("cat", f"/proc/{worker}/oom_score_adj").stdout == "0\n"
     (site,) = (one for one in now["conditions"] if one["check"] == "exec")
     assert site["message"].endswith("0"), site
@@ -274,7 +275,7 @@ def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
     [
         (("setpriv", "--reuid=65534", "--clear-groups", "id", "-u"), "65534\n"),
         (("sh", "-c", "mount -t tmpfs site /mnt && umount /mnt && echo mounted"), "mounted\n"),
-        ((sys.executable, "-c", "from healthd.machine.system import adjtimex; print(adjtimex()[2] > 0)"), "True\n"),
+        ((sys.executable, "-c", "from healthd.host.system import adjtimex; print(adjtimex()[2] > 0)"), "True\n"),
     ],
     ids=["another user", "a mount", "the clock"],
 )

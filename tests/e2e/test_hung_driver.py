@@ -22,7 +22,7 @@ from requirements import require_programs, require_root
 from systemd_container import SystemdContainer
 from waiting import until
 
-from healthd.settings.registry import built_in
+from healthd.agent.settings.registry import built_in
 
 STOP_SECONDS = 120.0  # what hangs does so until a test lets it go
 LONG = 3600.0  # no round comes by itself during a test

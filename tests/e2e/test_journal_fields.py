@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from systemd_container import CHECKOUT, SystemdContainer
 
-from healthd.settings import registry
+from healthd.agent.settings import registry
 
 # In the place of Slurm's commands, which the container's node has no slurmctld for: one node, whose drain is a file.
 SLURM = f"""#!{sys.executable}
 import os, sys, time
-sys.path[:0] = [{str(CHECKOUT)!r}, {str(CHECKOUT / "tests")!r}]
-from healthd.slurm.commands import FLEET_COLUMNS
+sys.path[:0] = [{str(CHECKOUT)!r}, {str(CHECKOUT / "tests/support")!r}]
+from healthd.common.slurm.commands import FLEET_COLUMNS
 from slurm_text import columns, sinfo
 words, drain = sys.argv[1:], "/opt/drained"
 reason = open(drain).read() if os.path.exists(drain) else ""

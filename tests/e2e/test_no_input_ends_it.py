@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 from healthd_daemon import Healthd, condition, xid
-
-from tests.other_user import NOBODY, crowd
+from other_user import NOBODY, crowd
 
 OTHERS = 1280
 

@@ -18,11 +18,11 @@ import pytest
 from of_this_run import of_this_run
 from requirements import require, require_programs, require_root
 
-from healthd.host import Host
-from healthd.kernel.file import FollowedFile
-from healthd.kernel.listener import RETRY_SECONDS, Listener
-from healthd.kernel.open import open_source
-from healthd.kernel.source import event_of
+from healthd.agent.kernel_log.file import FollowedFile
+from healthd.agent.kernel_log.listener import RETRY_SECONDS, Listener
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.kernel_log.source import event_of
+from healthd.host.host import Host
 
 ROOT = Path(__file__).parents[2]
 
@@ -300,9 +300,9 @@ def test_a_program_cannot_write_a_line_of_the_kernels_facility(kmsg):
 JOURNAL = textwrap.dedent(
     """
     import json, os, select, subprocess, sys, time
-    from healthd.host import Host
-    from healthd.kernel.journal import read_journal
-    from healthd.kernel.open import open_source
+    from healthd.host.host import Host
+    from healthd.agent.kernel_log.journal import read_journal
+    from healthd.agent.kernel_log.open_source import open_source
 
     def inject(text):
         with open("/dev/kmsg", "w", buffering=1) as file:

@@ -21,9 +21,9 @@ from slurm_cluster import SlurmCluster, running_job
 from slurm_look import ACT, Healthd, condition, every_slurm, faulty, make_idle, until_listed
 from test_prolog_epilog import made
 
-from healthd.model import Gpu, Inventory, PciDevice, Requeue, Severity, Verdict
-from healthd.slurm.job_gpus import of_this_node
-from healthd.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.job_gpus import of_this_node
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.common.model import Gpu, Inventory, PciDevice, Requeue, Severity, Verdict
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 PCI = tuple(f"0000:{bus}:00.0" for bus in BUSES)

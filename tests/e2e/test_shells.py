@@ -49,7 +49,7 @@ TYPED = {
     "unack exec/critical 'nhc: che\t": "unack exec/critical nhc: check_hw_eth eth1",
 }
 SITE = '''"""A site's own."""
-from healthd.model import Clears, Explain, Severity
+from healthd.common.model import Clears, Explain, Severity
 EXPLAIN = {"site_own/wrong": Explain(Severity.WARNING, Clears.PASS, "m", "w", "t")}
 def run(host, config, past):
     return ()

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from healthd_daemon import EACH_SECOND, Healthd, condition, rounds, xid
+from of_this_run import of_this_run
 from requirements import require_root
 from waiting import until
 
-from healthd.machine.shortage import REST_SECONDS
-from tests.of_this_run import of_this_run
+from healthd.host.shortage import REST_SECONDS
 
 LISTENING = '[metrics]\nlisten = "127.0.0.1:0"\n'
 

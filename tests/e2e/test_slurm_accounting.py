@@ -9,8 +9,8 @@ import pytest
 from slurm_cluster import SlurmCluster
 from slurm_look import HEALTHY, XID, Healthd, condition, faulty, run_again
 
-from healthd.model import Resume, Severity
-from healthd.slurm.policy import Owner
+from healthd.agent.slurm.policy import Owner
+from healthd.common.model import Resume, Severity
 
 ACCOUNTS = {"Operator": 65534, "Administrator": 1}  # nobody, daemon
 

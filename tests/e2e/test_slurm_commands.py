@@ -15,7 +15,7 @@ from frozen import HangFs
 from healthd_daemon import Healthd, xid
 from waiting import until
 
-from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS
+from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS
 
 
 def row(columns: tuple[tuple[str, int], ...], *values: str) -> str:

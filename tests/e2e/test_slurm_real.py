@@ -46,9 +46,11 @@ from slurm_look import (
 )
 from waiting import until
 
-from healthd.config import FleetLimits
-from healthd.convert import dump, load
-from healthd.model import (
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.policy import Owner, Policy
+from healthd.agent.slurm.reconcile import ReconcileReport
+from healthd.common.codec import dump, load
+from healthd.common.model import (
     Leave,
     Mode,
     Resume,
@@ -56,10 +58,8 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm import commands
-from healthd.slurm.commands import Command
-from healthd.slurm.look import ReconcileReport
-from healthd.slurm.policy import Owner, Policy
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Command
 
 
 class Killed(Exception):
@@ -967,6 +967,6 @@ def test_a_daemon_killed_at_its_own_resume_does_not_take_it_for_an_operators(hea
 
 
 def test_nothing_but_the_daemons_python_is_needed_to_import_the_generator() -> None:
-    script = "import sys, healthd.slurm; print('subprocess' in sys.modules)"
+    script = "import sys, healthd.agent.slurm; print('subprocess' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
     assert done.stdout == "False\n"

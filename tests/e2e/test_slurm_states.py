@@ -9,9 +9,9 @@ import pytest
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty, make_idle, on_slurm, program
 
-from healthd.config import FleetLimits
-from healthd.model import Leave, Resume, Severity
-from healthd.slurm.policy import Owner
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.policy import Owner
+from healthd.common.model import Leave, Resume, Severity
 
 NO_LIMIT = replace(ACT, fleet=FleetLimits(limit_percent=100, own_hardware_limit_percent=100))
 DEGRADED = faulty(condition(Severity.DEGRADED))

@@ -9,9 +9,9 @@ import pytest
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, Healthd, condition, faulty
 
-from healthd.config import FleetLimits
-from healthd.model import Leave, Severity
-from healthd.slurm.policy import Owner
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.policy import Owner
+from healthd.common.model import Leave, Severity
 
 CRITICAL = faulty(condition(Severity.CRITICAL))
 LIMIT_OF_TWO = replace(ACT, fleet=FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_at_least=2))

@@ -18,8 +18,8 @@ import stories_storage
 from slurm_cluster import SlurmCluster
 from stories import CHECKS, Row, tell
 
-from healthd.model import Severity
-from healthd.settings import registry
+from healthd.agent.settings import registry
+from healthd.common.model import Severity
 
 AT_ONCE = 8
 FILES = (stories_gpu, stories_host, stories_network, stories_pci, stories_storage)

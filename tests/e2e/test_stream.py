@@ -16,8 +16,9 @@ from healthd_daemon import EACH_SECOND, Healthd, condition, rounds, xid
 from machine import Machine
 from requirements import require_root
 from slurm_cluster import SlurmCluster, running_job
-from test_event import script
 from waiting import until
+
+from tests.events.test_event import script
 
 WARNS = '[checks.gpu_xid]\nseverity = { "gpu_xid/79" = "warning" }\n'
 

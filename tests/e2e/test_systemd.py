@@ -17,18 +17,18 @@ UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 
 SERVICE = """
 import logging, os, signal, subprocess, sys, time
-from healthd.say import service
-service.set_up_logging()
+from healthd.agent.reporting import systemd
+systemd.set_up_logging()
 logging.warning("two GPUs", extra={"HEALTHD_CODE": "gpu_count/missing"})
 if len(sys.argv) > 1:  # a worker that writes to a disk which may be frozen
     subprocess.Popen(["/bin/sh", "-c", "read go; echo x > " + sys.argv[1]], stdin=subprocess.PIPE)
 hung = []
 signal.signal(signal.SIGHUP, lambda *_: hung.append(True))
-signal.signal(signal.SIGTERM, lambda *_: (service.stopping(), sys.exit()))
-service.ready(f"watched every {service.watchdog_seconds()} s")
+signal.signal(signal.SIGTERM, lambda *_: (systemd.stopping(), sys.exit()))
+systemd.ready(f"watched every {systemd.watchdog_seconds()} s")
 while True:
     if not hung:
-        service.watchdog()
+        systemd.watchdog()
     time.sleep(0.05)
 """
 

@@ -21,9 +21,9 @@ from requirements import require_root
 
 from healthd.checks import processes
 from healthd.checks.processes import FUSE_CONNECTIONS, Config
-from healthd.host import Host
-from healthd.machine import ownership
-from healthd.machine.system import Tree
+from healthd.common import ownership
+from healthd.host.host import Host
+from healthd.host.system import Tree
 
 USER = 65534
 IN_IT = "import fcntl, mmap, os, sys; os.setgid({0}); os.setuid({0}); os.chdir(sys.argv[1]); {1}"

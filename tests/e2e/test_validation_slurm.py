@@ -126,7 +126,7 @@ class Node:
 
 
 def others() -> list[str]:
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     built_in = registry.built_in()
     return [name for name, check in built_in.items() if not check.per and name not in ("validation", "processes")]

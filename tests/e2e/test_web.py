@@ -21,7 +21,7 @@ from ports import free_ports
 from requirements import require_programs
 from waiting import until
 
-from healthd.say.metrics_page import CLIENTS
+from healthd.agent.metrics.http_server import CLIENTS
 
 # bcrypt of "U*U" with cost 5, of crypt_blowfish's tests
 UU = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.model import Mode, Severity
-from healthd.stream import event
-from healthd.stream.event import EVENTS, FIELDS, HEAD, Event, Source, render, when
+from healthd.common.model import Mode, Severity
+from healthd.events import schema as event
+from healthd.events.schema import EVENTS, FIELDS, HEAD, Event, Source, render, when
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/events.md").read_text("utf-8")
 SOURCE = Source("c1", "gpu-1", "6a9f0c1e-boot", "0f3c6f1e2a9b4d57")
 

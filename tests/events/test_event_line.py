@@ -10,8 +10,8 @@ from event_lines import line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.stream.event import EVENTS, LATEST
-from healthd.stream.line import Key, Told, Unread, dropped, parse, seconds
+from healthd.events.parse import Key, Told, Unread, dropped, parse, seconds
+from healthd.events.schema import EVENTS, LATEST
 
 
 def told(**fields: Any) -> Told:

@@ -22,11 +22,11 @@ from event_lines import NOON, line, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.stream import many, reader
-from healthd.stream.line import Key, Told
-from healthd.stream.many import follow, merged
-from healthd.stream.reader import Cursor, Mark, Tally, find, read
-from healthd.stream.seen import Hole
+from healthd.events import merge, reader
+from healthd.events.merge import follow, merged
+from healthd.events.parse import Key, Told
+from healthd.events.reader import Cursor, Mark, Tally, find, read
+from healthd.events.sequence import Hole
 
 KEY = Key("c1", "n1", "a" * 16)
 
@@ -132,7 +132,7 @@ def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path)
 
 
 def test_only_what_is_wanted_is_kept_of_many_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "_MOST_OPEN", 0)
+    monkeypatch.setattr(merge, "_MOST_OPEN", 0)
     for name in ("n1", "n2", "n3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "events.jsonl").write_bytes(lines(1, 5, node=name))
@@ -523,7 +523,7 @@ def test_a_file_that_is_away_for_a_while_is_followed_when_it_is_back(tmp_path):
 def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "RETRY_LOOKS", 3)
+    monkeypatch.setattr(merge, "RETRY_LOOKS", 3)
     folder = node(tmp_path, {"events.jsonl": lines(1, 2)})
     original, fails = reader._open, [True]
 

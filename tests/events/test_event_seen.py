@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.stream.line import Key
-from healthd.stream.seen import Hole, Runs, Seen
+from healthd.events.parse import Key
+from healthd.events.sequence import Hole, Runs, Seen
 
 A, B = Key("c1", "n1", "a"), Key("c1", "n1", "b")
 SMALL = st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda run: (run[0], run[0] + run[1]))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.stream import outbox
-from healthd.stream.event import MOST_TEXT, Event, Source
-from healthd.stream.outbox import MOST_BYTES, MOST_LINES, Outbox, begun_anew, put, shed, written
+from healthd.events import outbox
+from healthd.events.outbox import MOST_BYTES, MOST_LINES, Outbox, begun_anew, put, shed, written
+from healthd.events.schema import MOST_TEXT, Event, Source
 
 STREAM, OTHER = "0f3c6f1e2a9b4d57", "ffff000011112222"
 SOURCE = Source("c1", "n1", "boot", STREAM)

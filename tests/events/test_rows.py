@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.say.event_rows import rows
-from healthd.say.page import Page
-from healthd.stream.event import LATEST, Event, Source, render
-from healthd.stream.line import Told, parse
+from healthd.common.page import Page
+from healthd.events.parse import Told, parse
+from healthd.events.rows import rows
+from healthd.events.schema import LATEST, Event, Source, render
 
 SOURCE = Source("c1", "n1", "boot", "0f3c6f1e2a9b4d57")
 STARTED = {"version": "1", "mode": "act", "clean": True}

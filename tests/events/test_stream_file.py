@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_service import parse_entry
 
-from healthd.machine.ownership import Untrusted
-from healthd.stream import file, journal
-from healthd.stream.event import Event, Source, render
-from healthd.stream.file import append
+from healthd.common.ownership import Untrusted
+from healthd.events import journal, writer
+from healthd.events.schema import Event, Source, render
+from healthd.events.writer import append
+from tests.agent.reporting.test_systemd import parse_entry
 
 
 def line(seq: int, why: str = "", stream: str = "0f3c6f1e2a9b4d57") -> str:
@@ -32,7 +32,7 @@ LINES = [line(seq) for seq in range(1, 9)]
 
 
 def written(directory: Path, number: int = 0) -> list[str]:
-    return (directory / file.name(number)).read_text("ascii").splitlines()
+    return (directory / writer.name(number)).read_text("ascii").splitlines()
 
 
 def files(directory: Path) -> list[str]:
@@ -43,7 +43,7 @@ def test_lines_are_appended_in_their_order(tmp_path: Path) -> None:
     append(str(tmp_path), LINES[:3], again=True)
     append(str(tmp_path), LINES[3:5], again=False)
     assert written(tmp_path) == LINES[:5]
-    assert (tmp_path / file.NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / writer.NAME).stat().st_mode & 0o777 == 0o600
 
 
 def test_the_state_directory_is_made_where_it_is_missing(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_another_line_of_the_same_number_is_another_line(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("left", [1, 20, len(LINES[2])])
 def test_a_line_that_a_kill_cut_is_closed_and_written_anew(tmp_path: Path, left: int) -> None:
-    (tmp_path / file.NAME).write_text("".join(f"{one}\n" for one in LINES[:2]) + LINES[2][:left])
+    (tmp_path / writer.NAME).write_text("".join(f"{one}\n" for one in LINES[:2]) + LINES[2][:left])
     append(str(tmp_path), LINES[:4], again=True)
     assert written(tmp_path) == [*LINES[:2], LINES[2][:left], *(LINES[3:4] if left == len(LINES[2]) else LINES[2:4])]
 
@@ -77,13 +77,13 @@ def test_a_line_that_a_kill_cut_is_closed_and_written_anew(tmp_path: Path, left:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """Two lines fill a file."""
-    monkeypatch.setattr(file, "MOST_BYTES", most := 2 * (len(LINES[0]) + 1))
+    monkeypatch.setattr(writer, "MOST_BYTES", most := 2 * (len(LINES[0]) + 1))
     return most
 
 
 def test_a_file_at_the_bound_is_full_and_the_next_line_begins_another(tmp_path: Path, small: int) -> None:
     append(str(tmp_path), LINES[:2], again=False)
-    assert (tmp_path / file.NAME).stat().st_size == small
+    assert (tmp_path / writer.NAME).stat().st_size == small
     assert files(tmp_path) == ["events.jsonl"]
     append(str(tmp_path), LINES[2:3], again=False)
     assert (written(tmp_path, 1), written(tmp_path)) == (LINES[:2], LINES[2:3])
@@ -148,7 +148,7 @@ def full_at(size: int) -> Iterator[None]:
 
 def test_a_write_that_a_full_disk_cuts_leaves_nothing_of_it(tmp_path: Path) -> None:
     append(str(tmp_path), LINES[:2], again=False)
-    size = (tmp_path / file.NAME).stat().st_size
+    size = (tmp_path / writer.NAME).stat().st_size
     with full_at(size + len(LINES[2]) + 20), pytest.raises(OSError, match="File too large"):
         append(str(tmp_path), LINES[2:4], again=False)
     assert written(tmp_path) == LINES[:2]
@@ -172,7 +172,7 @@ def test_while_another_worker_writes_nothing_is_written_beside_it(tmp_path: Path
     append(str(tmp_path), LINES[:1], again=False)
     import fcntl
 
-    with open(tmp_path / file.NAME, "rb") as other:
+    with open(tmp_path / writer.NAME, "rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
             append(str(tmp_path), LINES[1:2], again=False)
@@ -181,7 +181,7 @@ def test_while_another_worker_writes_nothing_is_written_beside_it(tmp_path: Path
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_what_is_no_file_of_ours_is_not_written_to(tmp_path: Path, kind: str) -> None:
-    target = tmp_path / file.NAME
+    target = tmp_path / writer.NAME
     if kind == "link":
         target.symlink_to(tmp_path / "elsewhere")
     elif kind == "fifo":
@@ -199,7 +199,7 @@ def test_a_folder_in_the_way_of_the_rotation_is_named_and_without_it_no_line_is_
 ) -> None:
     for one in LINES[: 2 * number]:
         append(str(tmp_path), [one], again=False)
-    (way := tmp_path / file.name(number)).mkdir()
+    (way := tmp_path / writer.name(number)).mkdir()
     before = {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     for _ in range(2):
         with pytest.raises(IsADirectoryError, match=f"Is a directory: '{re.escape(str(way))}'"):
@@ -207,12 +207,12 @@ def test_a_folder_in_the_way_of_the_rotation_is_named_and_without_it_no_line_is_
     assert {path: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == before
     way.rmdir()
     append(str(tmp_path), [line(9)], again=True)
-    kept = [one for n in reversed(range(4)) if (tmp_path / file.name(n)).exists() for one in written(tmp_path, n)]
+    kept = [one for n in reversed(range(4)) if (tmp_path / writer.name(n)).exists() for one in written(tmp_path, n)]
     assert kept == [*LINES[: 2 * number], line(9)]
 
 
 def test_until_the_rotation_a_folder_in_its_way_costs_nothing(tmp_path: Path) -> None:
-    (tmp_path / file.name(1)).mkdir()
+    (tmp_path / writer.name(1)).mkdir()
     append(str(tmp_path), LINES[:2], again=True)
     append(str(tmp_path), LINES[:3], again=True)
     assert written(tmp_path) == LINES[:3]
@@ -220,9 +220,9 @@ def test_until_the_rotation_a_folder_in_its_way_costs_nothing(tmp_path: Path) ->
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
     append(str(tmp_path), LINES[:1], again=False)
-    with full_at((tmp_path / file.NAME).stat().st_size), pytest.raises(OSError, match="File too large") as told:
+    with full_at((tmp_path / writer.NAME).stat().st_size), pytest.raises(OSError, match="File too large") as told:
         append(str(tmp_path), LINES[1:2], again=False)
-    assert told.value.filename == str(tmp_path / file.NAME)
+    assert told.value.filename == str(tmp_path / writer.NAME)
 
 
 def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
@@ -245,12 +245,12 @@ def test_however_often_it_is_cut_and_written_again_each_line_stands_once(
     most_waiting = 40
     acknowledged = decided = 0
     with pytest.MonkeyPatch.context() as bound:
-        bound.setattr(file, "MOST_BYTES", most_waiting * (len(every[-1]) + 1))
-        bound.setattr(file, "FILES", 100)
+        bound.setattr(writer, "MOST_BYTES", most_waiting * (len(every[-1]) + 1))
+        bound.setattr(writer, "FILES", 100)
         for more, cut in steps:
             decided = min(decided + more, acknowledged + most_waiting)
             append(str(directory), every[acknowledged:decided], again=True)
-            newest = directory / file.NAME
+            newest = directory / writer.NAME
             if cut and cut < newest.stat().st_size:  # killed in the write: the end of it is not there
                 os.truncate(newest, newest.stat().st_size - min(cut, len(every[decided - 1]) + 1))
             else:

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.cli import main
-from healthd.failslow import answer
-from healthd.failslow.judged import judged
+from healthd.common.page import Page
+from healthd.failslow import report
+from healthd.failslow.always_slow import _median_without, compared
+from healthd.failslow.analysis import judged
 from healthd.failslow.model import Series
-from healthd.failslow.throughout import _median_without, compared
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 
-STALL = Path(__file__).parent / "data" / "failslow" / "input_stall_rank2.csv"
+STALL = Path(__file__).parents[1] / "data" / "failslow" / "input_stall_rank2.csv"
 STAGES = {rank: f"s{rank // 4}" for rank in range(16)}
 
 
@@ -95,7 +95,7 @@ def test_a_group_that_differs_without_a_named_rank_is_not_compared(busy: list[fl
     assert (found.slow, found.number, list(found.why.values())) == ((), 0, [len(busy)])
     judgement = judged(series)
     assert (judgement.suspects, len(judgement.notes)) == ((), 1)
-    out = answer.text(answer.document(["job.csv"], series, judgement), Page(100))
+    out = report.text(report.document(["job.csv"], series, judgement), Page(100))
     assert "nothing became slow" in out
     assert ("group s0" in out) == grouped
 

@@ -27,7 +27,7 @@ def made(seed: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", [Kind.ITERATION, Kind.TRANSFER])
 def test_both_ways_find_the_same_points(kind: Kind) -> None:
-    from healthd.failslow import many
+    from healthd.failslow import detect_many
 
     values = [made(seed) for seed in range(150)] + [[], [0.0], [1.0]]
     regimes = [
@@ -37,7 +37,7 @@ def test_both_ways_find_the_same_points(kind: Kind) -> None:
     alone = [
         detect.detect(value, regime, start, kind) for value, regime, start in zip(values, regimes, starts, strict=True)
     ]
-    assert many.detect(values, regimes, starts, kind) == alone
+    assert detect_many.detect(values, regimes, starts, kind) == alone
     assert sum(map(len, alone)) > 30
 
 
@@ -54,37 +54,37 @@ def restless(seed: int) -> list[float]:
 
 
 def test_what_is_passed_over_changes_no_point() -> None:
-    from healthd.failslow import many
+    from healthd.failslow import detect_many
 
     values = [restless(seed) for seed in range(16)]
     starts = [(0, len(value) // 3, len(value) // 2) if n % 3 == 0 else (0,) for n, value in enumerate(values)]
     alone = [detect.detect(value, None, start) for value, start in zip(values, starts, strict=True)]
-    assert many.detect(values, [None] * len(values), starts) == alone
+    assert detect_many.detect(values, [None] * len(values), starts) == alone
     assert sum(map(len, alone)) > 15
 
 
 def test_the_pieces_of_a_long_series_tell_what_the_whole_does() -> None:
     import numpy as np
 
-    from healthd.failslow import many
+    from healthd.failslow import detect_many
 
     chance = np.random.default_rng(1)
-    samples = chance.normal(0, 0.05, (40, 2 * many.PIECE + many.FORGOTTEN + 100))
+    samples = chance.normal(0, 0.05, (40, 2 * detect_many.PIECE + detect_many.FORGOTTEN + 100))
     for row in range(40):
-        samples[row, many.PIECE + 100 * row : many.PIECE + 100 * row + 500] += 0.4
-    told = many.in_pieces(samples)
+        samples[row, detect_many.PIECE + 100 * row : detect_many.PIECE + 100 * row + 500] += 0.4
+    told = detect_many.in_pieces(samples)
     assert told.any()
-    assert (told == many.newest(samples)).all()
+    assert (told == detect_many.newest(samples)).all()
 
 
 def test_run_lengths_are_the_same_for_each_sample() -> None:
     import numpy as np
 
-    from healthd.failslow import many
+    from healthd.failslow import detect_many
 
     logs = [[math.log(abs(one)) if math.isfinite(one) and one else 0.0 for one in made(seed)] for seed in range(40)]
     logs = [one for one in logs if len(one) >= 100]
-    told = many.newest(np.array([one[:100] for one in logs]))
+    told = detect_many.newest(np.array([one[:100] for one in logs]))
     for row, one in zip(told.tolist(), logs, strict=True):
         runs = RunLengths()
         assert row == [runs.add(sample) for sample in one[:100]]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_failslow_answer import run
 
 from healthd.failslow.times import units_a_second
+from tests.failslow.test_report import run
 
 pytestmark = pytest.mark.one_python
 

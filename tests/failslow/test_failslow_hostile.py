@@ -70,7 +70,7 @@ def test_a_detector_takes_any_time_that_a_float_can_be():
 
 def test_a_mistake_of_healthds_own_is_one_sentence_and_nobody_is_slow(tmp_path, capsys, monkeypatch):
     file = written(tmp_path, column(1))
-    monkeypatch.setattr("healthd.failslow.judged.judge", lambda *_: 1 // 0)
+    monkeypatch.setattr("healthd.failslow.analysis.judge", lambda *_: 1 // 0)
     status, out, err = ran(capsys, file)
     assert (status, out, err.count("\n")) == (3, "", 1)
     assert "a mistake of healthd's: ZeroDivisionError" in err

@@ -14,7 +14,7 @@ from healthd.cli import main
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from failslow_figures import make_folder  # noqa: E402
@@ -122,7 +122,7 @@ def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_pat
 
 
 def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:
-    stall = str(Path(__file__).parent / "data/failslow/input_stall_rank2.csv")
+    stall = str(Path(__file__).parents[1] / "data/failslow/input_stall_rank2.csv")
     status, out, _ = ran(capsys, "plan", stall, "--index", "step", "--gpus", "4", "--json")
     assert (status, sum("rank 2 is slower" in note for note in json.loads(out)["notes"])) == (0, 1)
 

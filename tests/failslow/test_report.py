@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from healthd.failslow import answer
+from healthd.common.page import Page
+from healthd.failslow import report
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
 from healthd.failslow.times import TimeStyle
-from healthd.say.page import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, stdin: str = "", columns: int = 100, first: Path = ROOT) -> tuple[int, str, str]:
@@ -155,7 +155,7 @@ POINT = Point(180, 184, 0.65, 0.99, 195)
 
 
 def text(judgement: Judgement, series: list[Series], notes: tuple[str, ...] = (), width: int = 100) -> str:
-    return answer.text(answer.document(["job.csv"], series, judgement, notes), Page(width, fold=width < 100))
+    return report.text(report.document(["job.csv"], series, judgement, notes), Page(width, fold=width < 100))
 
 
 def test_a_suspect_is_one_line_as_the_example_has_it():
@@ -262,7 +262,7 @@ def test_of_many_the_first_are_shown_and_the_others_counted():
     told = text(Judgement(points), [replace(one, index=range(1500)) for one in series], (NOTE,))
     lines = told.splitlines()
     assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, nobody is suspected"
-    assert len(lines) == 1 + answer.MOST_SHOWN + 2
+    assert len(lines) == 1 + report.MOST_SHOWN + 2
     assert lines[-2:] == ["and 30 more: --json has them", f"note: {NOTE}"]
 
 
@@ -291,7 +291,7 @@ def test_names_of_others_cannot_steer_the_terminal():
 def test_rows_that_were_left_out_are_counted_in_places():
     times = TimeStyle("T", 0, "Z")
     one = Series("0", [1.0, 1.0, 2.0], [0.0, 60.0, 240.0], rows=[0, 1, 4], times=times)
-    told = answer.document(["job.csv"], [one], Judgement(((Point(1, 2, 0.5, 1.0),),)))
+    told = report.document(["job.csv"], [one], Judgement(((Point(1, 2, 0.5, 1.0),),)))
     point = told["series"][0]["points"][0]
     assert (point["onset"], point["onset_index"], point["alarm"], point["alarm_index"]) == (
         "1970-01-01T00:01:00Z",
@@ -324,13 +324,13 @@ def many(
 def test_of_many_suspects_the_worst_are_told_in_two_lines_each_and_the_others_counted(width):
     judgement, series = many(29)
     page = Page(width, fold=True)
-    lines = answer.text(answer.document(["job.csv"], series, judgement), page).splitlines()
+    lines = report.text(report.document(["job.csv"], series, judgement), page).splitlines()
     assert lines[0].endswith("29 fail-slow")
     assert lines[1:3] == [
         "worker 28   slow from 1120 to 1135, +48 %, recovered: compute (high)",
         "  busy 1.4 against 1 before",
     ]
-    assert len(lines) == 1 + 2 * answer.MOST_SHOWN + 1
+    assert len(lines) == 1 + 2 * report.MOST_SHOWN + 1
     assert lines[-1] == "and 9 suspects more: --json has them"
     assert max(map(len, lines)) <= width
 
@@ -354,10 +354,10 @@ def test_what_is_said_of_several_suspects_is_said_once_and_names_them():
 
 def test_a_long_name_is_cut_in_the_text_and_whole_in_the_document():
     judgement, series = many(1, name="a-very-long-name-of-a-worker-in-some-cluster-{}")
-    told = answer.document(["job.csv"], series, judgement)
+    told = report.document(["job.csv"], series, judgement)
     assert told["suspects"][0]["subject"] == "a-very-long-name-of-a-worker-in-some-cluster-0"
-    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in answer.text(told, Page(100))
-    assert "worker a-very-long-name-of-a-worker-in-some-..." in answer.text(told, Page(100))
+    assert "worker a-very-long-name-of-a-worker-in-some-c..." not in report.text(told, Page(100))
+    assert "worker a-very-long-name-of-a-worker-in-some-..." in report.text(told, Page(100))
 
 
 def test_a_worker_of_two_columns_has_their_names_behind_its_own_and_once():
@@ -384,8 +384,8 @@ def test_a_note_that_is_true_of_all_files_is_told_once_with_their_number(tmp_pat
 
 def test_of_many_notes_the_first_are_shown_and_the_others_counted():
     lines = text(Judgement(((),)), [made("0")], tuple(f"rank{at}.csv: a row" for at in range(30))).splitlines()
-    assert len(lines) == 1 + answer.MOST_NOTES + 1
-    assert lines[-1] == f"and {30 - answer.MOST_NOTES} notes more: --json has them"
+    assert len(lines) == 1 + report.MOST_NOTES + 1
+    assert lines[-1] == f"and {30 - report.MOST_NOTES} notes more: --json has them"
 
 
 # --- a plot that cannot be

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
 from healthd.failslow.panels import COLUMNS, MOST_PANELS, panels
-from healthd.failslow.picture import picture, ticks
 from healthd.failslow.plot import MOST_ROWS, NoPlot, headline, plot
+from healthd.failslow.svg import picture, ticks
 from healthd.failslow.times import TimeStyle
 
 SVG = "{http://www.w3.org/2000/svg}"

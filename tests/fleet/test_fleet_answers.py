@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from fleet_history import BEGIN, HOUR, NODES, History, history
 from fleet_rows import Row, made, put, row
-from test_fleet_cli import ROOT, fleet
-from test_fleet_query import HAS_A_TIME
 
-from healthd.cli.fleet_answers import COMMANDS
+from healthd.cli.fleet.answers import COMMANDS
 from healthd.cli.main import main
 from healthd.cli.terminal import STEERS
+from healthd.common.page import Page
 from healthd.fleet.answers.document import never
 from healthd.fleet.answers.study import opened
 from healthd.fleet.store import StoreError, reading, writing
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
+from tests.fleet.test_fleet_cli import ROOT, fleet
+from tests.fleet.test_fleet_query import HAS_A_TIME
 
 pytestmark = pytest.mark.one_python
 

@@ -12,7 +12,7 @@ from healthd.fleet.all_sources import ALL
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def fleet(*arguments: str | Path, program: str = "") -> tuple[int, str, str]:

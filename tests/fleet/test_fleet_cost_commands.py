@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fleet_history import DAY, HOUR
 from fleet_rows import NOVEMBER, job, made, row
-from test_fleet_cli import fleet
 
 from healthd.cli.terminal import json_texts
+from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
 

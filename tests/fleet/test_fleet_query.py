@@ -15,15 +15,15 @@ from fleet_history import BEGIN, END, history
 from fleet_rows import NOVEMBER, made, row
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fleet_cli import fleet
 
+from healthd.common.page import Page
 from healthd.fleet import engine, questions
 from healthd.fleet.lint import FUNCTIONS
 from healthd.fleet.questions import WrongQuestion
 from healthd.fleet.store import StoreError
 from healthd.fleet.table import table
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
+from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
 
@@ -331,7 +331,7 @@ def test_a_question_that_stands_on_itself_is_refused():
 
 # --- what docs/fleet.md says of it
 
-PAGE = (Path(__file__).parents[1] / "docs/fleet.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/fleet.md").read_text("utf-8")
 
 
 def test_the_page_has_every_question_and_every_function():

@@ -23,7 +23,7 @@ from healthd.fleet.sources.prometheus import Scraped, Span, node_of, pieces, spa
 from healthd.fleet.sources.prometheus_server import ServerError, TooMuch, ask, server
 
 # openssl req -x509 -newkey rsa:2048 -nodes -days 36500 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1
-CERTIFICATE = Path(__file__).parent / "data" / "tls" / "certificate.pem"
+CERTIFICATE = Path(__file__).parents[1] / "data" / "tls" / "certificate.pem"
 LABELS = {"instance": "n1:9100", "check": "gpu_xid", "code": "gpu_xid/79", "subject": "61"}
 SERIES = ("c1", "n1", "gpu_xid", "gpu_xid/79", "61")
 

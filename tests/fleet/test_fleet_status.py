@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.now.asked import AT_ONCE, CONDITIONS, NAMED, OLD_CONDITIONS, STARTED, VALUES, read
-from healthd.fleet.now.node import Group
-from healthd.fleet.now.text import FEW, chosen, document, status, summary, text
+from healthd.common.page import Page
 from healthd.fleet.sources.prometheus_server import ServerError, TooMuch
-from healthd.say.page import Page
+from healthd.fleet.status.node import Group
+from healthd.fleet.status.queries import AT_ONCE, CONDITIONS, NAMED, OLD_CONDITIONS, STARTED, VALUES, read
+from healthd.fleet.status.text import FEW, chosen, document, status, summary, text
 
 NOW = 1_800_000_000.0
 HOUR = 3600

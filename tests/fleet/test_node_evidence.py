@@ -17,7 +17,7 @@ from healthd.fleet.node_evidence import CHECKS, Told, told_by
 from healthd.fleet.tables import TABLES
 
 NOON = BEGIN + 12 * HOUR
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def line(seq: int, event: str, time: int, code: str, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import stat
 import pytest
 
 from healthd.fleet.manifest import StoreError
-from healthd.fleet.private import DROP, FEWEST_BYTES, HASH, KEEP, Private, site_key
+from healthd.fleet.privacy import DROP, FEWEST_BYTES, HASH, KEEP, Private, site_key
 
 KEY = b"0123456789abcdef"
 

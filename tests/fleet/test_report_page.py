@@ -375,7 +375,7 @@ def made_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_below_a_chapter_prints_that_chapters_numbers(
     made_db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], choice: tuple[str, ...]
 ) -> None:
-    dumps = Path(__file__).parent / "data/flight_recorder"
+    dumps = Path(__file__).parents[1] / "data/flight_recorder"
     flags = ["--db", str(made_db), *choice, "--price", "2", "--sla", "99.9"]
     sides = ("account:a04", "account:a09") if "--from" in choice else ("2025-12", "2026-01")
     flags += ["--compare", *sides, "--nccl", str(dumps)]

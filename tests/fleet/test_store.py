@@ -15,7 +15,7 @@ from fleet_rows import DECEMBER, NOVEMBER, content, files, job, made, put, ticke
 from healthd.fleet import step as steps
 from healthd.fleet import store as stores
 from healthd.fleet.manifest import SCHEMA, StoreError
-from healthd.fleet.private import site_key
+from healthd.fleet.privacy import site_key
 from healthd.fleet.step import step
 from healthd.fleet.store import Store, connect, reading, select, writing
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.opening import opening
+from healthd.fleet.summary import opening
 
 DAY = 86400
 TOLD: dict[str, Any] = {

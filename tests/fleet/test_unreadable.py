@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthd.fleet.unread import SHOWN, Unread
+from healthd.fleet.unreadable import SHOWN, Unread
 
 
 def test_a_row_is_shown_with_file_and_line():

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from healthd import guard
+from healthd.common import guard
 from tests.fuzz.mutate import inputs
 
 SLOW_SECONDS = 2.0  # of CPU, for one input of at most 64 KiB: what is quadratic takes longer

@@ -2,7 +2,7 @@
 
 A target has seeds (good inputs, where there are some from captures of real machines) and takes one input. It fails by
 any exception; an AssertionError says which promise was broken. What a guard caught counts as a failure too: behind it
-stands a reader that stumbled (healthd/guard.py).
+stands a reader that stumbled (healthd/common/guard.py).
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from typing import Any, NamedTuple
 from fakes import BOOT, NOW
 from kernel_lines import LINES
 from slurm_text import listpids, sinfo, squeue
-from test_mutations import CHECKS, Asked, file_of, run
-from test_slurm_output import PARSERS
 
-from healthd import guard
+from healthd.agent.conditions import intake, ledger_codec, verdict
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.state_files import LedgerError
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control import commands, protocol
+from healthd.agent.control.server import ControlServer
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import parse_record, strip_prefix
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.recording import recording
+from healthd.agent.recording.recording import RecordingError
+from healthd.agent.reporting.status import condition_json
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import ConfigError, parse_toml
+from healthd.agent.settings.effective import settle
+from healthd.agent.worker.results import said_of
 from healthd.cli.scan import correlate_all
-from healthd.config import ConfigError, parse_toml
-from healthd.control import commands, protocol
-from healthd.convert import ConvertError
-from healthd.judge import intake, ledger_file, verdict
-from healthd.judge.kept_file import LedgerError
-from healthd.judge.ledger import Ledger
-from healthd.judge.memory import Memory
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import parse_record, strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.machine import cgroup, mountinfo
-from healthd.machine.program import Ran
-from healthd.model import Condition, Mode, RunName, Severity
-from healthd.nvml import NvmlError
-from healthd.record import recording
-from healthd.record.recording import RecordingError
-from healthd.say.control_server import ControlServer
-from healthd.say.page import Page
-from healthd.say.status import condition_json
+from healthd.common import guard, mountinfo
+from healthd.common.codec import ConvertError
+from healthd.common.model import Condition, Mode, RunName, Severity
+from healthd.common.page import Page
+from healthd.common.slurm.drain_reason import parse_reason, reason
+from healthd.common.slurm.output import SlurmTrouble
+from healthd.common.text import printable
+from healthd.host import cgroup
+from healthd.host.program import Ran
+from healthd.nvidia.nvml import NvmlError
 from healthd.scan import events as scan
-from healthd.scan import judged as scan_judged
+from healthd.scan import findings as scan_judged
 from healthd.scan import table
 from healthd.scan.lines import Block, Tally
-from healthd.settings import registry
-from healthd.settings.settle import settle
-from healthd.slurm.output import SlurmTrouble
-from healthd.slurm.reason import parse_reason, reason
-from healthd.text import printable
+from healthd.validation import assessment as validation_judge
 from healthd.validation import document as validation_document
 from healthd.validation import history as validation_history
-from healthd.validation import judge as validation_judge
 from healthd.validation.measurement import Measurement, NotUnderstood
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
-from healthd.work.results import said_of
+from tests.checks.test_mutations import CHECKS, Asked, file_of, run
+from tests.common.slurm.test_output import PARSERS
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
@@ -179,7 +179,7 @@ def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         found = intake.heard(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
         nothing_dropped()
         assert not found.mistakes, f"a check stumbled: {found.mistakes}"
-        assert ledger_file.decode(ledger_file.encode(found.ledger), "x") == found.ledger
+        assert ledger_codec.decode(ledger_codec.encode(found.ledger), "x") == found.ledger
         tell(found.ledger.conditions)
 
     seeds = [b"\n".join(filter(None, (parsed_text(line) for line in text.split(b"\n")))) for text in captured()]
@@ -297,7 +297,7 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
-        for decode in (ledger_file.decode, ledger_file.decode_past):
+        for decode in (ledger_codec.decode, ledger_codec.decode_past):
             refused = sentence(LedgerError, decode, _text(data), "/run/healthd/ledger.json")
             assert refused.startswith("/run/healthd/ledger.json: is") or not refused
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from waiting import until
 
-from healthd.machine.child import MAX_OUTPUT_BYTES, Child
+from healthd.host.child_process import MAX_OUTPUT_BYTES, Child
 
 
 def child(program: str, seconds: float = 120.0) -> Child:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.machine.cores import cores
+from healthd.host.cpu_count import cores
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

@@ -9,7 +9,7 @@ from fakes import codes, findings, scenarios
 from trees import PCI, gpus, pci_device, write
 
 from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap
-from healthd.host import Host
+from healthd.host.host import Host
 
 FIRST, SECOND = "0000:1b:00.0", "0000:43:00.0"
 VGA, ACCELERATOR = "0x030000", "0x030200"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.host import Host
-from healthd.machine.hot_unplug import RETRY_SECONDS, HotUnplug, hot_unplug
-from healthd.machine.uevents import KOBJECT_UEVENT, OF_THE_KERNEL, Uevent, Uevents, parse
+from healthd.host.host import Host
+from healthd.host.hot_unplug import RETRY_SECONDS, HotUnplug, hot_unplug
+from healthd.host.uevents import KOBJECT_UEVENT, OF_THE_KERNEL, Uevent, Uevents, parse
 from tests.e2e.requirements import require, require_root
 
 pytestmark = [pytest.mark.one_python, pytest.mark.alone]  # each daemon of this machine hears of the devices

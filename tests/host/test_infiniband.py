@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trees import Refusing, flat, write
 
-from healthd.host import Host
-from healthd.machine.infiniband import count, misnamed, path, ports
+from healthd.host.host import Host
+from healthd.host.infiniband import count, misnamed, path, ports
 
 FILE = path("mlx5_0/1", "counters/symbol_error")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fakes import scenarios
 from hypothesis import given
 from hypothesis import strategies as st
+from trees import pci_device, write
 
-from healthd.host import PCI_ADDRESS, Host, upstream_of
-from healthd.machine.disks import controller, whole
-from healthd.machine.inventory import device_kind, pci_of, take
-from healthd.model import Disk, Gpu, LocalMount, PciDevice
-from tests.fakes import scenarios
-from tests.trees import pci_device, write
+from healthd.common.model import Disk, Gpu, LocalMount, PciDevice
+from healthd.host.disks import controller, whole
+from healthd.host.host import PCI_ADDRESS, Host, upstream_of
+from healthd.host.inventory import device_kind, pci_of, take
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from fakes import standing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.machine import process
-from healthd.machine.cgroup import job_in
-from healthd.machine.process import MOST_DESCRIPTORS, job_of, job_processes, jobs_holding, open_gpus
+from healthd.host import job_processes as process
+from healthd.host.cgroup import job_in
+from healthd.host.job_processes import MOST_DESCRIPTORS, job_of, job_processes, jobs_holding, open_gpus
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.machine.child import Child
-from healthd.machine.oom import SCORE, raise_score, then_become
-from healthd.machine.program import run_program
+from healthd.host.child_process import Child
+from healthd.host.oom import SCORE, raise_score, then_become
+from healthd.host.program import run_program
 
 READ = ("cat", SCORE)
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def with_score(score: int, *argv: str) -> str:
@@ -27,7 +27,7 @@ def with_score(score: int, *argv: str) -> str:
     return done.stdout
 
 
-OURS = "from healthd.machine.oom import raise_score; raise_score(300); print(open('/proc/self/oom_score_adj').read())"
+OURS = "from healthd.host.oom import raise_score; raise_score(300); print(open('/proc/self/oom_score_adj').read())"
 
 
 @pytest.mark.parametrize(

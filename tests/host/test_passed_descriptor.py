@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from healthd.live.receiver import Receiver
-from healthd.machine import passing, wakeup
-from healthd.say.control_server import ControlServer
+from healthd.agent.control.server import ControlServer
+from healthd.failslow.live.receiver import Receiver
+from healthd.host import passed_descriptor, wakeup
 
 LINGERS_SECONDS = 600
 FILES = 20
@@ -24,7 +24,7 @@ FILES = 20
 @pytest.fixture(autouse=True)
 def old_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A socket option that no kernel knows; what SIGALRM is for in this process is put back."""
-    monkeypatch.setattr(passing, "SO_PASSRIGHTS", 9999)
+    monkeypatch.setattr(passed_descriptor, "SO_PASSRIGHTS", 9999)
     before, timer = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
     yield
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.machine.program import MAX_OUTPUT_BYTES, run_program
+from healthd.host.program import MAX_OUTPUT_BYTES, run_program
 
 
 def test_a_flood_of_output_neither_blocks_the_program_nor_fills_the_memory():

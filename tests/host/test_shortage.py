@@ -17,13 +17,13 @@ import pytest
 from fakes import PLAIN_SNAPSHOT as PLAIN
 from waiting import until
 
-from healthd.config import Settings
-from healthd.machine import shortage
-from healthd.machine.child import Child
-from healthd.machine.shortage import DESCRIPTORS, PROCESSES, SHOWN_SECONDS, THREADS, SpareDescriptor
-from healthd.say.control_server import ControlServer
-from healthd.say.metrics_page import Pages, serve
-from healthd.say.publisher import Publisher
+from healthd.agent.control.server import ControlServer
+from healthd.agent.metrics.http_server import Pages, serve
+from healthd.agent.metrics.publisher import Publisher
+from healthd.agent.settings.config import Settings
+from healthd.host import shortage
+from healthd.host.child_process import Child
+from healthd.host.shortage import DESCRIPTORS, PROCESSES, SHOWN_SECONDS, THREADS, SpareDescriptor
 
 
 @pytest.fixture(autouse=True)

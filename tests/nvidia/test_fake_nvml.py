@@ -18,10 +18,10 @@ from contract_nvml import assert_contract, assert_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.convert import ConvertError
+from healthd.common.codec import ConvertError
 from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
-from healthd.nvml import (
+from healthd.nvidia.nvml import (
     FIELDS_LINK_ERRORS,
     Fabric,
     Nvlink,
@@ -497,7 +497,7 @@ def test_random_failures_are_many_and_the_same_in_each_process(scenario):
     path = scenario('profile = "dgx-h100"\nrandom_failures = 0.3\nseed = 7')
     program = (
         "from healthd.nvidia.fake_nvml import open_fake\n"
-        "from healthd.nvml import NvmlError\n"
+        "from healthd.nvidia.nvml import NvmlError\n"
         "for _ in range(3):\n"
         f"    for gpu in open_fake({path!r}).gpus():\n"
         "        try: print(gpu.ecc_mode())\n"
@@ -534,7 +534,7 @@ def test_the_process_dies_in_the_call_that_crashes(scenario):
 
 
 def run(program: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
     return subprocess.run([sys.executable, "-c", program], env=environment, check=check, capture_output=True, text=True)
 
@@ -713,7 +713,7 @@ def test_any_text_is_a_scenario_or_one_sentence(text):
         fake_scenario.parse(text)
 
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs/scenario-files.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/scenario-files.md").read_text("utf-8")
 
 
 def test_the_page_of_scenario_files_names_every_setting():

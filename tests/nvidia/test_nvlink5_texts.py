@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.settings import registry
 from healthd.cli.main import main
-from healthd.model import Clears, Severity
+from healthd.common.model import Clears, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.nvlink5_texts import explain, known, to_do
-from healthd.settings import registry
 
 pytestmark = pytest.mark.one_python
 

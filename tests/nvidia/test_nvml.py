@@ -15,7 +15,7 @@ import stub_nvml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.nvml import (
+from healthd.nvidia.nvml import (
     FIELD_VALUE,
     UNION_MEMBERS,
     VALUE_TYPES,
@@ -29,7 +29,7 @@ from healthd.nvml import (
 # What a child process prints of the stub's GPUs, as JSON.
 REPORT = """
 import dataclasses, json
-from healthd.nvml import NvmlError, open_real
+from healthd.nvidia.nvml import NvmlError, open_real
 
 def value(function, *arguments):
     try:
@@ -320,7 +320,7 @@ def test_a_machine_without_the_library_says_so(tmp_path):
 def test_a_failed_open_can_be_tried_again_in_the_same_process(stub):
     program = """
 import ctypes
-from healthd.nvml import NvmlError, open_real
+from healthd.nvidia.nvml import NvmlError, open_real
 setenv = ctypes.CDLL(None).setenv
 for number in (b"9", b"999", b"0"):
     setenv(b"STUB_ERRORS", b"nvmlInitWithFlags=" + number, 1)
@@ -338,7 +338,7 @@ print(len(open_real().gpus()))
 def test_a_library_that_appears_later_is_found(stub, tmp_path):
     program = """
 import os, sys
-from healthd.nvml import NvmlError, open_real
+from healthd.nvidia.nvml import NvmlError, open_real
 try:
     open_real()
 except NvmlError as error:

@@ -10,10 +10,10 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-from healthd.nvml_binding import pynvml
+from healthd.nvidia.nvml_binding import pynvml
 pynvml = pynvml()
 loaded = "ctypes.util" in sys.modules
 import ctypes.util
@@ -46,7 +46,7 @@ def test_each_version_of_pynvml_finds_what_it_looks_for(text: str, tmp_path: Pat
 
 def test_the_installed_one_comes_without_and_can_still_look() -> None:
     done = said(
-        "from healthd.nvml_binding import pynvml; found = pynvml()\n"
+        "from healthd.nvidia.nvml_binding import pynvml; found = pynvml()\n"
         "assert not {'ctypes.util', 'shutil', 'tempfile', 'bz2', 'lzma'} & {*sys.modules}\n"
         "print(found.nvmlInit.__name__, found.find_library('c'))"
     )
@@ -55,6 +55,6 @@ def test_the_installed_one_comes_without_and_can_still_look() -> None:
 
 def test_one_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("from ctypes.util import find_library\nimport there_is_no_such\n")
-    done = said("from healthd.nvml_binding import pynvml; pynvml()", tmp_path)
+    done = said("from healthd.nvidia.nvml_binding import pynvml; pynvml()", tmp_path)
     assert "No module named 'there_is_no_such'" in done.stderr
     assert "Traceback" in done.stderr

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from healthd.fleet.now.asked import CONDITIONS, NAMED, VALUES
-from healthd.say.metric_names import FAMILIES
-from healthd.settings import registry
+from healthd.agent.metrics.names import FAMILIES
+from healthd.agent.settings import registry
+from healthd.fleet.status.queries import CONDITIONS, NAMED, VALUES
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RULES = ROOT / "packaging/prometheus"
 METRIC = re.compile(r"(?<![:\w])healthd_([a-z_]+)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)(=~|!~|=|!=)"([^"]*)"')

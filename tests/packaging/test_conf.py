@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from healthd.config import Settings
-from healthd.settings.registry import built_in
-from healthd.settings.settle import effective, settle
+from healthd.agent.settings.config import Settings
+from healthd.agent.settings.effective import effective, settle
+from healthd.agent.settings.registry import built_in
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-SAMPLE = Path(__file__).parents[1] / "conf/healthd.toml"
+SAMPLE = Path(__file__).parents[2] / "conf/healthd.toml"
 TEXT = SAMPLE.read_text("utf-8")
 TOP = TEXT.partition("# --- checks")[0]
 SETTING = re.compile(r"(?m)^#(?=[a-z_]+ = )")
@@ -77,7 +77,7 @@ def test_the_named_examples_in_the_sample_are_accepted():
 
 
 def test_what_a_reload_leaves_as_it_was_is_marked():
-    from healthd.daemon import FIXED_SETTINGS
+    from healthd.agent.daemon import FIXED_SETTINGS
 
     marked = {name for name in settings(Settings()) if line_of(name).endswith("(start)")}
     assert marked == {name for name in settings(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}

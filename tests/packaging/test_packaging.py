@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.one_python
 
-PACKAGING = Path(__file__).parents[1] / "packaging"
+PACKAGING = Path(__file__).parents[2] / "packaging"
 UNIT = PACKAGING / "systemd/healthd.service"
 SETTINGS_SHA256 = "729f1145869d19b4f27b75232839bdc3784df8ce83affa916e59109677718271"
 

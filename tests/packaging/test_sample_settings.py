@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from healthd.config import CheckConfig
-from healthd.convert import dump
-from healthd.settings.registry import built_in
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import built_in
+from healthd.common.codec import dump
 
 pytestmark = pytest.mark.one_python
 
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SAMPLE = Path(__file__).parents[1] / "conf/healthd.toml"
+SAMPLE = Path(__file__).parents[2] / "conf/healthd.toml"
 CHECKS = SAMPLE.read_text("utf-8").partition("# --- checks")[2]
 TABLES = tomllib.loads(re.sub(r"(?m)^#([a-z_]+ = )", r"\1", CHECKS))["checks"]
 NOT_OWN = {field.name for field in dataclasses.fields(CheckConfig)}

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from event_lines import lines
 
-from healthd import toml
-from healthd.stream.reader import Cursor, Tally, find, read
+from healthd.common import toml
+from healthd.events.reader import Cursor, Tally, find, read
 
-TRANSPORT = Path(__file__).parents[1] / "packaging/transport"
+TRANSPORT = Path(__file__).parents[2] / "packaging/transport"
 SECOND = "1763812800"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.config import Settings
-from healthd.slurm import job_gpus
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm import job_gpus
 
 pytestmark = pytest.mark.one_python
 
-SYSTEMD = Path(__file__).parents[1] / "packaging/systemd"
+SYSTEMD = Path(__file__).parents[2] / "packaging/systemd"
 UNIT = (SYSTEMD / "healthd.service").read_text()
 DROP_IN = (SYSTEMD / "healthd-exec-checks.conf").read_text()
 

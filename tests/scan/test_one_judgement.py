@@ -15,21 +15,21 @@ from fakes import BOOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.conditions import intake
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.rules.rule import pci_address
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings import registry
 from healthd.cli.scan import correlate_all
-from healthd.judge import intake
-from healthd.judge.ledger import Ledger
-from healthd.kernel.lines.rule import pci_address
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Inventory, KernelEvent, Severity
-from healthd.scan import coupled
+from healthd.common.model import Inventory, KernelEvent, Severity
+from healthd.scan import coupled_events
 from healthd.scan.events import events
-from healthd.scan.judged import judged
+from healthd.scan.findings import judged
 from healthd.scan.lines import Block, Tally
-from healthd.settings import registry
 
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 FILES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
 ROWS: list[dict[str, Any]] = [json.loads(line) for file in FILES for line in file.read_text("utf-8").splitlines()]
 LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
@@ -151,7 +151,7 @@ COUPLED = sorted(
         for line in (*row["text"].split("\n"), *RECORD.split("\n"), UE)
         if (found := strip_prefix(line, 0.0)) is not None
         and (event := parse(found.text)) is not None
-        and event.kind in coupled.KINDS
+        and event.kind in coupled_events.KINDS
     }
 )
 
@@ -166,7 +166,7 @@ FIELDS = st.lists(
 )
 EVENTS = st.builds(
     KernelEvent,
-    kind=st.sampled_from([*sorted(coupled.KINDS), "xid"]),
+    kind=st.sampled_from([*sorted(coupled_events.KINDS), "xid"]),
     code=st.sampled_from(["", "recovery_failed", "fatal", "nonfatal", "corrected"]),
     pci=st.sampled_from(["", "0000:1b:00.0"]),
     fields=FIELDS.map(tuple),
@@ -176,5 +176,9 @@ EVENTS = st.builds(
 
 @given(event=EVENTS, other=EVENTS, apart=st.floats(-100, 100))
 def test_an_event_that_needs_no_others_is_coupled_with_none(event, other, apart):
-    if event.kind in coupled.KINDS and other.kind in coupled.KINDS and coupled.are_coupled(event, other, apart):
-        assert coupled.is_judged_with_others(event)
+    if (
+        event.kind in coupled_events.KINDS
+        and other.kind in coupled_events.KINDS
+        and coupled_events.are_coupled(event, other, apart)
+    ):
+        assert coupled_events.is_judged_with_others(event)

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from fakes import BOOT
 
-from healthd.judge import intake
-from healthd.judge.ledger import Ledger
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Inventory, KernelEvent, LocalMount, Severity
-from healthd.settings import registry
+from healthd.agent.conditions import intake
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings import registry
+from healthd.common.model import Inventory, KernelEvent, LocalMount, Severity
 
 pytestmark = pytest.mark.one_python
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_text("utf-8").splitlines()]
 NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread
 LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]

@@ -23,23 +23,23 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.conditions.incidents import GAP_SECONDS
+from healthd.agent.kernel_log import prefix as prefix_module
+from healthd.agent.kernel_log.parse import LITERALS, parse
+from healthd.agent.kernel_log.prefix import strip_prefix
 from healthd.cli.main import main
 from healthd.cli.scan import correlate_all
-from healthd.judge.incidents import GAP_SECONDS
-from healthd.kernel import prefix as prefix_module
-from healthd.kernel.parse import LITERALS, parse
-from healthd.kernel.prefix import strip_prefix
-from healthd.model import Finding, Inventory, KernelEvent, PciDevice, Severity
-from healthd.scan import candidates, literals, messages, unprefixed
+from healthd.common.model import Finding, Inventory, KernelEvent, PciDevice, Severity
+from healthd.scan import candidates, literals, messages, prefixes
 from healthd.scan import events as scan
-from healthd.scan import judged as scan_judged
+from healthd.scan import findings as scan_judged
 from healthd.scan import table as scan_table
 from healthd.scan.lines import Block, Tally
 from healthd.scan.log_file import lines_of
+from healthd.scan.prefixes import stripped
 from healthd.scan.table import summary
-from healthd.scan.unprefixed import stripped
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOW = 1_760_000_000.0  # 2025-10-09
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 USUAL = "Mar 29 15:38:59 gpu-042 sshd[4711]: Accepted publickey for alice from 10.1.2.3 port 22 ssh2"
@@ -391,7 +391,7 @@ def test_dates_of_one_day_are_those_of_the_long_way_where_clocks_are_set_too(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", zone)
         time.tzset()
-        known = (unprefixed._minute, unprefixed._even_day, prefix_module._minute)
+        known = (prefixes._minute, prefixes._even_day, prefix_module._minute)
         for cached in known:
             cached.cache_clear()
         try:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from healthd.cli.scan import correlate_all
 from healthd.scan import candidates, literals
 from healthd.scan.events import events
-from healthd.scan.judged import event_json, judged
+from healthd.scan.findings import event_json, judged
 from healthd.scan.lines import Block, Tally
 from healthd.scan.log_file import lines_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOW = 1_760_000_000.0
 XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 LINK = "NVRM: Xid (PCI:0000:18:00): 74, pid=1, name=a, NVLink: fatal error detected on link 2(0x0, 0x0, 0x10000)"

@@ -16,24 +16,24 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_scan_fast import LOGS, NOW, OTHERS, TEXTS, XID, correlate, told
 from waiting import until
 
-from healthd.scan import crew, cuts, heard, in_pieces, literals, messages, neighbours
+from healthd.scan import continuation, literals, messages, parallel, piece_result, split, subprocesses
 from healthd.scan.events import happened
-from healthd.scan.in_pieces import Sizes
-from healthd.scan.judged import event_json, judged
+from healthd.scan.findings import event_json, judged
 from healthd.scan.lines import Tally
 from healthd.scan.log_file import BLOCK, lines_of
 from healthd.scan.messages import Reader
+from healthd.scan.parallel import Sizes
+from tests.scan.test_scan_fast import LOGS, NOW, OTHERS, TEXTS, XID, correlate, told
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
-class Beside(crew.Copy):
+class Beside(subprocesses.Copy):
     """A copy that is this process: it answers at once. `dies`: which of its requests it does not live to answer."""
 
-    def __init__(self, work: crew.Work, silent: int, dies: int | None = None) -> None:
+    def __init__(self, work: subprocesses.Work, silent: int, dies: int | None = None) -> None:
         super().__init__(0, -1, silent)
         self._work, self._dies = work, dies
 
@@ -60,19 +60,19 @@ def in_parts(log: bytes, sizes: Sizes, dies: int | None = None) -> tuple[list[di
     """(events, tally, how many pieces were taken from a copy's answer)."""
     tally, taken = Tally(), []
 
-    def heads_behind(heads: neighbours.Heads, answer: heard.Heard) -> neighbours.Heads:
+    def heads_behind(heads: continuation.Heads, answer: piece_result.Heard) -> continuation.Heads:
         taken.append(answer)
         return behind(heads, answer)
 
-    behind = heard.heads_behind
+    behind = piece_result.heads_behind
     reads, writes = os.pipe()
     with file_of(log) as file:
-        copies: list[crew.Copy] = [
-            Beside(in_pieces._work(Reader(NOW), file, "log", sizes), reads, dies) for _ in range(2)
+        copies: list[subprocesses.Copy] = [
+            Beside(parallel._work(Reader(NOW), file, "log", sizes), reads, dies) for _ in range(2)
         ]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heard, "heads_behind", heads_behind)
-            found = in_pieces._in_order(Reader(NOW), file, "log", tally, sizes, copies)
+            patch.setattr(piece_result, "heads_behind", heads_behind)
+            found = parallel._in_order(Reader(NOW), file, "log", tally, sizes, copies)
             events = [event_json(one) for one in judged(happened(found), correlate())]
     os.close(reads)
     os.close(writes)
@@ -122,7 +122,7 @@ def test_cut_at_each_byte_it_is_read_as_by_one(monkeypatch: pytest.MonkeyPatch) 
     tried: list[set[int]] = []
     for place in range(1, len(STORY) + 1):
         with file_of(STORY) as file:
-            plan = {piece.begins for piece in cuts.pieces(file, place, 1)}
+            plan = {piece.begins for piece in split.pieces(file, place, 1)}
         if plan in tried:
             continue
         tried.append(plan)
@@ -137,9 +137,9 @@ def test_cut_at_each_byte_it_is_read_as_by_one(monkeypatch: pytest.MonkeyPatch) 
 def test_any_log_is_read_in_pieces_as_by_one(log: bytes, piece: int, kept: int, ends: bytes) -> None:
     """Also where few lines before one count: then what pieces know of each other is all that holds it together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "LINES_KEPT", kept)
-        patch.setattr(neighbours, "OF_OTHER_HOSTS", 1)
-        patch.setattr(cuts, "LINES_KEPT", kept)
+        patch.setattr(continuation, "LINES_KEPT", kept)
+        patch.setattr(continuation, "OF_OTHER_HOSTS", 1)
+        patch.setattr(split, "LINES_KEPT", kept)
         same(log + ends, Sizes(piece=piece, block=1))
 
 
@@ -151,9 +151,9 @@ RECORD = st.tuples(st.sampled_from(["gpu-1", "gpu-2"]), st.integers(1, 2), st.sa
 @given(lines=st.lists(RECORD | OTHERS, max_size=40), piece=st.integers(1, 600), kept=st.sampled_from([2, 5, 2100]))
 def test_so_are_records_of_one_moment_that_lie_on_both_sides_of_a_cut(lines: list[str], piece: int, kept: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "LINES_KEPT", kept)
-        patch.setattr(neighbours, "OF_OTHER_HOSTS", 1)
-        patch.setattr(cuts, "LINES_KEPT", kept)
+        patch.setattr(continuation, "LINES_KEPT", kept)
+        patch.setattr(continuation, "OF_OTHER_HOSTS", 1)
+        patch.setattr(split, "LINES_KEPT", kept)
         same("\n".join(lines).encode(), Sizes(piece=piece, block=1))
 
 
@@ -215,7 +215,7 @@ def test_what_a_copy_does_not_live_to_answer_the_first_process_reads(dies: int) 
 def test_lines_without_end_are_read_by_one_process_in_bounded_pieces() -> None:
     for log in (b"x" * 20_000_000, b"\0" * 3_000_000 + STORY, b"  indented\n" * 300_000):
         with file_of(log) as file:
-            plan = list(cuts.pieces(file, 1 << 20))
+            plan = list(split.pieces(file, 1 << 20))
         assert plan[-1].last
         assert all(piece.ends - piece.begins < 10 << 20 for piece in plan[:-1])
         same(log, Sizes(piece=1 << 20))
@@ -225,7 +225,7 @@ def test_a_piece_ends_where_one_reader_ends_a_block() -> None:
     lines = [f"[{place:5}.000000] usb 1-1: {'x' * (place % 3000)}\n" for place in range(3000)]
     log = "".join(lines).encode()
     with file_of(log) as file:
-        ends = {piece.ends for piece in cuts.pieces(file, 1 << 20)}
+        ends = {piece.ends for piece in split.pieces(file, 1 << 20)}
     at, blocks = 0, set()
     for block in lines_of(io.BytesIO(log)):
         at += len(block.text) + 1
@@ -240,7 +240,7 @@ def test_a_piece_ends_where_one_reader_ends_a_block() -> None:
 PROGRAM = """
 import sys
 from healthd.cli import main, scan
-from healthd.scan.in_pieces import Sizes
+from healthd.scan.parallel import Sizes
 scan._scan.__defaults__ = (Sizes(large={large}, piece=100_000, copies={copies}),)
 {more}
 sys.exit(main.main(sys.argv[1:]))
@@ -414,7 +414,7 @@ def test_a_mistake_of_ours_is_told_once_and_by_the_first_process(tmp_path: Path)
     log = tmp_path / "log"
     log.write_text(faults(3000))
     more = (
-        "import healthd.kernel.parse as parse\nreal = parse._parse\n"
+        "import healthd.agent.kernel_log.parse as parse\nreal = parse._parse\n"
         "def _parse(text, literals):\n    if '77:00' in text: raise ZeroDivisionError('a mistake')\n"
         "    return real(text, literals)\nparse._parse = _parse"
     )
@@ -429,8 +429,10 @@ def test_no_more_is_kept_than_is_allowed(tmp_path: Path) -> None:
     with file_of(log) as file:
         sizes = Sizes(piece=10_000, block=1000, unread=1)
         reads, writes = os.pipe()
-        copies: list[crew.Copy] = [Beside(in_pieces._work(Reader(NOW), file, "log", sizes), reads) for _ in range(4)]
-        given = in_pieces._Given(cuts.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
+        copies: list[subprocesses.Copy] = [
+            Beside(parallel._work(Reader(NOW), file, "log", sizes), reads) for _ in range(4)
+        ]
+        given = parallel._Given(split.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
         while given.next() is not None:
             assert sum(len(copy.answers) for copy in copies) <= 1
         os.close(reads)

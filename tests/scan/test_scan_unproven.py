@@ -10,15 +10,15 @@ import pytest
 from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
-from test_scan import NOW, XID, healthd_scan, scanned
 
 from healthd.cli.scan import correlate_all
+from healthd.scan import continuation
 from healthd.scan import events as scan
-from healthd.scan import judged as scan_judged
-from healthd.scan import neighbours
+from healthd.scan import findings as scan_judged
+from healthd.scan.continuation import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
 from healthd.scan.lines import Block, Tally
-from healthd.scan.neighbours import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
 from healthd.scan.quoted import begins_as_the_kernels, dated_by_a_program, quoted
+from tests.scan.test_scan import NOW, XID, healthd_scan, scanned
 
 UE = (
     "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1 offset:0x0 grain:32)"
@@ -206,7 +206,7 @@ def test_how_far_back_a_record_may_have_begun() -> None:
 def test_of_the_lines_that_count_each_time_is_known_and_no_other(lines: list[str]) -> None:
     """However many came before: what is too old is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "LINES_KEPT", 3)
+        patch.setattr(continuation, "LINES_KEPT", 3)
         near, last = Neighbours(lambda line: 21), {}
         for number, line in enumerate(map(str.encode, lines), 1):
             near.enter(line, 1)

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.rules import network
 from healthd.cli.main import main
-from healthd.kernel.lines import network
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
 from healthd.scan import lines as scan_lines
 from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import messages
 from healthd.scan.unrecognised import unrecognised_driver
 
-DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
+DATA = sorted((Path(__file__).parents[1] / "data").glob("kernel_lines*.jsonl"))
 ROWS = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 UNKNOWN = "NVRM: krcFrobnicate_IMPL: the frobnicator is gone"
 CARD = "mlx5_core 0000:5c:00.0: frobnication failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from healthd.nvml import (
+from healthd.nvidia.nvml import (
     Fabric,
     Histogram,
     Nvml,
@@ -113,7 +113,7 @@ def _assert_count(count: int | None) -> None:
 
 if __name__ == "__main__":
     from healthd.nvidia.fake_nvml import open_fake
-    from healthd.nvml import open_real
+    from healthd.nvidia.nvml import open_real
 
     for _ in range(2):  # a second round in the same process
         nvml = open_fake(sys.argv[1]) if sys.argv[1:] else open_real()

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from healthd.config import CheckConfig
-from healthd.convert import dump, load
-from healthd.host import Host
-from healthd.model import (
+from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.reporting.status import Snapshot
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.codec import dump, load
+from healthd.common.history import Past, Series, update
+from healthd.common.model import (
     Explain,
     Finding,
     Health,
@@ -27,12 +29,10 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
+from healthd.host.host import Host
 from healthd.nvidia import xid_table
 from healthd.nvidia.fake_nvml import open_fake
-from healthd.nvml import NvmlError
-from healthd.past import Past, Series, update
-from healthd.say.course import findings_of
-from healthd.say.status import Snapshot
+from healthd.nvidia.nvml import NvmlError
 
 BOOT = "b"
 NOW = 1_800_000_000.0
@@ -141,7 +141,7 @@ def scenarios(tmp_path: Path) -> Callable[..., Host]:
 def healthy_gpus(
     config: CheckConfig, text: str = "", profile: str = "dgx-h100"
 ) -> Callable[[Path], tuple[Host, CheckConfig]]:
-    """`healthy` (tests/test_mutations.py) of a check that asks NVML alone: healthy GPUs, and these settings."""
+    """`healthy` (tests/checks/test_mutations.py) of a check that asks NVML alone: healthy GPUs, and these settings."""
     return lambda tmp_path: (scenarios(tmp_path)(text, profile), config)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from healthd.cli.main import main
 
-BENCH = str(Path(__file__).parents[1] / "bench")
+BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:
     sys.path.append(BENCH)
 

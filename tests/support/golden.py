@@ -1,6 +1,6 @@
 """Golden decisions: what healthd makes of every captured line, recording, fake machine and explained code.
 
-    .venv/bin/python tests/golden.py --write
+    .venv/bin/python tests/support/golden.py --write
 
 writes tests/data/golden_decisions.txt anew. A change of the code that is to change no decision leaves the file as it
 is. HEAD says how to read it.
@@ -22,13 +22,15 @@ import golden_slurm
 from fakes import NOW
 from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, and_then, condition_text, seconds
 
+from healthd.agent.conditions import absorb, endings
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.rules.rule import pci_address
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
 from healthd.cli.scan import correlate_all
-from healthd.config import CheckConfig
-from healthd.judge import absorb, endings
-from healthd.kernel.lines.rule import pci_address
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import (
+from healthd.common.model import (
     Ack,
     Condition,
     Disk,
@@ -43,13 +45,11 @@ from healthd.model import (
     RunName,
     Severity,
 )
-from healthd.say.course import findings_of
 from healthd.scan.events import events
-from healthd.scan.judged import judged
+from healthd.scan.findings import judged
 from healthd.scan.lines import Block, Tally
-from healthd.settings.registry import Check
 
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 FILE = DATA / "golden_decisions.txt"
 LINES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
 # gpud's tests put a date in brackets before a host. Only scan reads that form.
@@ -352,5 +352,5 @@ def text() -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
-        sys.exit("usage: tests/golden.py --write")
+        sys.exit("usage: tests/support/golden.py --write")
     FILE.write_text(text(), "utf-8")

@@ -22,26 +22,26 @@ from golden_node import CHECKS, NONE, Node
 from machine import DATA as DATA_MOUNT
 from machine import EXPECTED, ROOT, TMP, Machine, System
 
-from healthd import toml
+from healthd.agent.conditions.ledger import with_conditions
+from healthd.agent.recording import recording
+from healthd.agent.scheduler import one_round
+from healthd.agent.settings import layers
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import Check
+from healthd.agent.worker.process import Setup
 from healthd.cli import replay
 from healthd.cli.check import runner_of
-from healthd.config import CheckConfig
-from healthd.convert import dump, load
-from healthd.host import Host
-from healthd.judge.ledger import with_conditions
-from healthd.live.told import FILE, Told, as_text
-from healthd.machine import inventory
-from healthd.machine.program import Ran
-from healthd.model import Outcome, RunName
+from healthd.common import toml
+from healthd.common.codec import dump, load
+from healthd.common.model import Outcome, RunName
+from healthd.failslow.live.document import FILE, Told, as_text
+from healthd.host import inventory
+from healthd.host.host import Host
+from healthd.host.program import Ran
 from healthd.nvidia.fake_nvml import open_fake
-from healthd.record import recording
-from healthd.settings import layers
-from healthd.settings.registry import Check
-from healthd.settings.settle import settle
-from healthd.work import once
-from healthd.work.worker import Setup
 
-sys.path.append(str(Path(__file__).with_name("e2e")))
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 
 import stories_gpu
 import stories_host
@@ -51,7 +51,7 @@ import stories_storage
 from healthd_daemon import xid
 from stories import GPU, Row, Scene, Step, gpu, kernel, prints, rebooted, steps, writes
 
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 RECORDINGS = sorted((DATA / "recordings").glob("*.rec"))
 SCENARIOS = DATA / "golden" / "scenarios.toml"
 STORIES = [
@@ -357,7 +357,7 @@ def recordings() -> Iterator[str]:
         loaded, lost = replay.settings_of(recorded, CHECKS)
         assert not lost
         with runner_of(Setup(root="/", fake_nvml="", replay=str(path)), CHECKS) as runner:
-            found = once.look(loaded, CHECKS, runner, replay.kernel_log_of(recorded), recorded)
+            found = one_round.look(loaded, CHECKS, runner, replay.kernel_log_of(recorded), recorded)
         node = Node([])
         node.ledger = with_conditions(node.ledger, {c.key: c for c in found.verdict.conditions})
         node.now, node.started = found.time + 60.0, found.time - 3600.0

@@ -12,14 +12,19 @@ from typing import Any
 from fakes import BOOT, NOW
 from slurm_text import listpids, sinfo, squeue
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.judge import endings, intake, verdict
-from healthd.judge.ledger import Ledger, with_conditions
-from healthd.kernel.coalesce import with_jobs
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import (
+from healthd.agent.conditions import endings, intake, verdict
+from healthd.agent.conditions.ledger import Ledger, with_conditions
+from healthd.agent.kernel_log.coalesce import with_jobs
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.policy import Policy, decide
+from healthd.agent.slurm.reconcile import Remember, reconcile
+from healthd.common.history import Past, Series, update, without_growth
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -40,16 +45,11 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
+from healthd.common.slurm.commands import CommandResult
+from healthd.common.slurm.drain_reason import parse_reason
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
-from healthd.past import Past, Series, update, without_growth
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.slurm.commands import CommandResult
-from healthd.slurm.look import Remember, reconcile
-from healthd.slurm.node_gpus import NodeGpus
-from healthd.slurm.policy import Policy, decide
-from healthd.slurm.reason import parse_reason
+from healthd.nvidia.nvml import NvmlError
 
 CHECKS = registry.built_in()
 ADDRESSES = fake_pci_gpus("dgx-h100")

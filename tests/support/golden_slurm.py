@@ -9,9 +9,9 @@ from itertools import product
 from fakes import NOW
 from life import FEWER, GONE, Node
 
-from healthd.model import Decision, Drain, Leave, Mode, NodeState, Resume, SlurmMemory, Verdict
-from healthd.slurm.policy import Policy, decide
-from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure
+from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure
+from healthd.agent.slurm.policy import Policy, decide
+from healthd.common.model import Decision, Drain, Leave, Mode, NodeState, Resume, SlurmMemory, Verdict
 
 OURS = "healthd: gpu_count/missing 0000:1b:00.0: gone"
 OTHERS = "healthd: ib_link/down mlx5_0/1: down"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from healthd.config import CheckConfig
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Finding, Inventory, KernelEvent
+from healthd.agent.kernel_log.coalesce import coalesce_events
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.model import Finding, Inventory, KernelEvent
 
-DATA = Path(__file__).with_name("data") / "kernel_lines.jsonl"
+DATA = Path(__file__).parents[1] / "data" / "kernel_lines.jsonl"
 LINES: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from healthd.judge import absorb, endings, verdict
-from healthd.model import (
+from healthd.agent.conditions import absorb, endings, verdict
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
 
-from healthd.host import Host
-from healthd.machine.program import Ran
-from healthd.machine.system import FileStat, FileSystem, KernelClock
+from healthd.host.host import Host
+from healthd.host.program import Ran
+from healthd.host.system import FileStat, FileSystem, KernelClock
 from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")

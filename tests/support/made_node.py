@@ -20,21 +20,21 @@ import pytest
 from slurm_text import columns, listpids, sinfo
 from trees import FakeSystem, gpus, replace, write
 
-from healthd import daemon as daemons
-from healthd.config import Loaded
-from healthd.daemon import Daemon
-from healthd.host import Host
-from healthd.machine import wakeup
+from healthd.agent import daemon as daemons
+from healthd.agent.daemon import Daemon
+from healthd.agent.scheduler import scheduler
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import Loaded
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm import driver, event_jobs
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.process import Setup, Worker
+from healthd.common.slurm.commands import FLEET_COLUMNS, CommandResult
+from healthd.host import wakeup
+from healthd.host.host import Host
 from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.settings.settle import settle
-from healthd.slurm import driver, job_at_source
-from healthd.slurm.commands import FLEET_COLUMNS, CommandResult
-from healthd.work import looking
-from healthd.work.runner import Reply, Request
-from healthd.work.worker import Setup, Worker
 
 NOW = 1_800_000_000.0
 BOOT = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
@@ -143,10 +143,10 @@ class Node:
         write(self.root, {"/proc/sys/kernel/random/boot_id": f"{BOOT}\n", "/sys/module/nvidia/initstate": "live\n"})
         self.log.touch()
         self.changed()
-        for waits in (daemons, looking):
+        for waits in (daemons, scheduler):
             monkeypatch.setattr(waits, "poll", self._poll)
         monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power fails here
-        for asks in (driver, job_at_source):
+        for asks in (driver, event_jobs):
             monkeypatch.setattr(asks, "Child", self._command)
         self.daemon = self.started()
 
@@ -285,7 +285,7 @@ class Node:
 
 
 class Answered:
-    """A command of Slurm's (machine/child.py) that is over after a moment."""
+    """A command of Slurm's (host/child_process.py) that is over after a moment."""
 
     def __init__(self, answer: CommandResult, monotonic: Callable[[], float]) -> None:
         self._answer, self._monotonic = answer, monotonic

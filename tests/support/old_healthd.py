@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-OLD = Path(__file__).with_name("data") / "7adda38"
+OLD = Path(__file__).parents[1] / "data" / "7adda38"
 
 
 def unpack(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from healthd.slurm.commands import JOB_COLUMNS, NODE_COLUMNS, CommandResult
+from healthd.common.slurm.commands import JOB_COLUMNS, NODE_COLUMNS, CommandResult
 
 NOW = 1_795_207_900.0
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"

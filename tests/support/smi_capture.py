@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from healthd.host import Host
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import FakeLibrary
 from healthd.nvidia.fake_scenario import Gpu, Machine
-from healthd.nvml import Nvml, sysfs_address
+from healthd.nvidia.nvml import Nvml, sysfs_address
 
-CAPTURES = sorted((Path(__file__).parent / "data/nvidia_smi").glob("*.xml"))
+CAPTURES = sorted((Path(__file__).parents[1] / "data/nvidia_smi").glob("*.xml"))
 FABRIC_STATES = {"Not Supported": 0, "Not Started": 1, "In Progress": 2, "Completed": 3}
 FABRIC_SUMMARIES = {"Not Supported": 0, "Healthy": 1, "Unhealthy": 2, "Limited Capacity": 3}
 HISTOGRAM = ("max", "high", "partial", "low", "none")

@@ -1,7 +1,7 @@
 """Asks every question of DuckDB and of Spark over the same small stores, and says where the answers differ: nowhere.
 
-python tests/spark_engines.py     in an environment with duckdb, pyspark and sqlglot, and Java; scripts/test_spark.sh
-Exit status: 0 they agree, 1 they differ, 75 Spark does not start here.
+python tests/support/spark_engines.py     in an environment with duckdb, pyspark and sqlglot, and Java;
+scripts/test_spark.sh Exit status: 0 they agree, 1 they differ, 75 Spark does not start here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from fleet_history import BEGIN, END, history  # noqa: E402  the path comes first
 from fleet_rows import made  # noqa: E402

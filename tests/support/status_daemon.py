@@ -11,9 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from test_json_doc import STATUS_DOCUMENT
-
-from healthd.paths import SOCKET
+from healthd.common.paths import SOCKET
+from tests.docs.test_json_doc import STATUS_DOCUMENT
 
 
 class StatusDaemon:

@@ -13,11 +13,13 @@ from typing import Any
 from fakes import BOOT, NOW
 from kernel_lines import event
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.judge import endings, intake, verdict
-from healthd.judge.ledger import Ledger, with_conditions
-from healthd.model import (
+from healthd.agent.conditions import endings, intake, verdict
+from healthd.agent.conditions.ledger import Ledger, with_conditions
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.policy import Policy, decide
+from healthd.common.history import Past, Series, update, without_growth
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -37,10 +39,8 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
-from healthd.nvml import NvmlError
-from healthd.past import Past, Series, update, without_growth
-from healthd.settings.registry import Check
-from healthd.slurm.policy import Policy, decide
+from healthd.host.host import Host
+from healthd.nvidia.nvml import NvmlError
 
 RUN_SECONDS = 0.25  # from a run's beginning, whose moment its check is told, to its end, when it is judged
 

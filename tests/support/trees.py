@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from healthd.host import Host
-from healthd.machine.program import Ran
-from healthd.machine.system import KernelClock, Tree
+from healthd.host.host import Host
+from healthd.host.program import Ran
+from healthd.host.system import KernelClock, Tree
 
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 PCI = "/sys/bus/pci/devices"
 
 # Names as Linux 5.x and later have them: github.com/prometheus/procfs@3c943fd, testdata/fixtures.ttar

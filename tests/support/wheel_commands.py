@@ -1,6 +1,6 @@
 """Runs each command of an installed healthd once, in a folder of its own, and says what is wrong: nothing.
 
-python tests/wheel_commands.py ENVIRONMENT     ENVIRONMENT/bin/healthd is what runs
+python tests/support/wheel_commands.py ENVIRONMENT     ENVIRONMENT/bin/healthd is what runs
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a wheel of healthd holds: what lies in the package's folder, what a node is set up from, and what pip needs.
 
-.venv/bin/python tests/wheel_files.py dist/healthd-0.1.0-py3-none-any.whl     compares it with this checkout
+.venv/bin/python tests/support/wheel_files.py dist/healthd-0.1.0-py3-none-any.whl     compares it with this checkout
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from zipfile import ZipFile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 1_550_000
 # File or folder of the tree -> where it is below PREFIX of `pip install` (README.md, docs/prolog-epilog.md).
 SHARE = {

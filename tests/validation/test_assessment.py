@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trees import write
 
 from healthd.validation import history, parts
-from healthd.validation.judge import judge, least_share
+from healthd.validation.assessment import judge, least_share
 from healthd.validation.measurement import Measurement
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.validation.carried import with_unanswered
+from healthd.validation.carry_over import with_unanswered
 from healthd.validation.document import FILE, VERDICTS, Result, Validation, as_text, parse, worst
 from healthd.validation.run import keep
 

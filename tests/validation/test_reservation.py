@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import columns
 
-from healthd.slurm.commands import Argv, CommandResult
-from healthd.validation.pair import NotAPass, Role, role_of
-from healthd.validation.pairs import Judged, Suspect, Transfer, judge, suspects, transfer_of
+from healthd.common.slurm.commands import Argv, CommandResult
+from healthd.validation.node_pair import NotAPass, Role, role_of
 from healthd.validation.reservation import (
     STATE_COLUMNS,
     Found,
@@ -24,6 +23,7 @@ from healthd.validation.reservation import (
     printed,
     validate,
 )
+from healthd.validation.transfers import Judged, Suspect, Transfer, judge, suspects, transfer_of
 
 WANTED = Wanted(("n1", "n2"), "healthd-validate-1", "root", "healthd", 600.0, (), ((("n1", "n2"),), (("n2", "n1"),)))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_validation_document import VALIDATIONS
 
-from healthd.say.page import Page
+from healthd.common.page import Page
 from healthd.validation.document import Result, Validation, as_document
 from healthd.validation.text import text
+from tests.validation.test_document import VALIDATIONS
 
 
 def gpu(

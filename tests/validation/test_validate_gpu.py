@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.toml import parse
+from healthd.common.toml import parse
 from healthd.validation import parts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HERE = parts.look("/")
 
 pytestmark = [

@@ -1,1 +1,1 @@
-"""From findings to conditions to a verdict, and what is remembered."""
+"""From findings to conditions to a verdict, and how they are stored."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from healthd.config import CheckConfig, only_warns
-from healthd.judge.bounds import ends_last, others_of, others_of_all
-from healthd.judge.condition import (
+from healthd.agent.conditions.bounds import ends_last, others_of, others_of_all
+from healthd.agent.conditions.condition import (
     LATCHED,
     STANDING,
     Conditions,
@@ -18,7 +17,8 @@ from healthd.judge.condition import (
     opened,
     standing,
 )
-from healthd.model import (
+from healthd.agent.settings.config import CheckConfig, only_warns
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -32,7 +32,7 @@ from healthd.model import (
     Severity,
     Worsens,
 )
-from healthd.text import printable
+from healthd.common.text import printable
 
 # A REBOOT fault that opens again so soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0

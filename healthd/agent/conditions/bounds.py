@@ -24,8 +24,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from healthd.judge.condition import LATCHED, STANDING, Conditions, found_severity, standing
-from healthd.model import CheckResult, Clears, Condition, ConditionKey, ConditionState, Finding, RunName, Severity
+from healthd.agent.conditions.condition import LATCHED, STANDING, Conditions, found_severity, standing
+from healthd.common.model import (
+    CheckResult,
+    Clears,
+    Condition,
+    ConditionKey,
+    ConditionState,
+    Finding,
+    RunName,
+    Severity,
+)
 
 MOST_OF_A_CODE = 64  # no node has more parts of a kind that anybody would look at one by one
 MOST_OF_A_RUN = 128

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from healthd.model import Clears, Condition, ConditionKey, ConditionState, KernelEvent, Severity
+from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, KernelEvent, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import BinaryIO
 
-from healthd.machine import ownership
-from healthd.machine.files import open_own_file
+from healthd.common import ownership
+from healthd.common.atomic_files import open_own_file
 
 ROOM_BYTES = 64 << 10  # room is taken in such steps, with a quarter of one to grow into
 RENAME_EXCHANGE = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from healthd.judge.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
-from healthd.model import Ack, Clears, Condition, ConditionKey, ConditionState, Repair, Severity
+from healthd.agent.conditions.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
+from healthd.common.model import Ack, Clears, Condition, ConditionKey, ConditionState, Repair, Severity
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
@@ -42,7 +42,7 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
     """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
 
     That of a cause that nodes share counts at any time: nobody could say "repaired" on a thousand of them. If it comes
-    back with the load, slurm/flapping.py bounds how often.
+    back with the load, agent/slurm/flapping.py bounds how often.
     The window of what a check finds begins when the check completes without it, not merely between two of its runs.
     """
 

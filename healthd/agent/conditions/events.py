@@ -1,8 +1,8 @@
 """What the stream is told: from the ledger before and after a change to events. Pure.
 
-What the ledger holds is told here, wherever it changes (memory.py calls `changes` in the one place where a ledger is
+What the ledger holds is told here, wherever it changes (store.py calls `changes` in the one place where a ledger is
 replaced): conditions, our drain as Slurm shows it, a pause. What it does not hold (a decision, a command, the daemon's
-own life) is told by who knows it, in the words of stream/event.py.
+own life) is told by who knows it, in the words of events/schema.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from healthd.judge.condition import STANDING
-from healthd.judge.ledger import Ledger, Pause
-from healthd.model import Condition, ConditionState, Decision, RunName, SlurmMemory
-from healthd.stream.event import Event
-from healthd.stream.told import Told, ToldCheck, ToldCondition
+from healthd.agent.conditions.condition import STANDING
+from healthd.agent.conditions.ledger import Ledger, Pause
+from healthd.common.model import Condition, ConditionState, Decision, RunName, SlurmMemory
+from healthd.events.emitted import Told, ToldCheck, ToldCondition
+from healthd.events.schema import Event
 
 AGAIN_SECONDS = 3600.0  # so long after its last line a sight has a line again
 ALIVE_SECONDS = 24 * 3600.0

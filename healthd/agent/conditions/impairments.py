@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthd.model import Health, Mode
+from healthd.common.model import Health, Mode
 
 PROGRAMS = ("scontrol", "sinfo", "squeue")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from healthd.model import Condition, ConditionKey, Inventory, KernelEvent
-from healthd.text import is_decimal, regex
+from healthd.common.model import Condition, ConditionKey, Inventory, KernelEvent
+from healthd.common.text import is_decimal, regex
 
 GAP_SECONDS = 60.0  # an incident is over after so long without a line about its parts
 INDEX_SECONDS = 5.0  # a line with no more than a GPU's index belongs to the GPU that was in trouble so shortly before

@@ -3,7 +3,7 @@
     kernel events -> coalesced -> judged by each check that listens -> as the site wants it -> absorbed -> repairs
     the result of a check's run                                     -> as the site wants it -> absorbed -> repairs
 
-Between the first two steps the daemon names the jobs at the source of the events (work/hearing.py).
+Between the first two steps the daemon names the jobs at the source of the events (agent/scheduler/kernel_events.py).
 
 The daemon, `healthd check` and the tests' stories all use it. A log of another machine (scan/) is coalesced and judged
 by the same steps.
@@ -16,13 +16,13 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from healthd.config import CheckConfig
-from healthd.judge import absorb, bounds, endings
-from healthd.judge.condition import Standing, ended, standing
-from healthd.judge.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
-from healthd.kernel.coalesce import coalesce_events, newest_of_each, with_jobs
-from healthd.kernel.parse import UNREAD, as_unread
-from healthd.model import (
+from healthd.agent.conditions import absorb, bounds, endings
+from healthd.agent.conditions.condition import Standing, ended, standing
+from healthd.agent.conditions.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
+from healthd.agent.kernel_log.coalesce import coalesce_events, newest_of_each, with_jobs
+from healthd.agent.kernel_log.parse import UNREAD, as_unread
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.model import (
     CheckResult,
     Condition,
     ConditionKey,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from healthd.judge.condition import moved_end, shifted
-from healthd.model import (
+from healthd.agent.conditions.condition import moved_end, shifted
+from healthd.common.model import (
     LONGEST_HOLD_SECONDS,
     Condition,
     ConditionKey,
@@ -20,9 +20,9 @@ from healthd.model import (
     KernelEvent,
     SlurmMemory,
 )
-from healthd.stream.outbox import Outbox
-from healthd.stream.told import Told, moved
-from healthd.values import dataclass
+from healthd.common.values import dataclass
+from healthd.events.emitted import Told, moved
+from healthd.events.outbox import Outbox
 
 VERSION = 1
 KEEP_EVENTS_SECONDS = 24 * 3600.0

@@ -1,4 +1,4 @@
-"""The ledger and the counters' past as text. Their files: kept_file.py.
+"""The ledger and the counters' past as text. Their files: state_files.py.
 
 An older healthd, which is started after a rollback, refuses a ledger with a field that it does not know. What the first
 format did not have is therefore written beside the cursors, of which each version reads only those that it knows:
@@ -19,13 +19,13 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from healthd.convert import dump, load
-from healthd.judge.kept_file import LedgerError
-from healthd.judge.ledger import VERSION, Ledger
-from healthd.past import decode as decode_store
-from healthd.stream.outbox import Outbox
-from healthd.stream.told import Told, ToldCondition
-from healthd.values import dataclass
+from healthd.agent.conditions.ledger import VERSION, Ledger
+from healthd.agent.conditions.state_files import LedgerError
+from healthd.common.codec import dump, load
+from healthd.common.history import decode as decode_store
+from healthd.common.values import dataclass
+from healthd.events.emitted import Told, ToldCondition
+from healthd.events.outbox import Outbox
 
 FILE = "ledger.json"
 PAST_FILE = "past.json"
@@ -234,7 +234,7 @@ def decode(text: str, where: str) -> Ledger:
 
 
 def encode_past(past: Mapping[str, str]) -> str:
-    """`past`: check -> its store of counters, as the worker encoded it (past.py)."""
+    """`past`: check -> its store of counters, as the worker encoded it (history.py)."""
     return json.dumps(past, separators=(",", ":"))
 
 

@@ -4,12 +4,12 @@
     journalctl -u healthd NODE_ACTION=drain
 
 Names without a prefix, since people type them (systemd.journal-fields(7): a client's own fields are in capitals). The
-lines of the stream have theirs with the prefix HEALTHD_ (stream/journal.py).
+lines of the stream have theirs with the prefix HEALTHD_ (events/journal.py).
 """
 
 from __future__ import annotations
 
-from healthd.model import Condition, Decision, Leave
+from healthd.common.model import Condition, Decision, Leave
 
 DRAIN = "drain"  # Slurm shows the node drained in our words
 WITHHELD = "withheld"  # a drain is wanted and not sent: mode observe, a pause, the fleet limit, Slurm is away

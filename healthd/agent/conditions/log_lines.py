@@ -1,5 +1,5 @@
 """What healthd's own log is told of a change of the ledger: lines as values. Pure. What the stream is told of the same
-change is in telling.py.
+change is in events.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from healthd.judge import log_fields
-from healthd.judge.ledger import Ledger
-from healthd.judge.log_fields import Fields
-from healthd.model import Condition, ConditionKey, ConditionState, Severity
+from healthd.agent.conditions import log_fields
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.log_fields import Fields
+from healthd.common.model import Condition, ConditionKey, ConditionState, Severity
 
 
 class Line(NamedTuple):

@@ -1,17 +1,17 @@
-"""The files of the ledger and of the counters' past, whatever is in them: that says ledger_file.py, which the worker,
+"""The files of the ledger and of the counters' past, whatever is in them: that says ledger_codec.py, which the worker,
 who copies them, has no use for.
 
 The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces it whole
-(machine/rewrite.py), so a kill -9 leaves the last one or the new one. The worker writes a copy to STATE_DIR, since a
-commit to a dying disk can hang.
+(agent/conditions/durable_file.py), so a kill -9 leaves the last one or the new one. The worker writes a copy to
+STATE_DIR, since a commit to a dying disk can hang.
 """
 
 from __future__ import annotations
 
 import os
 
-from healthd.errors import HealthdError
-from healthd.machine.rewrite import read_whole
+from healthd.agent.conditions.durable_file import read_whole
+from healthd.common.errors import HealthdError
 
 
 class LedgerError(HealthdError):

@@ -11,23 +11,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import healthd
-from healthd import guard, past
-from healthd.guard import LEDGER, LOG, STREAM
-from healthd.judge import bounds, endings, kept_file, ledger_file, log_lines, telling
-from healthd.judge import ledger as ledgers
-from healthd.judge.kept_file import LedgerError
-from healthd.judge.ledger import Ledger
-from healthd.judge.log_lines import Line
-from healthd.machine.rewrite import rewrite_file
-from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
-from healthd.stream import outbox
-from healthd.stream.event import Event, Source
-from healthd.stream.outbox import Outbox
-from healthd.stream.told import Told
+from healthd.agent.conditions import bounds, endings, ledger_codec, log_lines, state_files
+from healthd.agent.conditions import events as telling
+from healthd.agent.conditions import ledger as ledgers
+from healthd.agent.conditions.durable_file import rewrite_file
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.log_lines import Line
+from healthd.agent.conditions.state_files import LedgerError
+from healthd.common import guard, history
+from healthd.common.guard import LEDGER, LOG, STREAM
+from healthd.common.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
+from healthd.events import outbox
+from healthd.events.emitted import Told
+from healthd.events.outbox import Outbox
+from healthd.events.schema import Event, Source
 
 log = logging.getLogger("healthd")
 
-NAMES = (ledger_file.FILE, ledger_file.PAST_FILE)
+NAMES = (ledger_codec.FILE, ledger_codec.PAST_FILE)
 LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}  # of a line; what is worse is an error
 QUIET_STEP_SECONDS = 1.0  # windows last minutes, and days
 
@@ -71,7 +72,7 @@ class Memory:
         self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
         self._quiet_seconds = 0.0  # went by, and no window has counted them yet
         self._saved: Ledger | None = None  # what stands in the file
-        self._kept = ledger_file.Kept()
+        self._kept = ledger_codec.Kept()
         self.save_failed = False
         self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
         self.dropped = 0  # lines of the stream that did not fit, since the start
@@ -109,12 +110,12 @@ class Memory:
     def _recall(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float
     ) -> None:
-        with guard.at(LEDGER, self._path(ledger_file.FILE)):
+        with guard.at(LEDGER, self._path(ledger_codec.FILE)):
             if (live := self._live()) is not None:
                 try:
                     self._go_on_from(live, boot_id, mode, last_alive)
                 except Exception:
-                    log.error("the ledger is kept as %s", kept_file.set_aside(self._path(ledger_file.FILE)))
+                    log.error("the ledger is kept as %s", state_files.set_aside(self._path(ledger_codec.FILE)))
                     raise
                 self._saved = live
                 return
@@ -148,12 +149,12 @@ class Memory:
         self.change(mode=mode.value)
 
     def _live(self) -> Ledger | None:
-        ledger = self._decoded(ledger_file.FILE, self._text(ledger_file.FILE))
-        return ledger if ledger is not None and self._past_from(self._text(ledger_file.PAST_FILE)) else None
+        ledger = self._decoded(ledger_codec.FILE, self._text(ledger_codec.FILE))
+        return ledger if ledger is not None and self._past_from(self._text(ledger_codec.PAST_FILE)) else None
 
     def _text(self, name: str) -> str | None:
         try:
-            return kept_file.read_text(self._path(name))
+            return state_files.read_text(self._path(name))
         except LedgerError as error:
             log.error("%s", error)
             return None
@@ -162,16 +163,16 @@ class Memory:
         if not text:
             return None
         try:
-            return ledger_file.decode(text, self._path(name))
+            return ledger_codec.decode(text, self._path(name))
         except LedgerError as error:
-            aside = kept_file.set_aside(self._path(name))
+            aside = state_files.set_aside(self._path(name))
             log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
             return None
 
     def _past_from(self, text: str | None) -> bool:
         """Take the counters' past. If it cannot be read only the past is lost: rules that ask for growth wait."""
         try:
-            self.past = ledger_file.decode_past(text, self._path(ledger_file.PAST_FILE)) if text else {}
+            self.past = ledger_codec.decode_past(text, self._path(ledger_codec.PAST_FILE)) if text else {}
         except LedgerError as error:
             log.error("%s; counters begin anew", error)
             self.past = {}
@@ -179,12 +180,12 @@ class Memory:
 
     def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
         texts = read_copy()
-        text = texts.get(ledger_file.FILE)
+        text = texts.get(ledger_codec.FILE)
         if not text:
             return None
-        self._past_from(texts.get(ledger_file.PAST_FILE))
+        self._past_from(texts.get(ledger_codec.PAST_FILE))
         try:
-            return ledger_file.decode(text, "the copy of the ledger")
+            return ledger_codec.decode(text, "the copy of the ledger")
         except LedgerError as error:
             log.error("%s; beginning a new one", error)
             self.copy_unread = True
@@ -262,7 +263,7 @@ class Memory:
         self._set(ledgers.with_none_in_the_future(moved, until + step))
         self._past_unsaved = self._past_is_set = True
         for check, store in self.past.items():
-            self.past[check] = past.encode(past.moved(past.decode(store), move))
+            self.past[check] = history.encode(history.moved(history.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
         """Keep the counters' past as a check's run left it."""
@@ -274,7 +275,9 @@ class Memory:
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
-                self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
+                self.set_past(
+                    label, history.encode(history.without_growth(history.decode(self.past[label]), condition.subject))
+                )
                 self._past_is_set = True
 
     def keep_only(self, configured: Collection[RunName]) -> None:
@@ -365,7 +368,7 @@ class Memory:
             if has_news:
                 self._save_ledger()
             if self._past_unsaved and (has_news or round_over or self._past_is_set):
-                rewrite_file(self._path(ledger_file.PAST_FILE), ledger_file.encode_past(self.past))
+                rewrite_file(self._path(ledger_codec.PAST_FILE), ledger_codec.encode_past(self.past))
                 self._past_unsaved = self._past_is_set = False
         except OSError as error:
             if not self.save_failed:
@@ -377,9 +380,9 @@ class Memory:
 
     def _save_ledger(self) -> None:
         """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
-        path = self._path(ledger_file.FILE)
+        path = self._path(ledger_codec.FILE)
         try:
-            rewrite_file(path, ledger_file.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
         except OSError as error:
             before = self.ledger.outbox
             left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
@@ -387,7 +390,7 @@ class Memory:
                 raise
             self.ledger = dataclasses.replace(self.ledger, outbox=left)
             self.dropped += len(before.lines) - len(left.lines)
-            rewrite_file(path, ledger_file.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
 
     def save_anew(self) -> None:
         """Save all into a new runtime directory, where nothing that was saved is left."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from healthd.judge.condition import Conditions, acts, fault_time
-from healthd.model import CheckResult, Condition, ConditionState, Finding, Health, Outcome, RunName, Severity, Verdict
+from healthd.agent.conditions.condition import Conditions, acts, fault_time
+from healthd.common.model import (
+    CheckResult,
+    Condition,
+    ConditionState,
+    Finding,
+    Health,
+    Outcome,
+    RunName,
+    Severity,
+    Verdict,
+)
 
 
 def judge(

@@ -1,1 +1,1 @@
-"""What people, Slurm and programs ask of the running daemon, and tell it, over its socket."""
+"""The control socket: commands and queries of users, Slurm and programs."""

@@ -10,8 +10,8 @@ import time
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.paths import SOCKET
+from healthd.common.errors import HealthdError
+from healthd.common.paths import SOCKET
 
 PATIENCE_SECONDS = 5.0
 AGAIN_SECONDS = 0.1

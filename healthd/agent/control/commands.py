@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from healthd.control.protocol import (
+from healthd.agent.conditions import endings
+from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control.protocol import (
     ACK,
     PAUSE,
     PAUSE_DETECTION,
@@ -18,18 +22,14 @@ from healthd.control.protocol import (
     RESUME_DETECTION,
     UNACK,
 )
-from healthd.errors import HealthdError
-from healthd.judge import endings
-from healthd.judge.condition import LONGEST_WISH_SECONDS
-from healthd.judge.ledger import Pause
-from healthd.judge.memory import Memory
-from healthd.machine import detection_pause
-from healthd.machine.detection_pause import DetectionPause
-from healthd.model import Ack, Condition, Severity
-from healthd.say.duration import duration
-from healthd.slurm.flapping import answered_for, ended_in_drain, has_drained
-from healthd.stream.event import Event
-from healthd.text import printable
+from healthd.agent.slurm.flapping import answered_for, ended_in_drain, has_drained
+from healthd.common import detection_pause
+from healthd.common.detection_pause import DetectionPause
+from healthd.common.duration import duration
+from healthd.common.errors import HealthdError
+from healthd.common.model import Ack, Condition, Severity
+from healthd.common.text import printable
+from healthd.events.schema import Event
 
 MAX_WHY = 500
 MOST_SHOWN_SECONDS = 1e9  # a client may send any number, also one that is no float
@@ -41,7 +41,7 @@ class CommandRefused(HealthdError):
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    """Also of a fault that is over, where the node stays drained because it came and went (slurm/flapping.py)."""
+    """Also of a fault that is over, where the node stays drained because it came and went (agent/slurm/flapping.py)."""
     ledger, slurm = memory.ledger, memory.ledger.slurm
     code, part, hit = _meant((*ledger.conditions, *ended_in_drain(slurm, ledger.cleared)), request)
     why = _why(request)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 LATEST = 1e12  # seconds since the epoch: later than any clock
 

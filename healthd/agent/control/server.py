@@ -1,5 +1,5 @@
 """Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in
-control/protocol.py.
+agent/control/protocol.py.
 
 Anyone may ask, so anyone may also connect and say nothing. The kernel tells whose a connection is (SO_PEERCRED,
 unix(7)): a user has a few places, all of them together never those that are kept for root. Who has no place is told so
@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.guard import SOCKET, drop, words
-from healthd.machine import shortage
-from healthd.machine.passing import take_no_files
+from healthd.common.guard import SOCKET, drop, words
+from healthd.host import shortage
+from healthd.host.passed_descriptor import take_no_files
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32

@@ -1,1 +1,1 @@
-"""`healthd doctor`: what of healthd works on this node, what will not, and the command that mends it."""
+"""`healthd doctor`: test what healthd needs on this node and print how to fix the rest."""

@@ -1,4 +1,4 @@
-"""Who may write what healthd reads and runs as root (healthd.machine.ownership has the rule)."""
+"""Who may write what healthd reads and runs as root (healthd.common.ownership has the rule)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import healthd
-from healthd.config import Loaded
-from healthd.doctor.line import Line, fails, limited, works
-from healthd.machine import ownership
+from healthd.agent.doctor.result import Line, fails, limited, works
+from healthd.agent.settings.config import Loaded
+from healthd.common import ownership
 
 MEND = ("chown root:root {path}", "chmod go-w {path}")
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from healthd.doctor.line import Line, fails
-from healthd.text import without_class
-from healthd.values import dataclass
+from healthd.agent.doctor.result import Line, fails
+from healthd.common.text import without_class
+from healthd.common.values import dataclass
 
 Area = tuple[str, float, Callable[[], Sequence[Line]]]  # its name, within how many seconds, what looks
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import Any
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 
 class State(enum.Enum):

@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthd.config import Settings, listen_addresses
-from healthd.doctor.line import Line, absent, fails, limited, works
-from healthd.host import Host
-from healthd.judge.limits import needs_kernel_log
-from healthd.kernel.open import open_source
-from healthd.machine.program import run_program
-from healthd.plausible import KERNEL_LOGS
-from healthd.say.duration import duration
-from healthd.say.page import ago
+from healthd.agent.conditions.impairments import needs_kernel_log
+from healthd.agent.doctor.result import Line, absent, fails, limited, works
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.settings.config import Settings, listen_addresses
+from healthd.agent.settings.limits import KERNEL_LOGS
+from healthd.common.duration import duration
+from healthd.common.page import ago
+from healthd.host.host import Host
+from healthd.host.program import run_program
 
 if TYPE_CHECKING:
     import psutil
@@ -110,7 +110,7 @@ def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[ps
 
 def _listener(runtime_dir: str) -> int | None:
     """The process at the other end of the daemon's socket (SO_PEERCRED, unix(7)); None where nobody is."""
-    from healthd.paths import SOCKET
+    from healthd.common.paths import SOCKET
 
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(SECONDS)

@@ -10,14 +10,15 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 
-from healthd.config import Settings
-from healthd.doctor.line import Line, State, absent, works
-from healthd.errors import HealthdError
-from healthd.judge.limits import PROGRAMS, missing_programs, needs_slurm
-from healthd.slurm import blocking, commands
-from healthd.slurm.commands import CommandResult
-from healthd.slurm.output import describe_unread, parse_node
-from healthd.text import regex
+from healthd.agent.conditions.impairments import PROGRAMS, missing_programs, needs_slurm
+from healthd.agent.doctor.result import Line, State, absent, works
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm import blocking
+from healthd.common.errors import HealthdError
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import CommandResult
+from healthd.common.slurm.output import describe_unread, parse_node
+from healthd.common.text import regex
 
 NO_NODE = "healthd-doctor-asks"  # no node is called so
 MUNGE = "munge -n | unmunge"

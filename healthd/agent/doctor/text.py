@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from healthd.say.page import Page, plain
+from healthd.common.page import Page, plain
 
 WORDS = {"fails": "does not work", "limited": "limited", "works": "works"}
 COLOURS = {"fails": "critical", "limited": "warning", "works": "healthy"}

@@ -1,4 +1,4 @@
-"""What the checks can see on this node: from one round of them (healthd.work.once). Pure.
+"""What the checks can see on this node: from one round of them (healthd.agent.scheduler.one_round). Pure.
 
 A fault that a check finds is no matter of the doctor's; that a check cannot look is.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from healthd.doctor.line import Line, absent, fails, limited, works
-from healthd.model import CheckResult, Outcome
-from healthd.text import without_class
-from healthd.values import dataclass
+from healthd.agent.doctor.result import Line, absent, fails, limited, works
+from healthd.common.model import CheckResult, Outcome
+from healthd.common.text import without_class
+from healthd.common.values import dataclass
 
 OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # beside these, the others are one line
 NAMED = 3  # of the checks that cannot look, so many with their reason

@@ -1,1 +1,1 @@
-"""From a line of the kernel log to an event."""
+"""Read the kernel log and turn its lines into events."""

@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from healthd.kernel.lines.rule import DETAIL, FURTHER, SM
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, SM
+from healthd.common.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from healthd.kernel.prefix import Stripped, strip_prefix
-from healthd.kernel.repeats import BULK_BYTES, coalesced
-from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
+from healthd.agent.kernel_log.repeats import BULK_BYTES, coalesced
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from healthd.guard import KERNEL_LOG, never_raises
-from healthd.kernel.prefix import KERNEL
-from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.prefix import KERNEL
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.common.guard import KERNEL_LOG, never_raises
 
 
 class JournalLine(NamedTuple):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from healthd.kernel.prefix import KERNEL, parse_record
-from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.prefix import KERNEL, parse_record
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
 
 MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16

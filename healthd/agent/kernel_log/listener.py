@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from healthd.guard import KERNEL_LOG, drop, words
-from healthd.kernel.kmsg import Kmsg
-from healthd.kernel.open import open_source
-from healthd.kernel.parse import UNREAD
-from healthd.kernel.source import Gap, RawLine, Source, event_of, unrepeated
-from healthd.model import KernelEvent, KernelLogStatus, SourceStatus
+from healthd.agent.kernel_log.kmsg import Kmsg
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.kernel_log.parse import UNREAD
+from healthd.agent.kernel_log.source import Gap, RawLine, Source, event_of, unrepeated
+from healthd.common.guard import KERNEL_LOG, drop, words
+from healthd.common.model import KernelEvent, KernelLogStatus, SourceStatus
 
-log = logging.getLogger("healthd.kernel.source")
+log = logging.getLogger("healthd.agent.kernel_log.source")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5

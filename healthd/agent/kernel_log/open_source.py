@@ -7,9 +7,9 @@ import stat
 import time
 from collections.abc import Callable
 
-from healthd.host import Host
-from healthd.kernel.kmsg import Kmsg
-from healthd.kernel.source import Cursor, Source
+from healthd.agent.kernel_log.kmsg import Kmsg
+from healthd.agent.kernel_log.source import Cursor, Source
+from healthd.host.host import Host
 
 
 def open_source(
@@ -29,10 +29,10 @@ def open_source(
         return Kmsg(root.rstrip("/") + "/dev/kmsg", boot_id, cursor, accept_injected, now)
     # Late imports: reading /dev/kmsg needs no ctypes and no journal.
     if spec == "journal":
-        from healthd.kernel.journal import JournalSource
+        from healthd.agent.kernel_log.journal import JournalSource
 
         return JournalSource(boot_id, cursor, accept_injected)
-    from healthd.kernel.file import Fifo, FollowedFile
+    from healthd.agent.kernel_log.file import Fifo, FollowedFile
 
     if os.path.exists(spec) and stat.S_ISFIFO(os.stat(spec).st_mode):
         return Fifo(spec, accept_injected, now)

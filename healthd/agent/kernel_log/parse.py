@@ -14,12 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from healthd.config import KernelPattern
-from healthd.guard import KERNEL_LOG, drop
-from healthd.kernel.lines import filesystems, host, iommu, memory, network, nvidia, nvidia_driver, pcie, site, storage
-from healthd.kernel.lines.rule import MAX_TEXT, Rule
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules import (
+    filesystems,
+    host,
+    iommu,
+    memory,
+    network,
+    nvidia,
+    nvidia_driver,
+    pcie,
+    site,
+    storage,
+)
+from healthd.agent.kernel_log.rules.rule import MAX_TEXT, Rule
+from healthd.agent.settings.config import KernelPattern
+from healthd.common.guard import KERNEL_LOG, drop
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 RULES: tuple[Rule, ...] = (
     *nvidia.RULES,

@@ -11,8 +11,8 @@ import re
 import time
 from typing import NamedTuple
 
-from healthd.guard import KERNEL_LOG, drop, never_raises
-from healthd.text import is_decimal, regex
+from healthd.common.guard import KERNEL_LOG, drop, never_raises
+from healthd.common.text import is_decimal, regex
 
 KERNEL = 0  # syslog facility
 

@@ -12,11 +12,12 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 BULK_BYTES = 32 << 10  # this much at once is a storm or a backlog; less is read line by line
 
-# Xid 74 and 144-150 name a link, 154 an action, some of 13 a processor: kernel/lines/nvidia.py makes fields of them.
+# Xid 74 and 144-150 name a link, 154 an action, some of 13 a processor: agent/kernel_log/rules/nvidia.py makes fields
+# of them.
 _XID = (
     r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): "
     r"(?:13,[^\n(]{0,120} on \(GPC \d{1,3}, TPC \d{1,3}[^\n)]{0,9}\)|(?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},)"
@@ -27,7 +28,7 @@ _WHOLE = (
     rb"|(?:pcieport|nvidia|mlx5_core|nvme) [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: |PCIe Bus Error: |  ))"
 )
 # A line in a file that surely is the kernel's own: its text alone, after dmesg's time, or after a date, a host and
-# "kernel:" (kernel/prefix.py knows more forms; syslog daemons write these).
+# "kernel:" (agent/kernel_log/prefix.py knows more forms; syslog daemons write these).
 _LINE = re.compile(
     rb"^(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.:+Z-]{0,24})"
     rb" [\w.-]{1,64} kernel: )?"

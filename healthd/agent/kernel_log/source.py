@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from healthd.kernel.parse import parse, unread
-from healthd.kernel.repeats import head
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.parse import parse, unread
+from healthd.agent.kernel_log.repeats import head
+from healthd.common.model import KernelEvent
 
 LINES_PER_READ = 1000
 SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside coalesce's window

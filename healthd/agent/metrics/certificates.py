@@ -1,7 +1,7 @@
 """The web configuration file and the certificates that it names, as they are now: read again when one of them changes,
 so that a renewed certificate needs no restart. What is wrong then changes nothing, and is a trouble.
 
-They are root's (machine/ownership.py); the key, and a file that has hashes of passwords, nobody else may read.
+They are root's (common/ownership.py); the key, and a file that has hashes of passwords, nobody else may read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from healthd.machine import ownership
-from healthd.say.web_config import CIPHERS, CURVES, MOST_BYTES, VERIFIES, Tls, WebConfig, WebConfigError, parse
+from healthd.agent.metrics.web_config import (
+    CIPHERS,
+    CURVES,
+    MOST_BYTES,
+    VERIFIES,
+    Tls,
+    WebConfig,
+    WebConfigError,
+    parse,
+)
+from healthd.common import ownership
 
 HUNG_SECONDS = 1.0  # for so long a client waits while another's thread looks at the files
 SOON_SECONDS = 7 * 86400.0  # before its end a certificate is a trouble; ACME clients renew a month before

@@ -1,7 +1,7 @@
-"""What the daemon believes as Prometheus metrics: as text, for the page (metrics_page.py) and for a file that
+"""What the daemon believes as Prometheus metrics: as text, for the page (http_server.py) and for a file that
 node_exporter's textfile collector reads.
 
-What each is called, and what it says, stands in metric_names.py. A check's observations are `healthd_<name>`; one that
+What each is called, and what it says, stands in names.py. A check's observations are `healthd_<name>`; one that
 cannot be shown (a name or label that is not allowed, a name that means something else already, the same series twice)
 is left out and counted, so that no check breaks the page for the others.
 """
@@ -15,7 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from healthd.model import (
+from healthd.agent.metrics.exposition import END, SERIES_KEPT, TOTAL, Labels, Metric, Written, text
+from healthd.agent.metrics.names import FAMILIES, PREFIX
+from healthd.agent.reporting.status import Snapshot
+from healthd.agent.slurm.policy import Owner
+from healthd.common.model import (
     Condition,
     ConditionState,
     Drain,
@@ -28,11 +32,7 @@ from healthd.model import (
     Resume,
     SourceStatus,
 )
-from healthd.say.metric_names import FAMILIES, PREFIX
-from healthd.say.metrics_text import END, SERIES_KEPT, TOTAL, Labels, Metric, Written, text
-from healthd.say.status import Snapshot
-from healthd.slurm.policy import Owner
-from healthd.text import regex
+from healthd.common.text import regex
 
 log = logging.getLogger("healthd")
 

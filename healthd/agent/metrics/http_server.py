@@ -1,4 +1,4 @@
-"""The metrics as a page over HTTP, or HTTPS (web_files.py). It is imported only where a page is wanted.
+"""The metrics as a page over HTTP, or HTTPS (certificates.py). It is imported only where a page is wanted.
 
 Anyone who reaches a port may connect, say nothing, drip, send nonsense, begin a TLS handshake and not end it, or guess
 passwords: none of that keeps the page from others, nor costs more than CLIENTS threads and MAX_HEAD_BYTES each, on each
@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from healthd.guard import METRICS, drop
-from healthd.machine import heap, shortage
-from healthd.say import metrics
-from healthd.say.metrics_text import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
-from healthd.say.status import Snapshot, health_of, limits_of
-from healthd.text import printable
+from healthd.agent.metrics import families, heap
+from healthd.agent.metrics.exposition import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
+from healthd.agent.reporting.status import Snapshot, health_of, limits_of
+from healthd.common.guard import METRICS, drop
+from healthd.common.text import printable
+from healthd.host import shortage
 
 if TYPE_CHECKING:
-    from healthd.say.web_files import Web, WebFiles
+    from healthd.agent.metrics.certificates import Web, WebFiles
 
 log = logging.getLogger("healthd")
 
@@ -91,8 +91,8 @@ class Pages:
         self._bad_accept_told = False
         self.files: WebFiles | None = None
         if web_config:  # else neither PyYAML nor libcrypt is loaded
-            from healthd.say.web_files import WebFiles
-            from healthd.say.web_passwords import Passwords
+            from healthd.agent.metrics.certificates import WebFiles
+            from healthd.agent.metrics.passwords import Passwords
 
             self.files, self._passwords = WebFiles(web_config), Passwords()
 
@@ -124,7 +124,7 @@ class Pages:
         self, web: Web, authorization: str, seconds: float, address: str, is_gone: Callable[[], bool]
     ) -> Answer | None:
         """None: this client may ask. `seconds`: for so long it may wait for others' passwords to be looked at."""
-        from healthd.say.web_passwords import TooBusy
+        from healthd.agent.metrics.passwords import TooBusy
 
         users = web.config.basic_auth_users
         if not users:
@@ -148,14 +148,14 @@ class Pages:
             same = made is not None and made.snapshot is snapshot
             if made is None or not same or time.monotonic() - made.at >= PAGE_SECONDS:
                 standing = made.standing if made and same else self._standing(snapshot, openmetrics, zipped)
-                rest = metrics.passing(snapshot, openmetrics, self._written[openmetrics][1])
+                rest = families.passing(snapshot, openmetrics, self._written[openmetrics][1])
                 body = gzipped(standing, rest) if isinstance(standing, Deflated) else standing + rest
                 made = _MadePage(snapshot, standing, body, time.monotonic())
                 self._pages[openmetrics, zipped] = made
         return made.body
 
     def _standing(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
-        text = metrics.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics][0])
+        text = families.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics][0])
         return deflated(text) if zipped else text
 
     def _wants_openmetrics(self, accept: str) -> bool:

@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from healthd.errors import HealthdError
-from healthd.say.web_config import WebConfigError
+from healthd.agent.metrics.web_config import WebConfigError
+from healthd.common.errors import HealthdError
 
 CRYPT_DATA_BYTES = 32768  # sizeof(struct crypt_data), crypt.h
 REMEMBERED = 100  # of each kind, as exporter-toolkit (web/cache.go)

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from healthd.config import Settings, listen_addresses
-from healthd.machine import ownership, shortage
-from healthd.machine.files import overwrite_file, replace_file
-from healthd.paths import VERDICT_FILE
-from healthd.say import service
-from healthd.say.status import Snapshot, decision_words, verdict_line
-from healthd.say.web_config import WebConfigError
+from healthd.agent.metrics.web_config import WebConfigError
+from healthd.agent.reporting import systemd
+from healthd.agent.reporting.status import Snapshot, decision_words, verdict_line
+from healthd.agent.settings.config import Settings, listen_addresses
+from healthd.common import ownership
+from healthd.common.atomic_files import overwrite_file, replace_file
+from healthd.common.paths import VERDICT_FILE
+from healthd.host import shortage
 
 if TYPE_CHECKING:
-    from healthd.say.metrics_page import Pages
+    from healthd.agent.metrics.http_server import Pages
 
 log = logging.getLogger("healthd")
 
@@ -75,7 +76,7 @@ class Publisher:
         self.verdict_word = word
         self._write_verdict(line)
         decision = decision_words(snapshot.decision, snapshot.slurm.owner)
-        service.status(f"{snapshot.verdict.health.value}; {decision}")
+        systemd.status(f"{snapshot.verdict.health.value}; {decision}")
         return True
 
     def _write_verdict(self, line: str) -> None:
@@ -119,7 +120,7 @@ class Publisher:
         config = self.settings.metrics
         if not self._waiting() and (self._pages is None or self._pages.files is None):
             return
-        import healthd.say.metrics_page  # noqa: F401  here: it takes a moment, which is no hung mount's
+        import healthd.agent.metrics.http_server  # noqa: F401  here: it takes a moment, which is no hung mount's
 
         if self._serving is None or not self._serving.is_alive():
             thread = threading.Thread(target=self._serve, name="metrics files", daemon=True)
@@ -155,7 +156,7 @@ class Publisher:
             self._served = error
 
     def _try_to_serve(self) -> _Served:
-        from healthd.say.metrics_page import Pages, serve
+        from healthd.agent.metrics.http_server import Pages, serve
 
         config, waiting = self.settings.metrics, self._waiting()
         troubles, web_trouble = [], ""

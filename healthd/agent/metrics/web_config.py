@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from healthd.convert import ConvertError, load
-from healthd.errors import HealthdError
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.common.codec import ConvertError, load
+from healthd.common.errors import HealthdError
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 
 MOST_BYTES = 256 << 10
 MOST_COST = 14  # of bcrypt: a wrong guess costs a second of CPU time then; each step more doubles it

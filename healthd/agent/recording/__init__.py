@@ -1,1 +1,1 @@
-"""A node as a file: what was asked and answered."""
+"""Recordings of a node: what the checks read, as one file that can be replayed."""

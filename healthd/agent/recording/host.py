@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from healthd.host import Host
-from healthd.machine.system import System, Tree
-from healthd.record.recording import Player, Recorder, Recording
+from healthd.agent.recording.recording import Player, Recorder, Recording
+from healthd.host.host import Host
+from healthd.host.system import System, Tree
 
 FIRST_ONLY = ("run", "stat", "readlink")  # only the program or path is the question, not the deadline or the place
 
@@ -38,7 +38,7 @@ class ReplayedSystem:
 
 def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
     def open_nvml() -> Any:
-        from healthd.record.nvml_recording import open_recorded
+        from healthd.agent.recording.nvml import open_recorded
 
         return open_recorded(recorder, fake_nvml)
 
@@ -48,7 +48,7 @@ def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
 
 def replaying_host(recording: Recording, player: Player) -> Host:
     def open_nvml() -> Any:
-        from healthd.record.nvml_recording import open_replayed
+        from healthd.agent.recording.nvml import open_replayed
 
         return open_replayed(player)
 

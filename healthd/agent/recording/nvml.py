@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from healthd.errors import HealthdError
-from healthd.record.recording import NotRecorded, Player, Recorder, pack, unpack
+from healthd.agent.recording.recording import NotRecorded, Player, Recorder, pack, unpack
+from healthd.common.errors import HealthdError
 
 if TYPE_CHECKING:
-    from healthd.nvml import Nvml
+    from healthd.nvidia.nvml import Nvml
 
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
@@ -24,18 +24,18 @@ _Simple: Any = ctypes.c_int.__mro__[1]
 
 
 def open_recorded(recorder: Recorder, fake_nvml: str) -> Nvml:
-    from healthd.nvml import Nvml
+    from healthd.nvidia.nvml import Nvml
 
     if fake_nvml:
         from healthd.nvidia.fake_nvml import library
     else:
-        from healthd.nvml_binding import pynvml
+        from healthd.nvidia.nvml_binding import pynvml
     asked = library(fake_nvml) if fake_nvml else pynvml()
     return Nvml.open(_as_library(RecordedLibrary(recorder, asked)))
 
 
 def open_replayed(player: Player) -> Nvml:
-    from healthd.nvml import Nvml
+    from healthd.nvidia.nvml import Nvml
 
     return Nvml.open(_as_library(ReplayedLibrary(player)))
 

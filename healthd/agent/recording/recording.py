@@ -23,12 +23,12 @@ from contextlib import suppress
 from dataclasses import field
 from typing import Any, TypeVar, cast
 
-from healthd.convert import ConvertError, dump, load
-from healthd.errors import HealthdError
-from healthd.machine import system
-from healthd.machine.files import replace_file
-from healthd.model import Outcome, RunName
-from healthd.values import dataclass
+from healthd.common.atomic_files import replace_file
+from healthd.common.codec import ConvertError, dump, load
+from healthd.common.errors import HealthdError
+from healthd.common.model import Outcome, RunName
+from healthd.common.values import dataclass
+from healthd.host import system
 
 T = TypeVar("T")
 

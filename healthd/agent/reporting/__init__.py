@@ -1,1 +1,1 @@
-"""What healthd says: status, metrics, systemd, the control socket, what people read."""
+"""What the daemon reports: status, explanations, log, systemd."""

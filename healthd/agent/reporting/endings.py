@@ -5,7 +5,7 @@ Pure. The words are those of the documents (docs/json.md): `clears` "reboot", `s
 
 from __future__ import annotations
 
-from healthd.say.duration import duration
+from healthd.common.duration import duration
 
 DRAINS = ("degraded", "critical")
 _CAUSES = {

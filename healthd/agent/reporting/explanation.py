@@ -1,6 +1,6 @@
 """`healthd explain` as a document (docs/json.md), and that as text: what a code means, and what healthd does *here*.
 
-The texts are the checks' own; what healthd does with a fault is course.py's, by the settings of this node.
+The texts are the checks' own; what healthd does with a fault is fault_course.py's, by the settings of this node.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthd.config import CheckConfig, Loaded, Settings, only_observes_kernel_log
-from healthd.convert import dump
-from healthd.model import Clears, Explain, Finding, Mode, Requeue, RunName
-from healthd.say import render
-from healthd.say.course import Does, Step, course, findings_of
-from healthd.say.duration import duration
-from healthd.say.ends import ends
-from healthd.say.next_steps import remedies
-from healthd.say.page import Page, date
-from healthd.say.render import Document
-from healthd.settings.registry import Check
-from healthd.settings.settle import place_of
-from healthd.slurm.policy import Policy
-from healthd.text import printable, regex
+from healthd.agent.reporting import render
+from healthd.agent.reporting.endings import ends
+from healthd.agent.reporting.fault_course import Does, Step, course, findings_of
+from healthd.agent.reporting.next_steps import remedies
+from healthd.agent.reporting.render import Document
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings, only_observes_kernel_log
+from healthd.agent.settings.effective import place_of
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.policy import Policy
+from healthd.common.codec import dump
+from healthd.common.duration import duration
+from healthd.common.model import Clears, Explain, Finding, Mode, Requeue, RunName
+from healthd.common.page import Page, date
+from healthd.common.text import printable, regex
 
 RUNBOOKS = "docs/runbooks"
 RESUMES = "healthd lifts its own drain when every check that can drain has completed clean."

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from healthd.config import CheckConfig, severity_with
-from healthd.judge.absorb import absorb_events, absorb_result, as_configured
-from healthd.judge.verdict import judge
-from healthd.model import (
+from healthd.agent.conditions.absorb import absorb_events, absorb_result, as_configured
+from healthd.agent.conditions.verdict import judge
+from healthd.agent.settings.config import CheckConfig, severity_with
+from healthd.agent.slurm.policy import Policy, decide
+from healthd.common.model import (
     CheckResult,
     Condition,
     ConditionKey,
@@ -31,7 +32,6 @@ from healthd.model import (
     SlurmMemory,
     Worsens,
 )
-from healthd.slurm.policy import Policy, decide
 
 BEGAN = 1_000_000_000.0  # when the fault is seen first: any time
 _BOOT = "this boot"

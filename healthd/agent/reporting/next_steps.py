@@ -1,8 +1,8 @@
 """The next commands under each condition of `healthd status`, ready to be pasted into a shell. Pure.
 
-The remedy of a condition (ends.py) decides which they are. Commands that destroy evidence come after `healthd record`.
-Subjects and codes may come from users (a mount point, a name in a kernel line): they are quoted, so that none of them
-becomes a command.
+The remedy of a condition (endings.py) decides which they are. Commands that destroy evidence come after `healthd
+record`. Subjects and codes may come from users (a mount point, a name in a kernel line): they are quoted, so that none
+of them becomes a command.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from healthd.say.ends import DRAINS, remedy_of
-from healthd.text import printable, regex
+from healthd.agent.reporting.endings import DRAINS, remedy_of
+from healthd.common.text import printable, regex
 
 Document = Mapping[str, Any]
 

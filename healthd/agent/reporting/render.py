@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from healthd.say.duration import duration as duration  # also for those who show what this shows
-from healthd.say.ends import ends
-from healthd.say.next_steps import next_steps, repaired
-from healthd.say.page import SEVERITIES, Page, ago, ahead, date, plain
-from healthd.text import printable
+from healthd.agent.reporting.endings import ends
+from healthd.agent.reporting.next_steps import next_steps, repaired
+from healthd.common.duration import duration as duration  # also for those who show what this shows
+from healthd.common.page import SEVERITIES, Page, ago, ahead, date, plain
+from healthd.common.text import printable
 
 Document = Mapping[str, Any]
 

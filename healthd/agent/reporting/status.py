@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from healthd.judge.ledger import Pause
-from healthd.judge.limits import limits, shown_health
-from healthd.machine.detection_pause import DetectionPause
-from healthd.model import (
+from healthd.agent.conditions.impairments import limits, shown_health
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.reporting.endings import remedy_of
+from healthd.agent.reporting.troubles import Trouble
+from healthd.common.detection_pause import DetectionPause
+from healthd.common.model import (
     CheckResult,
     Condition,
     ConditionKey,
@@ -30,9 +32,7 @@ from healthd.model import (
     StreamStatus,
     Verdict,
 )
-from healthd.say.ends import remedy_of
-from healthd.say.troubles import Trouble
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
 
@@ -73,7 +73,7 @@ class Snapshot:
     config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
-    shortages: dict[str, int] = field(default_factory=dict)  # resource (machine/shortage.py) -> count since the start
+    shortages: dict[str, int] = field(default_factory=dict)  # resource (host/shortage.py) -> count since the start
     cleared: tuple[Condition, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
     remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one

@@ -1,7 +1,7 @@
 """What the service manager is told, and where the log goes: to systemd if it started us, else to plain stderr.
 
 systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3), sd_watchdog_enabled(3),
-machine/journald.py.
+host/journald.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import socket
 import time
 from typing import Any
 
-from healthd.machine import journald
-from healthd.machine.journald import journal_entry, stderr_is_the_journal
-from healthd.text import is_decimal, printable, regex
+from healthd.common.text import is_decimal, printable, regex
+from healthd.host import journald
+from healthd.host.journald import journal_entry, stderr_is_the_journal
 
 IDENTIFIER = "healthd"
 PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; no other waits

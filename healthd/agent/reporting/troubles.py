@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from healthd.model import KernelLogStatus, SlurmStatus, StreamStatus
+from healthd.common.model import KernelLogStatus, SlurmStatus, StreamStatus
 
 
 class Trouble(NamedTuple):
@@ -44,7 +44,7 @@ def troubles(
     reload         the command that makes the daemon read its settings again
     before_resume  why what was to run before a resume told nothing
     files_trouble  healthd's own files are gone, or others
-    shortages      of threads, processes and descriptors (machine/shortage.py)
+    shortages      of threads, processes and descriptors (host/shortage.py)
     mistakes       of healthd's own (guard.troubles)
     """
     there, here = (f"ls -ld {shlex.quote(folder)}; df -h {shlex.quote(folder)}" for folder in (state_dir, runtime_dir))

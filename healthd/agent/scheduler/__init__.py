@@ -1,1 +1,1 @@
-"""What the worker does and when, and what its answers become."""
+"""When each check runs, and what becomes of its result."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from healthd.machine.child import Child
-from healthd.model import CheckResult, Condition, ConditionState, Program, RunName, Severity
+from healthd.common.model import CheckResult, Condition, ConditionState, Program, RunName, Severity
+from healthd.host.child_process import Child
 
 log = logging.getLogger("healthd")
 

@@ -10,8 +10,8 @@ import functools
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 
-from healthd.model import RunName
-from healthd.values import dataclass
+from healthd.common.model import RunName
+from healthd.common.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

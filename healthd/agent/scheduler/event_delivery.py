@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from healthd.judge.memory import Memory
-from healthd.model import Outcome, StreamStatus
-from healthd.work.requests import AppendEvents
-from healthd.work.rounds import TASK_SECONDS
-from healthd.work.runner import Reply, Request
+from healthd.agent.conditions.store import Memory
+from healthd.agent.scheduler.worker_queue import TASK_SECONDS
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import AppendEvents
+from healthd.common.model import Outcome, StreamStatus
 
 log = logging.getLogger("healthd")
 

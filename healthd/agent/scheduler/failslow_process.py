@@ -1,8 +1,8 @@
-"""The daemon's side of the live process (`python -m healthd.live`), which watches jobs for fail-slow.
+"""The daemon's side of the live process (`python -m healthd.failslow.live`), which watches jobs for fail-slow.
 
 It is there only while the check `failslow` has a source. The daemon never waits for it and reads single bytes from it
-only (healthd/live/process.py has them): one that hangs, ends or takes too much memory is ended and started again, later
-each time. What it found the check reads from a file.
+only (healthd/failslow/live/process.py has them): one that hangs, ends or takes too much memory is ended and started
+again, later each time. What it found the check reads from a file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from healthd.convert import dump
-from healthd.machine import shortage
-from healthd.machine.wakeup import FOREVER
-from healthd.model import RunName
-from healthd.settings.configured import Configured
+from healthd.agent.settings.configured import Configured
+from healthd.common.codec import dump
+from healthd.common.model import RunName
+from healthd.host import shortage
+from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
@@ -116,7 +116,7 @@ class Watching:
         setup = json.dumps({"place": self._place, "watched": self._wanted})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "healthd.live", str(theirs.fileno()), setup],
+                [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """The daemon's ears: kernel events become conditions, the jobs at their source are named, the log is told.
 
-What is heard is judged by a pure function (judge/intake.py). A mistake with one event costs no other event anything.
+What is heard is judged by a pure function (agent/conditions/intake.py). A mistake with one event costs no other event
+anything.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from healthd import guard
-from healthd.guard import KERNEL_LOG, SLURM
-from healthd.judge import incidents, intake, log_lines, telling
-from healthd.judge.ledger import KEEP_EVENTS
-from healthd.judge.memory import Memory, tell
-from healthd.kernel.listener import Listener
-from healthd.kernel.source import Gap, RawLine
-from healthd.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
-from healthd.settings.configured import Configured
-from healthd.slurm.job_at_source import JobAtSource
-from healthd.work.requests import JournalGap, ReadJournal, asked_in
-from healthd.work.runner import Reply, Request
+from healthd.agent.conditions import events as telling
+from healthd.agent.conditions import incidents, intake, log_lines
+from healthd.agent.conditions.ledger import KEEP_EVENTS
+from healthd.agent.conditions.store import Memory, tell
+from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.source import Gap, RawLine
+from healthd.agent.settings.configured import Configured
+from healthd.agent.slurm.event_jobs import JobAtSource
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import JournalGap, ReadJournal, asked_in
+from healthd.common import guard
+from healthd.common.guard import KERNEL_LOG, SLURM
+from healthd.common.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
 
 log = logging.getLogger("healthd")
 

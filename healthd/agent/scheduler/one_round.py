@@ -9,16 +9,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import healthd
-from healthd.config import CheckConfig, Loaded, Settings
-from healthd.guard import KERNEL_LOG, drop
-from healthd.host import Host
-from healthd.judge import bounds, intake, verdict
-from healthd.judge.ledger import Ledger
-from healthd.judge.limits import shown_health
-from healthd.kernel.open import open_source
-from healthd.kernel.parse import parse, use_patterns
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import (
+from healthd.agent.conditions import bounds, intake, verdict
+from healthd.agent.conditions.impairments import shown_health
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.kernel_log.parse import parse, use_patterns
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.recording.recording import Recording, Run
+from healthd.agent.reporting.status import condition_json, result_json
+from healthd.agent.scheduler import due
+from healthd.agent.scheduler.due import ScheduledRun
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings
+from healthd.agent.settings.registry import Check
+from healthd.agent.worker import requests
+from healthd.agent.worker.client import CLOSE_NVML, NVML_TROUBLE, Reply, Request, Runner
+from healthd.agent.worker.results import result_of
+from healthd.common.guard import KERNEL_LOG, drop
+from healthd.common.model import (
     CheckResult,
     Condition,
     ConditionState,
@@ -28,14 +36,7 @@ from healthd.model import (
     RunName,
     Verdict,
 )
-from healthd.record.recording import Recording, Run
-from healthd.say.status import condition_json, result_json
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.work import requests, schedule
-from healthd.work.results import result_of
-from healthd.work.runner import CLOSE_NVML, NVML_TROUBLE, Reply, Request, Runner
-from healthd.work.schedule import ScheduledRun
+from healthd.host.host import Host
 
 MOST_READS = 1000  # of 1000 kernel lines each: so a log that is written faster than it is read ends too
 
@@ -161,7 +162,7 @@ def _run_all(
     silent_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
     results: list[CheckResult] = []
     runs: list[Run] = []
-    queue = schedule.due(scheduled, {}, {}, "", 0.0)
+    queue = due.due(scheduled, {}, {}, "", 0.0)
     while queue:
         run = queue.pop(0)
         if run.resource != "nvml":
@@ -186,7 +187,7 @@ def _run_all(
         runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
         if reply.nvml_trouble:
             once_more = [name for name in loaded.checks if NVML_TROUBLE in checks[name.check].after_events]
-            queue = schedule.again(queue, scheduled, {*once_more} - {run.name})
+            queue = due.again(queue, scheduled, {*once_more} - {run.name})
     close_nvml(runner)
     return results, runs
 

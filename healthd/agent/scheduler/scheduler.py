@@ -1,6 +1,6 @@
 """The daemon's eyes: what comes round, what the worker is asked and answers, and whether a job is on this node.
 
-A check's result becomes conditions by a pure function (judge/intake.py).
+A check's result becomes conditions by a pure function (agent/conditions/intake.py).
 """
 
 from __future__ import annotations
@@ -11,22 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from healthd import guard
-from healthd.convert import load
-from healthd.guard import WORKER, words
-from healthd.host import Host
-from healthd.judge import intake, verdict
-from healthd.judge.memory import NAMES, Memory
-from healthd.machine.inventory import when_whole
-from healthd.machine.process import has_no_jobs
-from healthd.machine.wakeup import poll
-from healthd.model import CheckResult, Inventory, Observation, Outcome, RunName, Severity
-from healthd.settings.configured import Configured
-from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
-from healthd.text import without_class
-from healthd.work import own_files
-from healthd.work.delivery import Delivery
-from healthd.work.requests import (
+from healthd.agent.conditions import intake, verdict
+from healthd.agent.conditions.store import NAMES, Memory
+from healthd.agent.scheduler.due import ScheduledRun
+from healthd.agent.scheduler.event_delivery import Delivery
+from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds, Step
+from healthd.agent.settings.configured import Configured
+from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
+from healthd.agent.worker import installed_files
+from healthd.agent.worker.client import NVML_TROUBLE, Reply, Request, Runner
+from healthd.agent.worker.requests import (
     AppendEvents,
     LookAtOwnFiles,
     ReadClusterName,
@@ -36,10 +30,16 @@ from healthd.work.requests import (
     TakeInventory,
     WriteFile,
 )
-from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
-from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds, Step
-from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
-from healthd.work.schedule import ScheduledRun
+from healthd.agent.worker.results import CLOCK_STEP_SECONDS, began, result_of
+from healthd.common import guard
+from healthd.common.codec import load
+from healthd.common.guard import WORKER, words
+from healthd.common.model import CheckResult, Inventory, Observation, Outcome, RunName, Severity
+from healthd.common.text import without_class
+from healthd.host.host import Host
+from healthd.host.inventory import when_whole
+from healthd.host.job_processes import has_no_jobs
+from healthd.host.wakeup import poll
 
 log = logging.getLogger("healthd")
 
@@ -89,7 +89,7 @@ class Looking:
         self.copy_trouble = ""  # why the ledger's copy could not be written, until it can
         self.textfile_trouble = ""  # why metrics.textfile could not be written, until it can
         self.files_trouble = ""  # healthd's own files are gone, or others
-        self._own_files = own_files.identities()  # they were just read
+        self._own_files = installed_files.identities()  # they were just read
         self.delivery = Delivery(memory, settings.state_dir)
         self._memory = memory
         self._now = now
@@ -335,11 +335,11 @@ class Looking:
 
     def own_files_changed(self) -> str:
         """One sentence if they are gone or replaced, "" if not. It may hang with their disk, as a worker's start."""
-        return own_files.trouble(self._own_files, own_files.identities(list(self._own_files)))
+        return installed_files.trouble(self._own_files, installed_files.identities(list(self._own_files)))
 
     def _know_own_files(self, reply: Reply) -> None:
         if reply.outcome is Outcome.COMPLETED:
-            found = own_files.trouble(self._own_files, reply.table["files"])
+            found = installed_files.trouble(self._own_files, reply.table["files"])
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
             found = self.own_files_changed() or f"no worker answers: {reply.error}"
         else:

@@ -12,11 +12,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from healthd.model import Outcome, RoundStatus, RunName
-from healthd.work import schedule
-from healthd.work.requests import Run
-from healthd.work.runner import CLOSE_NVML, Reply, Request, Runner
-from healthd.work.schedule import ScheduledRun
+from healthd.agent.scheduler import due as schedule
+from healthd.agent.scheduler.due import ScheduledRun
+from healthd.agent.worker.client import CLOSE_NVML, Reply, Request, Runner
+from healthd.agent.worker.requests import Run
+from healthd.common.model import Outcome, RoundStatus, RunName
 
 log = logging.getLogger("healthd")
 

@@ -1,1 +1,1 @@
-"""Where settings and checks come from: layers, the registry of checks."""
+"""Settings: types, defaults, files and effective values, and the registry of checks."""

@@ -1,7 +1,7 @@
-"""`python -m healthd.trial` begins here: a daemon whose files were replaced also tries its site checks with it."""
+"""Entry point of `python -m healthd.agent.settings`, which loads the site's checks on trial."""
 
-from healthd.settings.registry import load_site
-from healthd.settings.trial import main
+from healthd.agent.settings.registry import load_site
+from healthd.agent.settings.trial import main
 
 if __name__ == "__main__":
     main(load_site)

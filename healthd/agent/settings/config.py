@@ -1,7 +1,7 @@
 """The settings as frozen dataclasses, with their defaults and allowed values, and the files that hold them.
 
-The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. settings/settle.py makes
-the effective settings of it.
+The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. agent/settings/effective.py
+makes the effective settings of it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, NamedTuple
 
-from healthd import toml
-from healthd.convert import ConvertError, Rule, load, show
-from healthd.errors import HealthdError
-from healthd.machine import ownership
-from healthd.model import Explain, Mode, Requeue, RunName, Severity
-from healthd.paths import RUNTIME_DIR, STATE_DIR
-from healthd.plausible import (
+from healthd.agent.settings.limits import (
     KERNEL_LOGS,
     AbsolutePath,
     AbsolutePathOrNone,
@@ -35,9 +29,14 @@ from healthd.plausible import (
     no_absolute_path,
     no_address,
 )
-from healthd.plausible import Period as Period  # checks declare their periods with it
-from healthd.plausible import Seconds as Seconds
-from healthd.values import dataclass
+from healthd.agent.settings.limits import Period as Period  # checks declare their periods with it
+from healthd.agent.settings.limits import Seconds as Seconds
+from healthd.common import ownership, toml
+from healthd.common.codec import ConvertError, Rule, load, show
+from healthd.common.errors import HealthdError
+from healthd.common.model import Explain, Mode, Requeue, RunName, Severity
+from healthd.common.paths import RUNTIME_DIR, STATE_DIR
+from healthd.common.values import dataclass
 
 
 class ConfigError(HealthdError):
@@ -91,7 +90,7 @@ class NvmlConfig:
 @dataclass(frozen=True, slots=True)
 class KernelPattern:
     """A line of the kernel that means something at this site. pattern: plain text, "*" = any text, from the beginning
-    of the message on (kernel/lines/site.py)."""
+    of the message on (agent/kernel_log/rules/site.py)."""
 
     pattern: LinePattern
     severity: Severity = Severity.WARNING
@@ -127,7 +126,7 @@ class SlurmConfig:
     be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: whether
     a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues: those
     that the broken part serves, or all on the node. own_faults_an_hour, shared_wait_seconds,
-    shared_longest_wait_seconds: what a fault that comes and goes meets (slurm/flapping.py)."""
+    shared_longest_wait_seconds: what a fault that comes and goes meets (agent/slurm/flapping.py)."""
 
     command_seconds: Period = 30.0
     requeue_again_seconds: Seconds = 90.0

@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig, Loaded, Settings
-from healthd.model import Program, RunName
-from healthd.settings.registry import Check
+from healthd.agent.settings.config import CheckConfig, Loaded, Settings
+from healthd.agent.settings.registry import Check
+from healthd.common.model import Program, RunName
 
 
 @dataclass(frozen=True)

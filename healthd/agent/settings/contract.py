@@ -1,7 +1,7 @@
 """What a check module may declare: each name, its type, and its default where a module does not declare it.
 
 Nothing else of a module is read, and it is read once, when the check is found. A module needs `run` or `correlate`
-(a site's file: `run`). tests/test_contract.py has mypy hold each module of checks/ to the types.
+(a site's file: `run`). tests/agent/settings/test_contract.py has mypy hold each module of checks/ to the types.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import (
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.history import Past
+from healthd.common.model import (
     Baseline,
     Entry,
     Explain,
@@ -28,8 +28,8 @@ from healthd.model import (
     Program,
     Repair,
 )
-from healthd.past import Past
-from healthd.values import dataclass
+from healthd.common.values import dataclass
+from healthd.host.host import Host
 
 C = TypeVar("C", bound=CheckConfig)
 

@@ -2,8 +2,8 @@
 sentence.
 
 Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < its [[node]]
-sections for this node < flags. What lies below the file: layers.py. The sections: nodes.py. What a setting may be:
-config.py, and the checks for their own.
+sections for this node < flags. What lies below the file: layers.py. The sections: node_sections.py. What a setting may
+be: config.py, and the checks for their own.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from healthd.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
-from healthd.convert import ConvertError, dump, load, nearest, number, show
-from healthd.model import RunName
+from healthd.agent.settings.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
+from healthd.agent.settings.registry import Check
+from healthd.common.codec import ConvertError, dump, load, nearest, number, show
+from healthd.common.model import RunName
+from healthd.common.text import printable
 from healthd.nvidia import fake_machines
-from healthd.settings.registry import Check
-from healthd.text import printable
 
 if TYPE_CHECKING:
-    from healthd.settings.nodes import Section
+    from healthd.agent.settings.node_sections import Section
 
-SECTIONS = "node"  # [[node]]: settings for single nodes (nodes.py)
+SECTIONS = "node"  # [[node]]: settings for single nodes (node_sections.py)
 
 
 def settle(
@@ -103,11 +103,11 @@ def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
     """The [[node]] sections that hold for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
-    from healthd.settings import nodes  # few files have sections
+    from healthd.agent.settings import node_sections  # few files have sections
 
     with _named(source, {}):
-        sections = nodes.sections(table)
-    return [(f"{source} {section.name}", section) for section in sections if nodes.holds_for(section, node)]
+        sections = node_sections.sections(table)
+    return [(f"{source} {section.name}", section) for section in sections if node_sections.holds_for(section, node)]
 
 
 def _host_name() -> str:
@@ -140,10 +140,10 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
         wrong_checks |= {name} if wrong else set()
     of_sections: list[str] = []
     if SECTIONS in table:
-        from healthd.settings import nodes
+        from healthd.agent.settings import node_sections
 
         sections: list[Section] = []
-        found += _wrong(lambda: sections.extend(nodes.sections(table)))
+        found += _wrong(lambda: sections.extend(node_sections.sections(table)))
         for section in sections:
             source_of_section = f"{source} {section.name}"
             of_sections += mistakes({**section.settings, "checks": {}}, source_of_section, known)
@@ -300,7 +300,7 @@ def _check_configs(
 def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
     """What a site's file says of its settings must end, as its import must. Raises ConfigError."""
     if runs:
-        from healthd.settings.trial import require_judged
+        from healthd.agent.settings.trial import require_judged
 
         require_judged(runs)
 

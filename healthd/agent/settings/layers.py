@@ -16,11 +16,11 @@ from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from healthd.config import ConfigError, Layer, Settings, parse_toml, read_file
-from healthd.convert import ConvertError, load, nearest
-from healthd.host import Host
-from healthd.machine.inventory import device_kind
-from healthd.values import dataclass
+from healthd.agent.settings.config import ConfigError, Layer, Settings, parse_toml, read_file
+from healthd.common.codec import ConvertError, load, nearest
+from healthd.common.values import dataclass
+from healthd.host.host import Host
+from healthd.host.inventory import device_kind
 
 PROFILES = os.path.join(os.path.dirname(__file__), "profiles")
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"

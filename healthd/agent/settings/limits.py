@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from healthd.convert import Rule, number, show
-from healthd.text import regex
+from healthd.common.codec import Rule, number, show
+from healthd.common.text import regex
 
 KERNEL_LOGS = ("kmsg", "journal", "off")  # kernel_log.source, if it is no file to follow
 

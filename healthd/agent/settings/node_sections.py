@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthd.convert import ConvertError, show
-from healthd.fleet.hostlist import HostListError, expand
-from healthd.plausible import is_node_name
+from healthd.agent.settings.limits import is_node_name
+from healthd.common.codec import ConvertError, show
+from healthd.common.slurm.hostlist import HostListError, expand
 
 SECTIONS = "node"
 # These are needed before the node's name is known, or are that name.

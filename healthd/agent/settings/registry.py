@@ -21,13 +21,13 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
 
-from healthd.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
-from healthd.contract import NAMES, Contract, declared
-from healthd.convert import ConvertError, dump, load
-from healthd.guard import KERNEL_LOG, drop, log, words
-from healthd.host import Host
-from healthd.machine import ownership
-from healthd.model import (
+from healthd.agent.settings.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
+from healthd.agent.settings.contract import NAMES, Contract, declared
+from healthd.common import ownership
+from healthd.common.codec import ConvertError, dump, load
+from healthd.common.guard import KERNEL_LOG, drop, log, words
+from healthd.common.history import Past
+from healthd.common.model import (
     Baseline,
     Clears,
     Entry,
@@ -44,9 +44,9 @@ from healthd.model import (
     Repair,
     Severity,
 )
-from healthd.past import Past
-from healthd.text import patterns_compiled_where_made, regex
-from healthd.values import dataclass
+from healthd.common.text import patterns_compiled_where_made, regex
+from healthd.common.values import dataclass
+from healthd.host.host import Host
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ T = TypeVar("T")
 RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/link_down"}
 
 
-# Of any check: what judge/bounds.py counts in one condition.
+# Of any check: what agent/conditions/bounds.py counts in one condition.
 OF_OTHERS = Explain(
     Severity.WARNING,
     Clears.OPERATOR,
@@ -467,7 +467,7 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
     checks = built_in()
     paths = site_files(directory)
     if bounded and paths:
-        from healthd.settings.trial import require_loadable
+        from healthd.agent.settings.trial import require_loadable
 
         require_loadable(paths)
     for path in paths:

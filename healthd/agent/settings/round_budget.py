@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthd.settings.configured import Configured
+from healthd.agent.settings.configured import Configured
 
 
 def longest_round_seconds(configured: Configured) -> float:

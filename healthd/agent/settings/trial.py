@@ -1,8 +1,9 @@
 """Runs what the site's check files do in a daemon in another process first, so that one that hangs or crashes there
 stops nobody else: their import, and what they say of their settings (Config, validate()).
 
-    python -m healthd.trial SECONDS FILE...                   the path of each before it is imported, then "done"
-    python -m healthd.trial SECONDS --settings SETTINGS...    the same with [FILE, PLACE, {SETTING: VALUE}], as JSON
+    python -m healthd.agent.settings SECONDS FILE...                   the path of each before it is imported, then
+    "done" python -m healthd.agent.settings SECONDS --settings SETTINGS...    the same with [FILE, PLACE, {SETTING:
+    VALUE}], as JSON
 
 It does not report what a file raises: the same that follows here does. It does not call run(): that has its deadline
 in the worker.
@@ -20,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from healthd.config import ConfigError
-from healthd.convert import ConvertError
-from healthd.machine.oom import raise_score
-from healthd.machine.program import Ran, run_program
-from healthd.text import regex
+from healthd.agent.settings.config import ConfigError
+from healthd.common.codec import ConvertError
+from healthd.common.text import regex
+from healthd.host.oom import raise_score
+from healthd.host.program import Ran, run_program
 
 LOAD_SECONDS = 10.0  # for all of them; numpy from a cold disk takes 2
 STARTS_SECONDS = 2.0  # for the process that tries them, before its own time begins
@@ -69,7 +70,7 @@ def _require(asked: Sequence[_Tried], flags: Sequence[str], words: tuple[str, st
     if not new:
         return
     names = ", ".join(one.name for one in new)
-    command = [sys.executable, "-m", "healthd.trial", str(seconds), *flags, *(one.argument for one in new)]
+    command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(one.argument for one in new)]
     try:
         ran = run_program(command, seconds + STARTS_SECONDS, os.environ)
     except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it

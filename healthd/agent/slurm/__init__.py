@@ -1,1 +1,1 @@
-"""What healthd does in Slurm: decides, words it, and runs the commands."""
+"""Drain, requeue and resume of this node: decisions, commands and the fleet limit."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from healthd.model import Condition, Gpu, PciDevice
-from healthd.values import dataclass
+from healthd.common.model import Condition, Gpu, PciDevice
+from healthd.common.values import dataclass
 
 # What all GPUs of a node share, though the part that is named may be one of them.
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import select
 import time
 
-from healthd.machine.child import Child
-from healthd.slurm import commands
-from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
-from healthd.slurm.output import SlurmTrouble, describe_unread, parse_node, what_failed
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.common.slurm.output import SlurmTrouble, describe_unread, parse_node, what_failed
+from healthd.host.child_process import Child
 
 
 def run(command: Command) -> CommandResult:

@@ -1,16 +1,24 @@
 """The daemon's hand on Slurm: when the node is looked at there, what is decided, and what people did to it meanwhile.
 
-What is decided is pure (slurm/policy.py), how it is done is a generator of commands (slurm/look.py).
+What is decided is pure (agent/slurm/policy.py), how it is done is a generator of commands (agent/slurm/reconcile.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from healthd.config import Settings
-from healthd.judge import absorb, endings
-from healthd.judge.memory import Memory, tell
-from healthd.model import (
+from healthd.agent.conditions import absorb, endings
+from healthd.agent.conditions.store import Memory, tell
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm import events, fleet_limit, log_lines
+from healthd.agent.slurm.driver import SlurmDriver
+from healthd.agent.slurm.flapping import Flapping, answered_for
+from healthd.agent.slurm.job_gpus import of_this_node
+from healthd.agent.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
+from healthd.agent.slurm.prolog_refusals import told_by_prolog
+from healthd.agent.slurm.reconcile import ReconcileReport
+from healthd.agent.slurm.slurmd_start import SlurmdStart
+from healthd.common.model import (
     Condition,
     Decision,
     Leave,
@@ -20,15 +28,7 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.slurm import fleet_limit, log_lines, told
-from healthd.slurm.commands import Command, CommandResult
-from healthd.slurm.driver import SlurmDriver
-from healthd.slurm.flapping import Flapping, answered_for
-from healthd.slurm.job_gpus import of_this_node
-from healthd.slurm.look import ReconcileReport
-from healthd.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
-from healthd.slurm.refusals import told_by_prolog
-from healthd.slurm.slurmd_start import SlurmdStart
+from healthd.common.slurm.commands import Command, CommandResult
 
 FOREVER = float("inf")
 
@@ -192,7 +192,7 @@ class Hand:
             return None
         known = self._memory.ledger.slurm
         self._take_peoples_word(report)
-        self._memory.say(told.of_look(known.reason, report.lifted, report.acknowledged, report.requeued))
+        self._memory.say(events.of_look(known.reason, report.lifted, report.acknowledged, report.requeued))
         tell(log_lines.of_hold(known.hold, report.memory.hold, self._now()))
         self._remember(report.memory)
         tell(log_lines.of_look(report, known.reason, self._told, self._cause))
@@ -222,7 +222,7 @@ class Hand:
 
     def _tell_command(self, command: Command, result: CommandResult | None) -> None:
         """The stream knows of a command before it begins, also where we are killed right after."""
-        self._memory.say(told.of_command(command.argv, result))
+        self._memory.say(events.of_command(command.argv, result))
         if result is None:
             self._memory.save()
 

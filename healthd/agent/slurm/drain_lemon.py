@@ -1,4 +1,4 @@
-"""Drains a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like look.py.
+"""Drains a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like reconcile.py.
 
 It only ever drains. A node that is out, by whomever, is left; so is one that the fleet cannot spare: what healthd's
 daemons and this command hold drained is counted together (output.parse_fleet), against the lower limit of
@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
-from healthd.config import FleetLimits
-from healthd.model import NodeState
-from healthd.slurm import commands, fleet_limit
-from healthd.slurm.commands import Argv, Command, CommandResult
-from healthd.slurm.lemon_command import is_node_name, reason
-from healthd.slurm.node_states import NOT_TO_RESUME, TAKEN
-from healthd.slurm.output import (
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm import fleet_limit
+from healthd.common.model import NodeState
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Argv, Command, CommandResult
+from healthd.common.slurm.drain_reason import LEMON
+from healthd.common.slurm.lemon_command import is_node_name, reason
+from healthd.common.slurm.node_states import NOT_TO_RESUME, TAKEN
+from healthd.common.slurm.output import (
     NoSuchNode,
     SlurmTrouble,
     known_partitions,
@@ -26,9 +28,8 @@ from healthd.slurm.output import (
     parse_node,
     what_failed,
 )
-from healthd.slurm.reason import LEMON
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.common.text import printable
+from healthd.common.values import dataclass
 
 T = TypeVar("T")
 Steps = Generator[Command, CommandResult, T]

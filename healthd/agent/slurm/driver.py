@@ -11,16 +11,16 @@ import logging
 import random
 from collections.abc import Callable, Generator, Iterator
 
-from healthd.config import Settings
-from healthd.guard import SLURM, drop, words
-from healthd.machine.child import Child
-from healthd.model import SlurmMemory, SlurmStatus, Verdict
-from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult, shown
-from healthd.slurm.look import ReconcileReport, Remember, reconcile
-from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
-from healthd.slurm.policy import Policy
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.policy import Policy
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.common.guard import SLURM, drop, words
+from healthd.common.model import SlurmMemory, SlurmStatus, Verdict
+from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult, shown
+from healthd.host.child_process import Child
 
-log = logging.getLogger("healthd.slurm")
+log = logging.getLogger("healthd.agent.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from healthd.slurm.cluster_name import FILES, MOST_BYTES
-from healthd.text import regex
+from healthd.common.slurm.cluster_name import FILES, MOST_BYTES
+from healthd.common.text import regex
 
 FOREVER = float("inf")
 

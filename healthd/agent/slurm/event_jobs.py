@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from healthd.kernel.coalesce import with_jobs
-from healthd.machine.child import Child
-from healthd.machine.process import job_of, job_processes, jobs_holding
-from healthd.model import Gpu, KernelEvent
-from healthd.slurm.commands import ENVIRONMENT, listpids
-from healthd.slurm.output import parse_processes
+from healthd.agent.kernel_log.coalesce import with_jobs
+from healthd.common.model import Gpu, KernelEvent
+from healthd.common.slurm.commands import ENVIRONMENT, listpids
+from healthd.common.slurm.output import parse_processes
+from healthd.host.child_process import Child
+from healthd.host.job_processes import job_of, job_processes, jobs_holding
 
 STILL_THERE_SECONDS = 10.0  # how long after a line its pid is looked up; later the pid may belong to another process
 LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm

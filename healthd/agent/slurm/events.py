@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.judge.telling import OPERATOR
-from healthd.slurm.commands import Argv, CommandResult, change_of
-from healthd.slurm.output import what_failed
-from healthd.stream.event import Event
+from healthd.agent.conditions.events import OPERATOR
+from healthd.common.slurm.commands import Argv, CommandResult, change_of
+from healthd.common.slurm.output import what_failed
+from healthd.events.schema import Event
 
 
 def of_command(argv: Argv, result: CommandResult | None) -> list[Event]:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from healthd.model import Condition, ConditionState, Resumed, Severity, SlurmMemory, Verdict
-from healthd.slurm.fleet_limit import is_own_hardware
-from healthd.slurm.reason import parse_reason
-from healthd.values import dataclass
+from healthd.agent.slurm.fleet_limit import is_own_hardware
+from healthd.common.model import Condition, ConditionState, Resumed, Severity, SlurmMemory, Verdict
+from healthd.common.slurm.drain_reason import parse_reason
+from healthd.common.values import dataclass
 
 IN_A_ROW_SECONDS = 3600.0
 KEPT = 20  # the longest wait is reached long before

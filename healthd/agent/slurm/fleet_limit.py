@@ -1,4 +1,5 @@
-"""Fleet limit: how many nodes healthd may keep drained at the same time. Pure functions; look.py does the counting.
+"""Fleet limit: how many nodes healthd may keep drained at the same time. Pure functions; reconcile.py does the
+counting.
 
 A fault of the node's own hardware (a GPU off the bus) drains at once while healthd keeps fewer nodes drained than the
 higher limit. A fault that other nodes may share (file server, service, fabric, driver) first waits for a random time,
@@ -30,8 +31,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from healthd.config import FleetLimits
-from healthd.model import (
+from healthd.agent.settings.config import FleetLimits
+from healthd.common.model import (
     LONGEST_HOLD_SECONDS,
     Condition,
     FleetCount,

@@ -1,6 +1,6 @@
 """Reasons on a drained or down node that are not healthd's: whose they are, what they mean, and who lifts them. Pure.
 
-Slurm's own are in slurm_reasons.py. NHC's begin with "NHC: " (LBNL's Node Health Check, nhc:
+Slurm's own are in builtin_reasons.py. NHC's begin with "NHC: " (LBNL's Node Health Check, nhc:
 "MARK_OFFLINE", helpers/node-mark-offline).
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.slurm.reason import LEMON
-from healthd.slurm.slurm_reasons import Group, group_of_shown
-from healthd.text import regex
+from healthd.common.slurm.builtin_reasons import Group, group_of_shown
+from healthd.common.slurm.drain_reason import LEMON
+from healthd.common.text import regex
 
 
 class Foreign(NamedTuple):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthd.slurm.gres import in_hostlist, numbers_in
-from healthd.text import regex
+from healthd.common.slurm.gres import in_hostlist, numbers_in
+from healthd.common.text import regex
 
 MOST_BYTES = 256 << 10
 MOST_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers

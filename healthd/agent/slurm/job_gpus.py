@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 
-from healthd.machine import ownership
-from healthd.machine.process import open_gpus
-from healthd.model import Gpu, Inventory
-from healthd.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.common import ownership
+from healthd.common.model import Gpu, Inventory
+from healthd.host.job_processes import open_gpus
 
 FOLDER = "jobs"
 FILES = 1024  # as many as the prolog knows

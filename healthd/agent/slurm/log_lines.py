@@ -1,5 +1,5 @@
 """What healthd's own log is told of a look at Slurm and of what stands there then: lines as values. Pure. What the
-stream is told of the same is in told.py.
+stream is told of the same is in events.py.
 """
 
 from __future__ import annotations
@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from healthd.judge import log_fields
-from healthd.judge.ledger import Ledger
-from healthd.judge.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE, RESUME, Fields
-from healthd.judge.log_lines import Line
-from healthd.model import Condition, FleetHold, Severity
-from healthd.slurm import fleet_limit
-from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.reason import head, parse_reason
-from healthd.slurm.slurm_reasons import PROLOG_ERROR
+from healthd.agent.conditions import log_fields
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE, RESUME, Fields
+from healthd.agent.conditions.log_lines import Line
+from healthd.agent.slurm import fleet_limit
+from healthd.agent.slurm.reconcile import HELD, ReconcileReport
+from healthd.common.model import Condition, FleetHold, Severity
+from healthd.common.slurm.builtin_reasons import PROLOG_ERROR
+from healthd.common.slurm.drain_reason import head, parse_reason
 
 
 class Cause(NamedTuple):

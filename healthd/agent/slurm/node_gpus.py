@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 
-from healthd.model import Gpu, Inventory
-from healthd.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
-from healthd.slurm.victims import OnGpus
-from healthd.values import dataclass
+from healthd.agent.slurm.affected_jobs import OnGpus
+from healthd.common.model import Gpu, Inventory
+from healthd.common.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
+from healthd.common.values import dataclass
 
 CLOCK_SKEW_SECONDS = 2.0  # a job starts by slurmctld's clock, whose stamps have whole seconds
 

@@ -1,4 +1,4 @@
-"""What to do with this node in Slurm: pure. look.py does it.
+"""What to do with this node in Slurm: pure. reconcile.py does it.
 
 want                 whose drain stands now      decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------
@@ -36,8 +36,9 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import NoReturn
 
-from healthd.config import FleetLimits
-from healthd.model import (
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.flapping import Flapping, note, why_waits
+from healthd.common.model import (
     Condition,
     Decision,
     Drain,
@@ -51,17 +52,16 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.flapping import Flapping, note, why_waits
-from healthd.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
-from healthd.slurm.reason import parse_reason, reason, still_says
-from healthd.slurm.slurm_reasons import (
+from healthd.common.slurm.builtin_reasons import (
     APPENDED,
     PROLOG_ERROR,
     is_slurms_own,
     replaces_drain_reason,
     without_appended,
 )
-from healthd.values import dataclass
+from healthd.common.slurm.drain_reason import parse_reason, reason, still_says
+from healthd.common.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
+from healthd.common.values import dataclass
 
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
@@ -92,7 +92,7 @@ class Policy:
     admin_comment          whether the AdminComment of jobs that a CRITICAL fault hit says so
     flapping               when the resume of a drain that comes back again and again waits
     fleet                  how many nodes healthd may hold drained
-    requeue                which jobs a CRITICAL fault requeues (victims.py)
+    requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
     """
 
     mode: Mode = Mode.OBSERVE

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from healthd.machine import ownership
-from healthd.text import is_decimal
+from healthd.common import ownership
+from healthd.common.text import is_decimal
 
 FILE = "refused"
 LINES = 64  # the prolog keeps fewer

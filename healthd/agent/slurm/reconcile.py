@@ -23,55 +23,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from healthd.errors import HealthdError
-from healthd.judge.condition import fault_time
-from healthd.model import (
-    Condition,
-    Decision,
-    Drain,
-    FleetHold,
-    Leave,
-    NodeState,
-    PartitionCount,
-    Requeue,
-    Requeued,
-    Resume,
-    Severity,
-    SlurmMemory,
-    Spared,
-    Unsaved,
-    Verdict,
-)
-from healthd.slurm import commands, flapping, fleet_limit
-from healthd.slurm.admin_comment import admin_comment
-from healthd.slurm.commands import Argv, Command, CommandResult
-from healthd.slurm.gres import Given, given_in
-from healthd.slurm.gres_conf import MOST_BYTES, ascends
-from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
-from healthd.slurm.node_states import NOT_TO_RESUME, TAKEN, UNSETTLED
-from healthd.slurm.output import (
-    Job,
-    SlurmTrouble,
-    describe_unread,
-    has_no_steps,
-    is_invalid_state,
-    is_refused,
-    is_slurm_away,
-    is_unknown_job,
-    known_partitions,
-    never_arrived,
-    parse_cluster_size,
-    parse_controller,
-    parse_fleet,
-    parse_job,
-    parse_listpids,
-    parse_node,
-    parse_processes,
-    parse_slurmctld_start,
-    parse_whole_reason,
-    what_failed,
-)
-from healthd.slurm.policy import (
+from healthd.agent.conditions.condition import fault_time
+from healthd.agent.slurm import flapping, fleet_limit
+from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
+from healthd.agent.slurm.gres_conf import MOST_BYTES, ascends
+from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
+from healthd.agent.slurm.policy import (
     UNKNOWN_CONTROLLER,
     Owner,
     Policy,
@@ -94,10 +51,54 @@ from healthd.slurm.policy import (
     taken_back,
     unsaved_by,
 )
-from healthd.slurm.reason import parse_reason, reason
-from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
-from healthd.text import is_decimal
-from healthd.values import dataclass
+from healthd.common.errors import HealthdError
+from healthd.common.model import (
+    Condition,
+    Decision,
+    Drain,
+    FleetHold,
+    Leave,
+    NodeState,
+    PartitionCount,
+    Requeue,
+    Requeued,
+    Resume,
+    Severity,
+    SlurmMemory,
+    Spared,
+    Unsaved,
+    Verdict,
+)
+from healthd.common.slurm import commands
+from healthd.common.slurm.admin_comment import admin_comment
+from healthd.common.slurm.commands import Argv, Command, CommandResult
+from healthd.common.slurm.drain_reason import parse_reason, reason
+from healthd.common.slurm.gres import Given, given_in
+from healthd.common.slurm.node_states import NOT_TO_RESUME, TAKEN, UNSETTLED
+from healthd.common.slurm.output import (
+    Job,
+    SlurmTrouble,
+    describe_unread,
+    has_no_steps,
+    is_invalid_state,
+    is_refused,
+    is_slurm_away,
+    is_unknown_job,
+    known_partitions,
+    never_arrived,
+    parse_cluster_size,
+    parse_controller,
+    parse_fleet,
+    parse_job,
+    parse_listpids,
+    parse_node,
+    parse_processes,
+    parse_slurmctld_start,
+    parse_whole_reason,
+    what_failed,
+)
+from healthd.common.text import is_decimal
+from healthd.common.values import dataclass
 
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from healthd.text import is_decimal
+from healthd.common.text import is_decimal
 
 LOOK_SECONDS = 1.0
 

@@ -1,6 +1,6 @@
-"""`python -m healthd.worker` begins here: a daemon whose files were replaced also starts its workers with it."""
+"""Entry point of `python -m healthd.agent.worker`, which the daemon starts as its worker process."""
 
-from healthd.work.worker import main
+from healthd.agent.worker.process import main
 
 if __name__ == "__main__":
     main()

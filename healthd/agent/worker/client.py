@@ -22,15 +22,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Protocol
 
-from healthd.convert import load
-from healthd.machine import ownership, shortage
-from healthd.machine.files import open_own_file
-from healthd.model import Outcome, RunName
-from healthd.values import dataclass
-from healthd.work import unchanged
-from healthd.work.requests import OPS, Asked, CloseNvml, Run, table_of
-from healthd.work.unchanged import Known
-from healthd.work.worker import Setup, as_arguments
+from healthd.agent.worker import unchanged
+from healthd.agent.worker.process import Setup, as_arguments
+from healthd.agent.worker.requests import OPS, Asked, CloseNvml, Run, table_of
+from healthd.agent.worker.unchanged import Known
+from healthd.common import ownership
+from healthd.common.atomic_files import open_own_file
+from healthd.common.codec import load
+from healthd.common.model import Outcome, RunName
+from healthd.common.values import dataclass
+from healthd.host import shortage
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
@@ -45,7 +46,7 @@ _decoder = json.JSONDecoder()
 @dataclass(frozen=True, slots=True)
 class Request:
     """`resource`: what it may hang in ("nvml", "mount /data"); `table`: what it asks, as it goes over the stream
-    (work/requests.py)."""
+    (agent/worker/requests.py)."""
 
     resource: str
     timeout_seconds: float
@@ -152,7 +153,7 @@ class _Worker:
 def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
     """A worker that is a program, with nothing of this process but the stream. Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", "healthd.worker", str(stream.fileno()), *as_arguments(setup)],
+        [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), *as_arguments(setup)],
         pass_fds=[stream.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -18,10 +18,10 @@ from contextlib import suppress
 from math import inf
 from typing import NoReturn
 
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.work import worker
-from healthd.work.worker import Setup
+from healthd.agent.settings import registry
+from healthd.agent.settings.registry import Check
+from healthd.agent.worker import process
+from healthd.agent.worker.process import Setup
 
 LONGEST_PAUSE_SECONDS = 0.05  # between two looks for its end
 
@@ -88,7 +88,7 @@ def _serve(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> 
     status = 1
     try:
         _forget_the_parent(stream.fileno())
-        worker.serve(setup, stream, checks)
+        process.serve(setup, stream, checks)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

@@ -14,7 +14,7 @@ import healthd
 
 # Two of the package, and the interpreter's name in the venv. pip and dpkg write each file anew; what the interpreter's
 # link leads to is the distribution's, and may be replaced.
-FILES = (healthd.__file__, os.path.join(os.path.dirname(healthd.__file__), "worker.py"), sys.executable)
+FILES = (healthd.__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), sys.executable)
 RESTART = "restart it (systemctl restart healthd)"
 
 

@@ -6,12 +6,12 @@ What comes and goes (mounts of containers and users, virtual functions, ports th
 
 from __future__ import annotations
 
-from healthd.config import CheckConfig
-from healthd.convert import dump, load
-from healthd.host import Host
-from healthd.model import Entry, LeftOut
-from healthd.nvml import NvmlError
-from healthd.settings.registry import Check
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
+from healthd.common.codec import dump, load
+from healthd.common.model import Entry, LeftOut
+from healthd.host.host import Host
+from healthd.nvidia.nvml import NvmlError
 
 
 def look(host: Host, check: Check, config: CheckConfig) -> list[Entry | LeftOut]:

@@ -1,6 +1,6 @@
 """The worker: the process that may hang, crash or be abandoned. It does one request at a time for the daemon.
 
-    python -m healthd.worker FD SETUP PLACES    FD: a stream socket to the daemon; SETUP, PLACES: JSON, see Setup
+    python -m healthd.agent.worker FD SETUP PLACES    FD: a stream socket to the daemon; SETUP, PLACES: JSON, see Setup
 
 Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
 stream is the order to end: an abandoned worker notices it before its next call of NVML, or when it reads the next
@@ -23,18 +23,18 @@ from itertools import islice, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from healthd import past
-from healthd.config import CheckConfig, Settings
-from healthd.convert import dump, load
-from healthd.host import Host
-from healthd.machine.oom import raise_score
-from healthd.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
-from healthd.past import Past
-from healthd.paths import RUNTIME_DIR, STATE_DIR
-from healthd.settings import registry
-from healthd.text import without_class
-from healthd.values import dataclass
-from healthd.work import requests
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig, Settings
+from healthd.agent.worker import requests
+from healthd.common import history
+from healthd.common.codec import dump, load
+from healthd.common.history import Past
+from healthd.common.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
+from healthd.common.paths import RUNTIME_DIR, STATE_DIR
+from healthd.common.text import without_class
+from healthd.common.values import dataclass
+from healthd.host.host import Host
+from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
 MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 gives some 600 of its NVLinks; each is a series, and kept in the past
@@ -141,8 +141,8 @@ def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
         open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
-    from healthd.record import recording
-    from healthd.record.host import recording_host, replaying_host
+    from healthd.agent.recording import recording
+    from healthd.agent.recording.host import recording_host, replaying_host
 
     if setup.replay:
         recorded = recording.read(setup.replay)
@@ -174,15 +174,15 @@ class _Kept(NamedTuple):
     boot_id: str
     observations: list[Observation]
     texts: list[str]
-    store: dict[str, past.Series]
+    store: dict[str, history.Series]
     made: float
     until: float
     said: dict[str, Any]
 
 
 class Worker:
-    """The operations, each given what was asked (work/requests.py; a run as its table, since it may be shortened).
-    Each returns a plain table; an exception becomes "error" in one sentence."""
+    """The operations, each given what was asked (agent/worker/requests.py; a run as its table, since it may be
+    shortened). Each returns a plain table; an exception becomes "error" in one sentence."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class Worker:
         config = self._config(check, table)
         now = request["now"] if "now" in request else self.host.now()  # a caller that keeps no past names no moment
         same = kept if kept is not None and known is not None and "past" not in request else None
-        store = past.decode(request["past"]) if same is None else same.store
+        store = history.decode(request["past"]) if same is None else same.store
         again = (same.made, same.now) if same else None
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": [], "nothing": []}
         error, gone_before = "", self.host.gpus_gone
@@ -255,10 +255,10 @@ class Worker:
         stands = same is not None and as_before and same.boot_id == boot_id and now < same.until
         made, until = (same.made, same.until) if same and stands else (now, 0.0)
         if not stands:
-            store = past.update(past.read_again(store, *again) if again else store, read, now, boot_id)
-            until = past.stands_until(store, len(read), now, boot_id)
+            store = history.update(history.read_again(store, *again) if again else store, read, now, boot_id)
+            until = history.stands_until(store, len(read), now, boot_id)
         if not (stands and brief):
-            answer["past"] = past.encode(past.read_again(store, made, now) if stands else store)
+            answer["past"] = history.encode(history.read_again(store, made, now) if stands else store)
         number = request.get("number", 0)
         self._kept[name] = _Kept(number, table, now, boot_id, read, texts, store, made, until, said)
         return answer
@@ -283,13 +283,13 @@ class Worker:
         return {}
 
     def do_inventory(self, asked: requests.TakeInventory) -> dict[str, Any]:
-        from healthd.machine.inventory import take
+        from healthd.host.inventory import take
 
         return {"inventory": dump(take(self.host, gpus=asked.gpus))}
 
     def do_baseline(self, asked: requests.TakeBaseline) -> dict[str, Any]:
         """What this node has now of the settings that a check wants in the baseline."""
-        from healthd.work.present import look
+        from healthd.agent.worker.present import look
 
         check = self._check(asked.check)
         found = look(self.host, check, self._config(check, asked.config))
@@ -301,9 +301,9 @@ class Worker:
     def do_save_copy(self, asked: requests.SaveCopy) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
         at the start, and goes aside for a person instead of being replaced."""
-        from healthd.judge.kept_file import read_text, set_aside
-        from healthd.machine import ownership
-        from healthd.machine.files import remove_leftovers, replace_file
+        from healthd.agent.conditions.state_files import read_text, set_aside
+        from healthd.common import ownership
+        from healthd.common.atomic_files import remove_leftovers, replace_file
 
         try:
             with ownership.folder(asked.to, make_mode=0o700):
@@ -321,46 +321,46 @@ class Worker:
     def do_append_events(self, asked: requests.AppendEvents) -> dict[str, Any]:
         """Write lines of the stream behind the others, durably, then to the journal. "journal_lost": how many of them
         that did not take."""
-        from healthd.machine.journald import stderr_is_the_journal
-        from healthd.machine.ownership import Untrusted
-        from healthd.stream import file, journal
+        from healthd.common.ownership import Untrusted
+        from healthd.events import journal, writer
+        from healthd.host.journald import stderr_is_the_journal
 
         try:
-            file.append(asked.to, asked.lines, asked.again)
+            writer.append(asked.to, asked.lines, asked.again)
         except Untrusted as error:
             raise error.at(asked.to, "state_dir") from None
         return {"journal_lost": journal.send(asked.lines) if stderr_is_the_journal() else 0}
 
     def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> dict[str, Any]:
         """The name of the cluster, as Slurm's settings on this node have it."""
-        from healthd.slurm.cluster_name import cluster_name
+        from healthd.common.slurm.cluster_name import cluster_name
 
         return {"cluster": cluster_name(self.setup.root)}
 
     def do_write_file(self, asked: requests.WriteFile) -> dict[str, Any]:
         """Write a file for others to read, on any disk."""
-        from healthd.machine.files import replace_file
+        from healthd.common.atomic_files import replace_file
 
         replace_file(asked.path, asked.text, mode=0o644)
         return {}
 
     def do_load_copy(self, asked: requests.LoadCopy) -> dict[str, Any]:
         """The texts of files in the state directory. "written": when the newest of them was (epoch), 0 = not known."""
-        from healthd.judge.kept_file import read_text
-        from healthd.machine.files import newest
+        from healthd.agent.conditions.state_files import read_text
+        from healthd.common.atomic_files import newest
 
         texts = {name: read_text(os.path.join(asked.from_, name)) for name in asked.names}
         return {"texts": texts, "written": newest(asked.from_, asked.names)}
 
     def do_look_at_own_files(self, asked: requests.LookAtOwnFiles) -> dict[str, Any]:
         """What lies where the daemon was started from."""
-        from healthd.work.own_files import identities
+        from healthd.agent.worker.installed_files import identities
 
         return {"files": identities(asked.paths)}
 
     def do_read_journal(self, asked: requests.ReadJournal) -> dict[str, Any]:
         """Kernel lines of this boot that the ring buffer no longer has."""
-        from healthd.kernel.journal import read_journal
+        from healthd.agent.kernel_log.journal import read_journal
 
         lines = read_journal(
             asked.gap.boot_id, asked.gap.since_usec, asked.gap.until_usec, asked.gap.limit, asked.gap.accept_injected

@@ -4,8 +4,8 @@
 
 healthd's files may be replaced under a running daemon: then an older daemon asks a newer worker. So a field that comes
 later has a default, one that this worker does not know is no mistake, and none is renamed. The runner adds "number" and
-"now", and leaves out of a Run what the worker knows (work/unchanged.py); what is in its `config` and `past` is JSON of
-its own.
+"now", and leaves out of a Run what the worker knows (agent/worker/unchanged.py); what is in its `config` and `past` is
+JSON of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from healthd.convert import load
-from healthd.values import dataclass
+from healthd.common.codec import load
+from healthd.common.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

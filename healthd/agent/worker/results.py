@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from healthd.config import CheckConfig
-from healthd.convert import ConvertError, load
-from healthd.model import CheckResult, Finding, NothingToCheck, Observation, Outcome, Repair, RunName
-from healthd.settings.registry import Check
-from healthd.values import dataclass
-from healthd.work.runner import Reply
-from healthd.work.unchanged import SAID_AGAIN
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
+from healthd.agent.worker.client import Reply
+from healthd.agent.worker.unchanged import SAID_AGAIN
+from healthd.common.codec import ConvertError, load
+from healthd.common.model import CheckResult, Finding, NothingToCheck, Observation, Outcome, Repair, RunName
+from healthd.common.values import dataclass
 
 CLOCK_STEP_SECONDS = 2.0
 

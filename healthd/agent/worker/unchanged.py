@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from healthd.past import encoded_again
+from healthd.common.history import encoded_again
 
 SAID_AGAIN = ("findings", "observations", "left_out", "repairs", "nothing")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, json_texts, page, say, stream
-from healthd.errors import HealthdError
-from healthd.guard import words
+from healthd.common.errors import HealthdError
+from healthd.common.guard import words
 
 if TYPE_CHECKING:
     from healthd.failslow.model import Evidence, Judgement, Series
@@ -95,7 +95,7 @@ def _evidence(series: Sequence[Series], folder: str | None, notes: list[str]) ->
     """What the nodes told, if a store was named. Raises Stop."""
     if folder is None:
         return []
-    from healthd.cli.failslow_evidence import evidence_of
+    from healthd.cli.failslow.node_evidence import evidence_of
 
     found, how_much = evidence_of(series, folder)
     notes.append(how_much)
@@ -131,18 +131,18 @@ def _failslow(args: argparse.Namespace) -> int:
         raise Stop("healthd failslow: --db: is empty: which store?")
     _check_plot(args.plot, args.files)
     with told_as_sentence():
-        from healthd.failslow import answer
-        from healthd.failslow.judged import judged
+        from healthd.failslow import report
+        from healthd.failslow.analysis import judged
         from healthd.failslow.readers.folder import read
 
         series, notes, unread, stops = read(args.files, columns)
         judgement = judged(series, _evidence(series, args.db, notes))
-        told = answer.document(args.files, series, judgement, notes, unread, stops)
-    status = REFUSED if answer.found(told) else OK
+        told = report.document(args.files, series, judgement, notes, unread, stops)
+    status = REFUSED if report.found(told) else OK
     if args.json:
         stream(json_texts(told))
     else:
-        say(answer.text(told, page()))
+        say(report.text(told, page()))
     if args.plot is not None:
         _draw(series, judgement, args.plot)
     return status

@@ -6,8 +6,8 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from healthd.cli.fleet import at_the_centre
-from healthd.cli.fleet_answers import CHOICES, at_the_store
+from healthd.cli.fleet.answers import CHOICES, at_the_store
+from healthd.cli.fleet.ingest import at_the_centre
 from healthd.cli.terminal import Stop
 from healthd.failslow import times
 from healthd.failslow.model import Evidence, Series

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from healthd.cli.failslow import told_as_sentence
+from healthd.cli.failslow.analyse import told_as_sentence
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import Stop, as_json, say
 

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthd.cli.failslow import column_flags, columns_of, told_as_sentence
+from healthd.cli.failslow.analyse import column_flags, columns_of, told_as_sentence
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, say
-from healthd.text import is_decimal, printable
+from healthd.common.text import is_decimal, printable
 
 if TYPE_CHECKING:
     from healthd.failslow.mitigation.planner import Overheads
@@ -156,8 +156,8 @@ def _plan(args: argparse.Namespace) -> int:
         raise Stop("healthd failslow plan: FILE is empty: which file?")
     gpus, overheads = _gpus(args.gpus), _overheads(args.overhead)
     with told_as_sentence("failslow plan"):
+        from healthd.failslow.analysis import judged
         from healthd.failslow.detect import LASTS
-        from healthd.failslow.judged import judged
         from healthd.failslow.mitigation.replay import replayed
         from healthd.failslow.readers.folder import read
 
@@ -192,7 +192,7 @@ def _document(
 
 
 def _stretch(one: Stretch) -> Document:
-    from healthd.failslow.answer import place, row
+    from healthd.failslow.report import place, row
 
     return {
         "who": list(one.who),
@@ -207,7 +207,7 @@ def _stretch(one: Stretch) -> Document:
 
 
 def _taken(series: Series, one: Taken) -> Document:
-    from healthd.failslow.answer import place, row
+    from healthd.failslow.report import place, row
 
     return {
         "action": one.action.value,

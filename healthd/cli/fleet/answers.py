@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from healthd.cli.flags import DEFAULT_FILE, Command, Parser, duration
-from healthd.cli.fleet import at_the_centre, moment
-from healthd.cli.fleet_query import at_least_one, memory, threads, time_asked
+from healthd.cli.fleet.ingest import at_the_centre, moment
+from healthd.cli.fleet.query import at_least_one, memory, threads, time_asked
 from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, stream
-from healthd.text import regex
+from healthd.common.text import regex
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document, Found, Text
@@ -339,7 +339,7 @@ def _rate_of_failures(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    from healthd.text import is_decimal
+    from healthd.common.text import is_decimal
 
     if not is_decimal(text) or len(text) > 9:
         raise argparse.ArgumentTypeError(f'must be a whole number from 0 on, got "{text}"')
@@ -375,8 +375,9 @@ def _probability(text: str) -> float:
 
 def _lemons(args: argparse.Namespace) -> int:
     with at_the_centre():
-        from healthd.cli import lemons_apply
-        from healthd.fleet.answers import lemon_score, lemons
+        from healthd.cli.fleet import lemons_apply
+        from healthd.fleet.answers import lemons
+        from healthd.fleet.statistics import lemon_score
 
     days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
     until = moment(args.to_time, "--to") if args.to_time is not None else None

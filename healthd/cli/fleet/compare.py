@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet import at_the_centre
-from healthd.cli.fleet_answers import EXIT, open_store, store_flags, tell
+from healthd.cli.fleet.answers import EXIT, open_store, store_flags, tell
+from healthd.cli.fleet.ingest import at_the_centre
 from healthd.cli.terminal import Stop
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ HOW = 'README.md, "The fleet, at the centre", says how to install it'
 @contextmanager
 def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
     """What goes wrong with the store or a source in the block ends the command with its sentence. who: the command."""
-    from healthd.errors import HealthdError
+    from healthd.common.errors import HealthdError
 
     try:
         yield

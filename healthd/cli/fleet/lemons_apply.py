@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.cli.flags import load_settings, wrong_settings_are_wrong_use
 from healthd.cli.terminal import UNKNOWN, Stop
-from healthd.text import printable
+from healthd.common.text import printable
 
 if TYPE_CHECKING:
-    from healthd.config import Settings
+    from healthd.agent.settings.config import Settings
+    from healthd.common.slurm.commands import Argv
     from healthd.fleet.answers.document import Document
-    from healthd.slurm.commands import Argv
 
 WHO = "healthd fleet lemons: --apply"
 OLD_SECONDS = 86400.0  # after that a node may have been repaired, and nobody told the store
@@ -43,8 +43,8 @@ def require_now(lemons: Document, until: int | None, now: float) -> None:
 def require_this_cluster(lemons: Document, said: str, settings: Settings) -> None:
     """Names of nodes are alike in many clusters: the store's has to be the one whose slurmctld is asked. said: by
     --cluster."""
-    from healthd.slurm import commands
-    from healthd.slurm.cluster_name import parse_cluster_name
+    from healthd.common.slurm import commands
+    from healthd.common.slurm.cluster_name import parse_cluster_name
 
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:
@@ -61,9 +61,9 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
 
 def answered(argv: Argv, command_seconds: float) -> str:
     """What Slurm prints. Raises Stop where it does not answer."""
-    from healthd.slurm import blocking
-    from healthd.slurm.commands import Command
-    from healthd.slurm.output import what_failed
+    from healthd.agent.slurm import blocking
+    from healthd.common.slurm.commands import Command
+    from healthd.common.slurm.output import what_failed
 
     result = blocking.run(Command(argv, command_seconds))
     if result.status != 0:
@@ -79,12 +79,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> list[dict[str, Any]]:
     """[{node, drained, words}]. The first that Slurm does not answer for ends it: what was done is told. most: how many
     of the cluster's nodes may be out as lemons."""
-    from healthd.slurm import blocking, lemon
-    from healthd.slurm.output import SlurmTrouble
+    from healthd.agent.slurm import blocking, drain_lemon
+    from healthd.common.slurm.output import SlurmTrouble
 
     done: list[dict[str, Any]] = []
     for one in nodes:
-        steps = lemon.drain(one["node"], one["words"], most, settings.fleet, settings.slurm.command_seconds)
+        steps = drain_lemon.drain(one["node"], one["words"], most, settings.fleet, settings.slurm.command_seconds)
         sent = False
         try:
             command = next(steps)

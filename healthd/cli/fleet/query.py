@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet import at_the_centre, moment
+from healthd.cli.fleet.ingest import at_the_centre, moment
 from healthd.cli.terminal import OK, UNKNOWN, Stop, page, say, stream
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def at_least_one(text: str) -> int:
 
 
 def _whole(text: str, least: int, most: int, said: str) -> int:
-    from healthd.text import is_decimal
+    from healthd.common.text import is_decimal
 
     if not is_decimal(text) or len(text) > 9 or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f'must be a whole number {said}, got "{text}"')
@@ -86,7 +86,7 @@ def _list(there: Iterable[Question]) -> int:
 
 
 def _chosen(name: str, there: dict[str, Question]) -> Question:
-    from healthd.convert import nearest
+    from healthd.common.codec import nearest
     from healthd.fleet.questions import read
 
     if "/" in name or name.endswith(".sql"):

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet import at_the_centre
-from healthd.cli.fleet_answers import CHOICES, at_the_store, memory_limit, price, store_flags
-from healthd.cli.fleet_compare import compared
+from healthd.cli.fleet.answers import CHOICES, at_the_store, memory_limit, price, store_flags
+from healthd.cli.fleet.compare import compared
+from healthd.cli.fleet.ingest import at_the_centre
 from healthd.cli.terminal import OK, UNKNOWN, Stop, json_texts, page, say, stream
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def _report(args: argparse.Namespace) -> int:
     if args.out is None and not args.json:
         raise Stop("healthd fleet report: say where to: --out DIR (or --json)")
     with at_the_centre():
+        from healthd.common.ownership import Untrusted
         from healthd.fleet import report
         from healthd.fleet.answers.document import plural
-        from healthd.machine.ownership import Untrusted
 
         those = report.parts(args.price, args.sla, args.nccl, _compared(args))
         with at_the_store(args, BESIDE_MIB) as study:

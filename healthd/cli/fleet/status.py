@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from healthd.cli.flags import Command, Parser
-from healthd.cli.fleet import at_the_centre
+from healthd.cli.fleet.ingest import at_the_centre
 from healthd.cli.terminal import Stop, json_texts, page, say, stream
 
 VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
@@ -41,9 +41,9 @@ def _status(args: argparse.Namespace) -> int:
     import os
 
     with at_the_centre("healthd fleet status"):
-        from healthd.fleet.now import text
-        from healthd.fleet.now.asked import read
         from healthd.fleet.sources.prometheus_server import ServerError, ask, server
+        from healthd.fleet.status import text
+        from healthd.fleet.status.queries import read
 
         url = args.prometheus or os.environ.get(VARIABLE) or DEFAULT
         try:

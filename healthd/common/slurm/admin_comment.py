@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 SEPARATOR = "; "
 MAX_BYTES = 999  # as much is read back; a longer comment is neither made nor changed

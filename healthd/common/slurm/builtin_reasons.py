@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 PROLOG_ERROR = "Prolog error"  # any prolog's, also healthd's
 # What Slurm appends to any reason, at a reboot; from 24.11 on also if a node goes down by itself.

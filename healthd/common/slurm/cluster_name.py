@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 MOST_BYTES = 4 << 20
 # Where slurmd keeps what it was sent ("configless"), and where packages and those who build it themselves look.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.reason import LEMON, PREFIX
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.common.slurm.admin_comment import MAX_BYTES
+from healthd.common.slurm.drain_reason import LEMON, PREFIX
+from healthd.common.text import printable
+from healthd.common.values import dataclass
 
 Argv: TypeAlias = "tuple[str, ...]"
 Columns: TypeAlias = "tuple[tuple[str, int], ...]"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from healthd.model import Condition
-from healthd.text import regex
+from healthd.common.model import Condition
+from healthd.common.text import regex
 
 MAX_CHARACTERS = 255
 PREFIX = "healthd: "

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from healthd.model import Gpu
-from healthd.text import is_decimal, regex
+from healthd.common.model import Gpu
+from healthd.common.text import is_decimal, regex
 
 # What Slurm gave a job of this node's GPUs: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
 Given: TypeAlias = "tuple[str, ...]"

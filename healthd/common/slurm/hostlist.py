@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from healthd.errors import HealthdError
-from healthd.text import described, is_decimal, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import described, is_decimal, regex
 
 MAX_NODES = 65_536  # as many as a Slurm cluster may have: MAX_SLURM_NODES, 64K
 MAX_DIGITS = 18

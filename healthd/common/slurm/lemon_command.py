@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from healthd.slurm import commands
-from healthd.slurm.reason import LEMON, MAX_CHARACTERS
-from healthd.text import regex
+from healthd.common.slurm import commands
+from healthd.common.slurm.drain_reason import LEMON, MAX_CHARACTERS
+from healthd.common.text import regex
 
 # What Slurm takes for one node's name, and a shell for one word: never an option, a host list or "ALL". It came of a
 # store, and may be anything.

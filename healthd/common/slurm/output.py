@@ -14,10 +14,10 @@ import re
 from collections.abc import Collection
 from datetime import datetime
 
-from healthd.errors import HealthdError
-from healthd.model import NodeState, PartitionCount
-from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.commands import (
+from healthd.common.errors import HealthdError
+from healthd.common.model import NodeState, PartitionCount
+from healthd.common.slurm.admin_comment import MAX_BYTES
+from healthd.common.slurm.commands import (
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
@@ -28,11 +28,11 @@ from healthd.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.slurm.gres import gpus_of_node, gpus_of_one_type
-from healthd.slurm.node_states import TAKEN
-from healthd.slurm.reason import LEMON, PREFIX
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
+from healthd.common.slurm.drain_reason import LEMON, PREFIX
+from healthd.common.slurm.gres import gpus_of_node, gpus_of_one_type
+from healthd.common.slurm.node_states import TAKEN
+from healthd.common.text import is_decimal, regex
+from healthd.common.values import dataclass
 
 # These become words of a command. A name is "12", "12_3" or "20+1".
 _JOB_ID = regex("[0-9]{1,10}")

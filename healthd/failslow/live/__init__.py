@@ -1,1 +1,1 @@
-"""What makes jobs on this node slow, while they run: a process of its own, beside the daemon, where a site wants it."""
+"""Fail-slow detection for running jobs: a process beside the daemon."""

@@ -1,6 +1,6 @@
-"""Where `python -m healthd.live` begins: the daemon starts it."""
+"""Where `python -m healthd.failslow.live` begins: the daemon starts it."""
 
-from healthd.live.process import main
+from healthd.failslow.live.process import main
 
 if __name__ == "__main__":
     main()

@@ -12,12 +12,12 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from healthd.common.atomic_files import replace_file
+from healthd.common.text import regex
+from healthd.failslow.live.document import JobTold
 from healthd.failslow.mitigation.advice import Followed, Seen, advice, follow
 from healthd.failslow.mitigation.planner import Overheads
 from healthd.failslow.model import Cause
-from healthd.live.told import JobTold
-from healthd.machine.files import replace_file
-from healthd.text import regex
 
 FOLDER = "advice"
 FOLDER_MODE = 0o711  # who does not know a job's number sees nothing

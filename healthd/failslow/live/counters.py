@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from healthd.errors import HealthdError
-from healthd.host import Host
-from healthd.machine import infiniband
-from healthd.text import is_decimal
+from healthd.common.errors import HealthdError
+from healthd.common.text import is_decimal
+from healthd.host import infiniband
+from healthd.host.host import Host
 
 if TYPE_CHECKING:
-    from healthd.nvml import NvmlGpu
+    from healthd.nvidia.nvml import NvmlGpu
 
 IB, POWER = "ib", "power"
 OF_GPUS = ("nvlink", "pcie", POWER)

@@ -9,9 +9,9 @@ import json
 from dataclasses import asdict, field
 from typing import Any
 
-from healthd.convert import ConvertError, load
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.common.codec import ConvertError, load
+from healthd.common.text import printable
+from healthd.common.values import dataclass
 
 FILE = "failslow.json"
 SCHEMA = 1

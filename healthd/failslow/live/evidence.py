@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from healthd.common.text import is_decimal
+from healthd.failslow.live.node_reading import Reading, Slow
 from healthd.failslow.model import Cause
-from healthd.live.reading import Reading, Slow
-from healthd.text import is_decimal
 
 MOST_SAID = 6
 TIMES = 2.0  # as much as before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from healthd.machine.process import job_processes, jobs_here, open_gpus
+from healthd.host.job_processes import job_processes, jobs_here, open_gpus
 
 
 class Here(NamedTuple):

@@ -7,9 +7,9 @@ local rank counts, which is the job's word, among those. The numbers are in /pro
 
 from __future__ import annotations
 
-from healthd.host import Host
-from healthd.machine.process import open_gpus
-from healthd.text import regex
+from healthd.common.text import regex
+from healthd.host.host import Host
+from healthd.host.job_processes import open_gpus
 
 DRIVER = "/proc/driver/nvidia/gpus"
 _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")

@@ -2,7 +2,7 @@
 
 The rate is taken on a grid: what was counted between two readings is spread evenly over the time between them, so that
 a reading that comes late, or not at all, moves little. Each octave halves the rate of the one before it: a period of 20
-to 44 samples (rhythm.py) is 2 to 4.4 s in the first octave of a reading each 0.1 s, 4 to 8.8 s in the second, ... 64 to
+to 44 samples (period.py) is 2 to 4.4 s in the first octave of a reading each 0.1 s, 4 to 8.8 s in the second, ... 64 to
 140 s in the last. An octave looks at its last 160 samples each 40: it says the mean of four to eight iterations.
 
 Who speaks: one octave at a time, and only after it found the same period twice. Another one takes over when that has
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from healthd.live.rhythm import LEAST, MOST, WINDOW, rhythm
+from healthd.failslow.live.period import LEAST, MOST, WINDOW, rhythm
 
 OCTAVES = 6
 STRIDE = WINDOW // 4

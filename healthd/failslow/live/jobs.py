@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.document import MOST_RECENT, JobTold, Lost, sentence
+from healthd.failslow.live.evidence import Said, is_of_hardware
+from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.series import Series
+from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.suspect import Channel, Judged, RankSeen, judge
 from healthd.failslow.model import Cause, Kind
-from healthd.live.datagram import Step
-from healthd.live.evidence import Said, is_of_hardware
-from healthd.live.judged import Channel, Judged, RankSeen, judge
-from healthd.live.sample import Sample
-from healthd.live.series import Series
-from healthd.live.settings import Watched
-from healthd.live.told import MOST_RECENT, JobTold, Lost, sentence
 
 CLIENT, COUNTERS = "client", "counters"
 FORGOTTEN_SECONDS = 120.0  # after its last sample a job is over of which only counters tell, and

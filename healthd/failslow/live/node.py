@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from healthd.host import PCI_DEVICES, Host
-from healthd.live import reading
-from healthd.live.reading import Gpu, Link, Reading
-from healthd.machine import infiniband
-from healthd.machine.process import job_processes
-from healthd.text import is_decimal, regex
+from healthd.common.text import is_decimal, regex
+from healthd.failslow.live import node_reading
+from healthd.failslow.live.node_reading import Gpu, Link, Reading
+from healthd.host import infiniband
+from healthd.host.host import PCI_DEVICES, Host
+from healthd.host.job_processes import job_processes
 
 LOOK_SECONDS = 2.0
 MOST_PROCESSES = 256
@@ -40,7 +40,7 @@ def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[
     until = monotonic() + LOOK_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, until, monotonic))
-    speeds = ((port, reading.gbit_per_s(host.told(infiniband.path(port, "rate")))) for port in ports)
+    speeds = ((port, node_reading.gbit_per_s(host.told(infiniband.path(port, "rate")))) for port in ports)
     return Reading(
         host.now(),
         {pci: _gpu(told) for pci, told in gpus.items()},
@@ -51,12 +51,12 @@ def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[
         {
             what: microseconds
             for of in ("cpu", "memory", "io")
-            for what, microseconds in reading.pressure(host.told(f"/proc/pressure/{of}"), of)
+            for what, microseconds in node_reading.pressure(host.told(f"/proc/pressure/{of}"), of)
         },
-        reading.cpu_times(host.told("/proc/stat")),
-        reading.disk_times(host.told("/proc/diskstats")),
-        reading.nfs_times(host.told("/proc/self/mountstats")),
-        reading.memory_events(host.told("/proc/vmstat")),
+        node_reading.cpu_times(host.told("/proc/stat")),
+        node_reading.disk_times(host.told("/proc/diskstats")),
+        node_reading.nfs_times(host.told("/proc/self/mountstats")),
+        node_reading.memory_events(host.told("/proc/vmstat")),
         _pinned(host),
     )
 
@@ -82,7 +82,7 @@ def _devices(host: Host) -> Iterator[str]:
 
 def _link(host: Host, pci: str) -> Link | None:
     path = f"{PCI_DEVICES}/{pci}"
-    return reading.link(host.told(f"{path}/current_link_speed"), host.told(f"{path}/current_link_width"))
+    return node_reading.link(host.told(f"{path}/current_link_speed"), host.told(f"{path}/current_link_width"))
 
 
 def _errors(host: Host, pci: str) -> Iterator[tuple[str, int]]:

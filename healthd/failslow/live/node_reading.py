@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import NamedTuple
 
-from healthd.machine.disks import NO_DISKS, whole
-from healthd.text import is_decimal, regex
-from healthd.values import dataclass
+from healthd.common.text import is_decimal, regex
+from healthd.common.values import dataclass
+from healthd.host.disks import NO_DISKS, whole
 
 MOST_PARTS = 256  # disks, mounts: a node has dozens
 LONGEST = 60  # characters of a name in a sentence

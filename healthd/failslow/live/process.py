@@ -1,11 +1,12 @@
 """The live process: hears ranks, samples counters, judges, and tells the daemon's check in one file.
 
-    python -m healthd.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"place": ..., "watched": ...}
+    python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"place": ...,
+    "watched": ...}
 
 The daemon sends lines {"watched": ...} after a reload; the end of the stream is the order to end. What goes to the
 daemon are single bytes: ALIVE each minute, CHANGED when the file says something new. It has a low priority and bounded
-memory, and the daemon watches both (work/watching.py). It never opens the driver, so it may be killed at any time: what
-asks NVML is a process of its own (sampling.py, docs/adr/0030).
+memory, and the daemon watches both (agent/scheduler/failslow_process.py). It never opens the driver, so it may be
+killed at any time: what asks NVML is a process of its own (sampling.py, docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from healthd.convert import load
+from healthd.common import detection_pause
+from healthd.common.atomic_files import replace_file
+from healthd.common.codec import load
+from healthd.common.guard import words
+from healthd.failslow.live.advice_files import Advising
+from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.document import FILE, Dropped, Told, as_text, sentence
+from healthd.failslow.live.evidence import Said
+from healthd.failslow.live.gpus import gpu_of
+from healthd.failslow.live.jobs import Jobs
+from healthd.failslow.live.node import read
+from healthd.failslow.live.node_reading import Reading
+from healthd.failslow.live.receiver import SOCKET, Left, Receiver
+from healthd.failslow.live.recent_readings import Readings
+from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.settings import Place, Watched, watched
 from healthd.failslow.mitigation.planner import Overheads
 from healthd.failslow.model import Cause
-from healthd.guard import words
-from healthd.host import Host
-from healthd.live.advising import Advising
-from healthd.live.datagram import Step
-from healthd.live.evidence import Said
-from healthd.live.gpus import gpu_of
-from healthd.live.jobs import Jobs
-from healthd.live.node import read
-from healthd.live.reading import Reading
-from healthd.live.readings import Readings
-from healthd.live.receiver import SOCKET, Left, Receiver
-from healthd.live.sample import Sample
-from healthd.live.settings import Place, Watched, watched
-from healthd.live.told import FILE, Dropped, Told, as_text, sentence
-from healthd.machine import detection_pause, shortage
-from healthd.machine.files import replace_file
-from healthd.machine.oom import raise_score
-from healthd.machine.wakeup import FOREVER, poll
+from healthd.host import shortage
+from healthd.host.host import Host
+from healthd.host.oom import raise_score
+from healthd.host.wakeup import FOREVER, poll
 
 ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
@@ -270,15 +272,15 @@ class Live:
         self._news = True
 
     def _make_sampler(self, wanted: Watched) -> Sampler | None:
-        from healthd.live.sampler import Sampler as Counters
-        from healthd.live.sampling import Setup
+        from healthd.failslow.live.sampler import Sampler as Counters
+        from healthd.failslow.live.sampling import Setup
 
         lock = os.path.join(self.place.runtime_dir, SAMPLING_LOCK)
         return Counters(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
 
     def _complain(self, what: str, error: BaseException) -> None:
         if what not in self.troubles:
-            print(f"healthd.live: {what}: {words(error)}", file=sys.stderr, flush=True)
+            print(f"healthd.failslow.live: {what}: {words(error)}", file=sys.stderr, flush=True)
         self.troubles[what] = f"{what}: {words(error)}"
 
     # --- what the node knows of a slow job

@@ -24,11 +24,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.live.datagram import MOST_BYTES, Step, Subscribe, read
-from healthd.live.told import Dropped
-from healthd.machine import shortage
-from healthd.machine.passing import take_no_files
-from healthd.machine.process import job_of
+from healthd.failslow.live.datagram import MOST_BYTES, Step, Subscribe, read
+from healthd.failslow.live.document import Dropped
+from healthd.host import shortage
+from healthd.host.job_processes import job_of
+from healthd.host.passed_descriptor import take_no_files
 
 SOCKET = "failslow.sock"
 LOOK_SECONDS = 0.2

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from healthd.failslow.live.evidence import Said, evidence
+from healthd.failslow.live.node_reading import Reading
 from healthd.failslow.model import Cause
-from healthd.live.evidence import Said, evidence
-from healthd.live.reading import Reading
-from healthd.machine.wakeup import FOREVER
+from healthd.host.wakeup import FOREVER
 
 EACH_SECONDS = 60.0
 KEPT = 60

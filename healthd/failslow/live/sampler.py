@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from healthd.convert import dump
+from healthd.common.codec import dump
+from healthd.common.text import printable
+from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.sampling import ALIVE_SECONDS, Setup
 from healthd.failslow.model import Kind
-from healthd.live.sample import Sample
-from healthd.live.sampling import ALIVE_SECONDS, Setup
-from healthd.machine.wakeup import FOREVER
-from healthd.text import printable
+from healthd.host.wakeup import FOREVER
 
 STEP_SECONDS = 2.0
 SILENT_SECONDS = 5 * ALIVE_SECONDS
@@ -40,7 +40,7 @@ class Sampler:
     by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}."""
 
     def __init__(
-        self, setup: Setup, command: tuple[str, ...] = (sys.executable, "-m", "healthd.live.sampling")
+        self, setup: Setup, command: tuple[str, ...] = (sys.executable, "-m", "healthd.failslow.live.sampling")
     ) -> None:
         self.setup = setup
         self.deadline = 0.0

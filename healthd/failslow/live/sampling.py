@@ -1,6 +1,6 @@
 """The process that samples counters: it reads, looks for a rhythm, and tells how long iterations took.
 
-    python -m healthd.live.sampling SETUP        SETUP: JSON, see Setup
+    python -m healthd.failslow.live.sampling SETUP        SETUP: JSON, see Setup
 
 It is a process of its own because NVML can hang (docs/adr/0005): whoever started it (sampler.py) leaves it then, and
 nobody kills it. It ends when its standard input does, which it looks at between two samples. What it has to say are
@@ -23,16 +23,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from healthd.convert import load
-from healthd.errors import HealthdError
-from healthd.host import Host
-from healthd.live.budget import SHARE, Budget, Less, less
-from healthd.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
-from healthd.live.iterations import STRIDE, Iteration, Iterations, seen_from
-from healthd.live.job_here import Here, look
-from healthd.machine.oom import raise_score
-from healthd.machine.wakeup import FOREVER, poll
-from healthd.values import dataclass
+from healthd.common.codec import load
+from healthd.common.errors import HealthdError
+from healthd.common.values import dataclass
+from healthd.failslow.live.budget import SHARE, Budget, Less, less
+from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
+from healthd.failslow.live.exclusive_job import Here, look
+from healthd.failslow.live.iterations import STRIDE, Iteration, Iterations, seen_from
+from healthd.host.host import Host
+from healthd.host.oom import raise_score
+from healthd.host.wakeup import FOREVER, poll
 
 LOOK_SECONDS = 10.0  # at the jobs
 SETTLED_SECONDS = 60.0

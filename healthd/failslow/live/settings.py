@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from healthd.convert import load
-from healthd.values import dataclass
+from healthd.common.codec import load
+from healthd.common.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

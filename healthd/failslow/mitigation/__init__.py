@@ -1,1 +1,1 @@
-"""What to do about a slow job: which remedy, when, and how it is carried out."""
+"""Remedies for a slow job: which one pays off, when, and how to apply it."""

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 MOST_GROUPS = 10_000
 MOST_MICRO_BATCHES = 1_000_000

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 MOST_RANKS = 65_536
 MOST_LINKS = 256

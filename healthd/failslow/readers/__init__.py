@@ -1,1 +1,1 @@
-"""From files of others to series: which reader a file is for, and what it says."""
+"""Readers for files of iteration times and operations."""

@@ -18,8 +18,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from healthd.errors import HealthdError
-from healthd.text import described, printable, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import described, printable, regex
 
 ROWS_AT_ONCE = 1 << 16
 BLOCK = 1 << 20  # bytes

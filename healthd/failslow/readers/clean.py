@@ -15,7 +15,7 @@ from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 RUN = 8  # rows in a row that ascend: so begins another attempt, and no late row
 LEAST_RUN = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from healthd.text import printable, regex
-from healthd.values import dataclass
+from healthd.common.text import printable, regex
+from healthd.common.values import dataclass
 
 # As training loops and their loggers write them, without the unit behind.
 _VALUES = (

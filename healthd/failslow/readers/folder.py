@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 from healthd.failslow.model import Series
 from healthd.failslow.readers import streams, table
 from healthd.failslow.readers.chunks import Unreadable

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from healthd.common.text import described, regex
 from healthd.failslow.stream import Operation, Stream, StreamError
-from healthd.text import described, regex
 
 LINE = regex(r"\s*(\d+(?:\.\d+)?)\s+([A-Za-z_][\w.:<>-]*)(?:\s+(\S+))?\s*")
 _HEAD = regex(r"\s*#.*")

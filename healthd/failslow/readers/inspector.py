@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from healthd.common.text import described
 from healthd.failslow.stream import Operation, Stream, StreamError
-from healthd.text import described
 
 _KINDS = (("coll_perf", "coll"), ("p2p_perf", "p2p"))
 MOST_RANKS = 1 << 20

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from healthd.common.safe_pickle import NotPlain, plain
 from healthd.failslow.stream import Operation, Stream, StreamError
-from healthd.unpickle import NotPlain, plain
 
 _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*[\[{]")
 

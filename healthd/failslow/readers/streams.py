@@ -10,10 +10,10 @@ import stat
 import zlib
 from collections.abc import Sequence
 
+from healthd.common.text import described, regex
 from healthd.failslow.readers import hook_log, inspector, recorder
 from healthd.failslow.readers.chunks import opened
 from healthd.failslow.stream import Operation, Stream, StreamError
-from healthd.text import described, regex
 
 MOST_BYTES = 1 << 30
 BEGIN = 1 << 16

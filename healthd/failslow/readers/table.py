@@ -11,12 +11,12 @@ from itertools import chain, compress, groupby
 from math import inf, nan
 from typing import Any, BinaryIO, NamedTuple
 
+from healthd.common.text import described, printable, regex
 from healthd.failslow import times
 from healthd.failslow.model import Series
 from healthd.failslow.readers import clean
 from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, opened
 from healthd.failslow.readers.columns import Columns, chosen, listed, missing
-from healthd.text import described, printable, regex
 
 FEWEST = 20  # samples of a series: of fewer there is hardly a baseline
 FARTHEST = 1e19  # no place in a job or in time is farther

@@ -1,1 +1,1 @@
-"""What the fleet's history answers: `healthd fleet NAME`, a module each. Their SQL is DuckDB's alone."""
+"""The answers of `healthd fleet NAME`, one module each. Their SQL is DuckDB's."""

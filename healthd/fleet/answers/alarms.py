@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence, standing
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.answers.weeks import MONDAY, WEEK
-from healthd.fleet.answers.wilson import clumping, wilson
+from healthd.fleet.statistics.weeks import MONDAY, WEEK
+from healthd.fleet.statistics.wilson import clumping, wilson
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 LIMIT = 0.01  # of the completed jobs: the paper's aim
 LONGEST_DAYS = 366  # of a job that began longer before the time that is asked for, what it saw before is left out

@@ -12,14 +12,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
-from healthd.fleet.answers import document, weeks
+from healthd.common.page import Page
+from healthd.common.text import regex
+from healthd.fleet.answers import document
 from healthd.fleet.answers.causes import CAUSES, HARDWARE, SYSTEM_SOFTWARE, USER, USER_PROGRAM, meaning
 from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
 from healthd.fleet.answers.incidents import CONFIDENCES, Attributed, Failure, Seen, attributed
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics import weeks
 from healthd.fleet.table import table
-from healthd.say.page import Page
-from healthd.text import regex
 
 # An hour earlier, not later: then the node was in service under the same kind of load; after a failure it is drained,
 # down, or its repair is what is seen. What a slow fault showed an hour ahead counts as chance: rather too much than too

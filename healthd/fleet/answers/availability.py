@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import (
     Document,
@@ -25,10 +26,9 @@ from healthd.fleet.answers.document import (
     share,
     span,
 )
-from healthd.fleet.answers.spans import Span, joined, seconds, within, without
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.spans import Span, joined, seconds, within, without
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 # How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
 OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")

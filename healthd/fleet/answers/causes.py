@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 
-from healthd.model import Severity
+from healthd.common.model import Severity
+from healthd.common.text import is_decimal
+from healthd.common.values import dataclass
 from healthd.nvidia import codes, xid_table
-from healthd.text import is_decimal
-from healthd.values import dataclass
 
 USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE = "user_program", "system_software", "hardware"
 USER, OTHER = "user", "other"

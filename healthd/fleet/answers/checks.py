@@ -15,15 +15,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from healthd.common.page import Page
+from healthd.common.values import dataclass
 from healthd.fleet.answers import document
 from healthd.fleet.answers.causes import CHECKS
 from healthd.fleet.answers.document import Document, moment, percent, plural, share, span
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.table import table
-from healthd.say.page import Page
-from healthd.values import dataclass
 
 GAP_SECONDS = 900
 DRAIN_WITHIN_SECONDS = 86400  # an incident that is not drained for by then was not drained for

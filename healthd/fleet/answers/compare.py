@@ -21,24 +21,24 @@ from typing import Any
 
 from scipy import stats
 
+from healthd.common.page import Page
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence, looked_at
-from healthd.fleet.answers.intervals import (
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.intervals import (
     poisson_interval,
     rate_ratio_interval,
     rate_ratio_p_value,
     share_ratio_interval,
     share_ratio_p_value,
 )
-from healthd.fleet.answers.multiplicity import holm
-from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.statistics.multiplicity import holm
+from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.table import table
 from healthd.fleet.times import TimeError, seconds
-from healthd.say.page import Page
-from healthd.text import regex
-from healthd.values import dataclass
 
 LEVEL = 0.05
 LARGE_GPUS = 128  # as the answer rate

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 
 if TYPE_CHECKING:
-    from healthd.say.page import Page
+    from healthd.common.page import Page
 
 # Times are epoch seconds, durations seconds, shares 0 to 1; None: not known, or not defined. Never NaN.
 Document = dict[str, Any]

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from healthd.fleet.answers import document, ettr_model, ettr_runs, rate
+from healthd.common.page import Page
+from healthd.fleet.answers import document, ettr_runs, rate
 from healthd.fleet.answers.document import Document, head, number, plural, span
-from healthd.fleet.answers.ettr_model import Job
 from healthd.fleet.answers.study import Study
+from healthd.fleet.statistics import ettr_model
+from healthd.fleet.statistics.ettr_model import Job
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 # Where the store knows no larger job: the size of the paper's example.
 GPUS = 16_384

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from healthd.fleet.answers.ettr_model import Job, exact
 from healthd.fleet.answers.rate import CLASSES
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.ettr_model import Job, exact
 
 LEAST_RUNTIME_SECONDS = 86400  # runs of at least 24 h in total: Kokolis, Kuchnik et al. (HPCA 2025)
 

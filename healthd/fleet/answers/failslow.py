@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from healthd.common.page import Page
+from healthd.common.text import is_decimal
 from healthd.fleet.answers import document
 from healthd.fleet.answers.availability import quantile
 from healthd.fleet.answers.document import Document, number, percent, plural, share, span
-from healthd.fleet.answers.spans import Span, joined, seconds
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.spans import Span, joined, seconds
 from healthd.fleet.table import table
-from healthd.say.page import Page
-from healthd.text import is_decimal
 
 FAILED, SLOW = "validation/failed", "validation/slow"
 WORST_SHOWN = 20

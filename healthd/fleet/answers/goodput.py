@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
-from healthd.fleet.answers.sizes import class_of, size_named
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.job_sizes import class_of, size_named
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
 LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from healthd.common.values import dataclass
 from healthd.fleet.answers.causes import (
     BELONGS_TO,
     BETWEEN_NODES,
@@ -24,7 +25,6 @@ from healthd.fleet.answers.causes import (
     USER,
     meaning,
 )
-from healthd.values import dataclass
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 ISOLATING = frozenset(SEVERITIES[2:])

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from healthd.fleet.answers.lemon_score import Sign, Spell
+from healthd.common.values import dataclass
 from healthd.fleet.answers.study import Row, Study
-from healthd.values import dataclass
+from healthd.fleet.statistics.lemon_score import Sign, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
 LEAST_SHARE = 0.1

@@ -18,10 +18,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from healthd.common.page import Page, plain
+from healthd.common.slurm import lemon_command
+from healthd.common.values import dataclass
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, moment, number, percent, plural, share, span
 from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
-from healthd.fleet.answers.lemon_score import (
+from healthd.fleet.answers.study import Study
+from healthd.fleet.statistics.lemon_score import (
     DAY,
     MEMORY_DAYS,
     UNUSUAL,
@@ -37,10 +41,6 @@ from healthd.fleet.answers.lemon_score import (
     score,
     share_named,
 )
-from healthd.fleet.answers.study import Study
-from healthd.say.page import Page, plain
-from healthd.slurm import lemon_command
-from healthd.values import dataclass
 
 SIGNALS = (
     *("excl_jobid_count", "xid_cnt", "tickets", "out_count", "multi_node_node_fails", "single_node_node_fails"),

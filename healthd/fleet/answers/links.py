@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence
-from healthd.fleet.answers.intervals import Spread, rate_estimate
-from healthd.fleet.answers.multiplicity import benjamini_hochberg
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.intervals import Spread, rate_estimate
+from healthd.fleet.statistics.multiplicity import benjamini_hochberg
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 # What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
 KINDS = {

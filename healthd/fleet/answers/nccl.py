@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, head
 from healthd.fleet.answers.nccl_transport import (
@@ -25,10 +26,9 @@ from healthd.fleet.answers.nccl_transport import (
     single_out,
 )
 from healthd.fleet.collectives import files
-from healthd.fleet.collectives.view import View
+from healthd.fleet.collectives.rank_view import View
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 MOST_GROUPS, MOST_SUSPECTS, MOST_NAMED = 12, 16, 5
 MOST_WITHOUT_DUMP = 4096  # so many of them are listed

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from healthd.common.page import Page
+from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, number, plural, span
-from healthd.fleet.answers.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 from healthd.fleet.table import table
-from healthd.say.page import Page
-from healthd.values import dataclass
 
 MORE_THAN_GPUS = 128  # r_f is of jobs of more GPUs than that: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 GPUS_PER_NODE = 8  # where the store does not tell

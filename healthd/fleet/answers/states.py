@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from healthd.common.page import Page
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
-from healthd.fleet.answers.sizes import class_of, size_named
-from healthd.fleet.answers.spans import Span, joined, seconds, within
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.statistics.job_sizes import class_of, size_named
+from healthd.fleet.statistics.spans import Span, joined, seconds, within
+from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.store import literal
 from healthd.fleet.table import table
-from healthd.say.page import Page
 
 HALF_AN_HOUR = 1800  # of work is lost when a job is ended: half of the time between two hourly checkpoints
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper

@@ -13,13 +13,13 @@ from typing import Any
 
 import duckdb
 
-from healthd.convert import nearest
+from healthd.common.codec import nearest
+from healthd.common.values import dataclass
 from healthd.fleet import engine, store
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share
 from healthd.fleet.questions import Value, built_in, needed
 from healthd.fleet.store import literal
 from healthd.fleet.tables import TABLES
-from healthd.values import dataclass
 
 Row = dict[str, Any]
 

@@ -1,1 +1,1 @@
-"""The answers as chapters of the report: what to say of each, its tables and its charts."""
+"""The answers as chapters of the report: text, tables and charts."""

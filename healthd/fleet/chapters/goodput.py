@@ -8,8 +8,8 @@ import altair as alt
 
 from healthd.fleet.answers import goodput as answer
 from healthd.fleet.answers.document import Document, number
-from healthd.fleet.answers.sizes import gpus_named
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
+from healthd.fleet.statistics.job_sizes import gpus_named
 
 
 def chapter(goodput: Document) -> Chapter:

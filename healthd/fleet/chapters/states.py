@@ -8,8 +8,8 @@ import altair as alt
 
 from healthd.fleet.answers import states as answer
 from healthd.fleet.answers.document import Document, moment, percent, plural
-from healthd.fleet.answers.sizes import gpus_named
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table, chart, rows_of
+from healthd.fleet.statistics.job_sizes import gpus_named
 
 
 def chapter(states: Document) -> Chapter:

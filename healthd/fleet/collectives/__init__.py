@@ -1,1 +1,1 @@
-"""What the ranks of a stuck job wrote of their collectives, and who waits there for whom."""
+"""Collectives of a stuck job: what each rank recorded, and which rank the others wait for."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from healthd.errors import HealthdError
-from healthd.fleet.collectives.view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, View
-from healthd.text import is_decimal, regex
+from healthd.common.errors import HealthdError
+from healthd.common.text import is_decimal, regex
+from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, View
 
 MOST_RANKS = 1 << 17
 MOST_MEMBERS = 1 << 22  # over all groups of a dump

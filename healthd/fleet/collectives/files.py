@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
+from healthd.common.safe_pickle import MOST_CONTAINERS, NotPlain, plain
+from healthd.common.text import regex
 from healthd.fleet.collectives import rank_log
 from healthd.fleet.collectives.dump import NoDump, ranks_possible, view
 from healthd.fleet.collectives.rank_log import Failure, Hang, RankLog
-from healthd.fleet.collectives.view import View
-from healthd.text import regex
-from healthd.unpickle import MOST_CONTAINERS, NotPlain, plain
+from healthd.fleet.collectives.rank_view import View
 
 MOST_BYTES = 256 << 20  # of a dump: 20,000 entries with their stacks have 50 MiB
 MOST_LOG_BYTES = 4 << 30

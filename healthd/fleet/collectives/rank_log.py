@@ -30,10 +30,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from healthd.common.text import regex
 from healthd.fleet.collectives import transport
+from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, View
 from healthd.fleet.collectives.transport import Failed
-from healthd.fleet.collectives.view import Lane, Membership, Operation, Progress, View
-from healthd.text import regex
 
 NEVER = 1 << 62  # of a log it is not known from when on it has everything
 _GLOBAL = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")

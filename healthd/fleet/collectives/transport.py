@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.text import regex
+from healthd.common.text import regex
 
 NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED, OTHER = "network", "memory", "remote", "adapter", "flushed", "other"
 

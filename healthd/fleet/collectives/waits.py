@@ -16,9 +16,9 @@ from dataclasses import field
 from statistics import median_low
 from typing import NamedTuple
 
+from healthd.common.values import dataclass
 from healthd.fleet.collectives.dump import MOST_RANKS
-from healthd.fleet.collectives.view import Lane, Operation, Pair, View
-from healthd.values import dataclass
+from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, View
 
 OF_ANOTHER_RUN_SECONDS = 3600  # so long before all others: PyTorch's longest usual time-out is half of it
 BEGUN_ANEW_SECONDS = 60

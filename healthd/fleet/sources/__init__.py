@@ -1,1 +1,1 @@
-"""From what others write to rows of a table, one source a file."""
+"""Readers of the store's sources, one per file."""

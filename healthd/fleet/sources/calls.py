@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
+from healthd.common.text import printable
 from healthd.fleet.ingest import IngestError
-from healthd.text import printable
 
 SILENT_SECONDS = 300.0  # they print nothing until slurmdbd or slurmctld has answered
 ENDING_SECONDS = 10.0

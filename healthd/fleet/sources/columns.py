@@ -10,9 +10,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from healthd.common.values import dataclass
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
-from healthd.values import dataclass
 
 SEPARATORS = ",;|\t"
 MOST_LINES = 50  # of one quoted field

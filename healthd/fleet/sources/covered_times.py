@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
+from healthd.events.sequence import Runs
 from healthd.fleet.ingest import Run
-from healthd.stream.seen import Runs
 
 _LATEST = 253_402_300_799  # the end of the year 9999
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from healthd.common.text import regex
+from healthd.events.parse import Key, Told, dropped
+from healthd.events.parse import seconds as time_of
+from healthd.events.reader import Cursor, Mark, Tally, find, read
+from healthd.events.schema import OF_CONDITIONS
+from healthd.events.sequence import Runs, Seen
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.tables import EVENTS
-from healthd.stream.event import OF_CONDITIONS
-from healthd.stream.line import Key, Told, dropped
-from healthd.stream.line import seconds as time_of
-from healthd.stream.reader import Cursor, Mark, Tally, find, read
-from healthd.stream.seen import Runs, Seen
-from healthd.text import regex
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
@@ -141,7 +141,7 @@ def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
 
 
 def _person(text: Value, user: User) -> Value:
-    """ "root (uid 0)", "repaired by root (uid 0)": the daemon's word for whom it served (say/control_server.py)."""
+    """ "root (uid 0)", "repaired by root (uid 0)": the daemon's word for whom it served (agent/control/server.py)."""
     found = _PERSON.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return text

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from healthd.fleet.hostlist import expand
+from healthd.common.slurm.hostlist import expand
+from healthd.common.text import is_decimal
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.pieces import called, of_here, whole_files
 from healthd.fleet.sources.reading import Reading
-from healthd.text import is_decimal
 
 # The names of `-o` and of `-O` (github.com/SchedMD/slurm, src/squeue/print.c; -O has ExcNodes since 24.05).
 COLUMNS = Columns(("jobid", "submit_time", "exc_nodes"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from healthd.fleet.hostlist import expand
+from healthd.common.slurm.hostlist import expand
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.pieces import whole_files

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from datetime import tzinfo
 from typing import Generic, NamedTuple, TypeVar
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
+from healthd.common.slurm.hostlist import expand
+from healthd.common.text import described, is_decimal, regex
 from healthd.fleet import times
-from healthd.fleet.clean import field as clean
-from healthd.fleet.hostlist import expand
-from healthd.fleet.private import Private
+from healthd.fleet.privacy import Private
 from healthd.fleet.sources.submit_line import of_script, of_submit_line
-from healthd.text import described, is_decimal, regex
+from healthd.fleet.staging_text import field as clean
 
 # What is read of a job, in this order. A field that a source does not have is "".
 FIELDS = (

@@ -12,14 +12,14 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from healthd.fleet.hostlist import expand
+from healthd.common.slurm.hostlist import expand
+from healthd.common.text import is_decimal
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.lines import lines_of, opened
 from healthd.fleet.sources.pieces import covers_staged, read_whole, watched
 from healthd.fleet.sources.reading import Reading
 from healthd.fleet.tables import JOBS
-from healthd.text import is_decimal
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step

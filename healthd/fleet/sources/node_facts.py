@@ -12,14 +12,14 @@ from dataclasses import astuple, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
-from healthd.fleet.hostlist import expand
+from healthd.common.slurm.hostlist import expand
+from healthd.common.text import described, is_decimal, regex
+from healthd.common.values import dataclass
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.lines import lines_of
 from healthd.fleet.sources.pieces import Lines, called, of_here, read_whole, watched
 from healthd.fleet.sources.reading import Reading
-from healthd.text import described, is_decimal, regex
-from healthd.values import dataclass
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
+from healthd.common.slurm.builtin_reasons import is_slurms_own
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.pieces import configured, since_last_time, whole_files
 from healthd.fleet.sources.reading import Reading
-from healthd.slurm.slurm_reasons import is_slurms_own
 
 COLUMNS = Columns(
     ("nodename", "timestart", "timeend", "state"),

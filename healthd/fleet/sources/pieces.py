@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from healthd.fleet.ingest import IngestError, Run, WrongCommand
 from healthd.fleet.sources.calls import EPOCH, output
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
 from healthd.fleet.sources.lines import lines_in, lines_of
 from healthd.fleet.sources.reading import Reading
-from healthd.fleet.sources.stretches import not_ahead, of_text, text_of, to_ask
 from healthd.fleet.tables import TABLES
 
 if TYPE_CHECKING:

@@ -30,11 +30,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO, TypeAlias
 
+from healthd.common.text import regex
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.lines import Place, is_gzip, lines_in, opened
 from healthd.fleet.sources.pieces import same_zone
 from healthd.fleet.sources.reading import Reading
-from healthd.text import regex
 
 _JOB = (
     r"JobId=(?:(?P<{0}id>[0-9]{{1,10}})|(?P<{0}of>[0-9]{{1,10}})"

@@ -23,16 +23,16 @@ from dataclasses import astuple, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from healthd import toml
-from healthd.convert import ConvertError, nearest
+from healthd.common import toml
+from healthd.common.codec import ConvertError, nearest
+from healthd.common.values import dataclass
+from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
+from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask, until_of
 from healthd.fleet.sources.pieces import tell_unknown
 from healthd.fleet.sources.prometheus_server import Server, ServerError, TooMuch, ask, server
 from healthd.fleet.sources.reading import Reading
-from healthd.fleet.sources.stretches import not_ahead, of_ingests, of_text, text_of, to_ask, until_of
 from healthd.fleet.tables import SCRAPED_CONDITIONS
-from healthd.stream.seen import Runs
-from healthd.values import dataclass
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
@@ -310,7 +310,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _server(run: Run, at: Server, step: int, matchers: str) -> None:
-    """All stretches that are to be asked (stretches.py), counted from the first point to a step behind the last."""
+    """All stretches that are to be asked (covered_times.py), counted from the first point to a step behind the last."""
     reading, asked = Reading.of(run, at.url), partial(ask, at)
     unnamed = f"{at.url} {matchers} {step}"
     tenant = at.headers.get("X-Scope-OrgID")

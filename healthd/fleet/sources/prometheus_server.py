@@ -19,9 +19,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from healthd.errors import HealthdError
-from healthd.text import printable
-from healthd.values import dataclass
+from healthd.common.errors import HealthdError
+from healthd.common.text import printable
+from healthd.common.values import dataclass
 
 MOST_BYTES = 16 << 20  # of one answer; as plain data it takes six times that
 SECONDS = 120.0  # for one answer

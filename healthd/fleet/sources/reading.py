@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import tzinfo
 
+from healthd.common.values import dataclass
 from healthd.fleet import times
 from healthd.fleet.ingest import IngestError, Run
-from healthd.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Protocol
 
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 
 MOST_BYTES = 1 << 20  # of a record
 MOST_LINES = 64

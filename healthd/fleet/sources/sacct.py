@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, BinaryIO
 
+from healthd.common.text import regex
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources import sacct_calls, sacct_json
 from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, CutOff, JobRows, NotReadable, Row
@@ -19,7 +20,6 @@ from healthd.fleet.sources.reading import Reading
 from healthd.fleet.sources.records import records
 from healthd.fleet.sources.sacct_json import json_rows
 from healthd.fleet.sources.staged_jobs import staged_jobs
-from healthd.text import regex
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step

@@ -8,9 +8,9 @@
 
 A day's call tells all jobs that waited or ran on it, so a job that ended is told by its last day. sacct tells a job
 from the moment on that it may start: today's call asks for a year ahead, for jobs that were given a later day. A rerun
-begins some days before the end of what was read of that cluster (stretches.py), for what slurmctld tells slurmdbd late;
-jobs of the store that have no end and that the last day did not tell (an operator ended them as runaway) are asked for
-by their ids.
+begins some days before the end of what was read of that cluster (covered_times.py), for what slurmctld tells slurmdbd
+late; jobs of the store that have no end and that the last day did not tell (an operator ended them as runaway) are
+asked for by their ids.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from healthd.common.text import regex
+from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run
 from healthd.fleet.sources.calls import EPOCH, output
+from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask
 from healthd.fleet.sources.job_row import FIELDS, JobRows, NotReadable, Row
 from healthd.fleet.sources.sacct_json import jobs_of
 from healthd.fleet.sources.staged_jobs import staged_jobs
-from healthd.fleet.sources.stretches import not_ahead, of_ingests, of_text, text_of, to_ask
-from healthd.stream.seen import Runs
-from healthd.text import regex
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step

@@ -19,8 +19,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from healthd.common.text import printable, regex
 from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
-from healthd.text import printable, regex
 
 NAME = "sacct_json"
 MOST_CHARACTERS = 16 << 20  # of one job with its steps

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
-from healthd.fleet.clean import field as clean
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.sources.job_row import Row
+from healthd.fleet.staging_text import field as clean
 from healthd.fleet.tables import JOBS
 
 if TYPE_CHECKING:

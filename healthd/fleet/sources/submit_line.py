@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.fleet.hostlist import HostListError, expand
-from healthd.text import regex
+from healthd.common.slurm.hostlist import HostListError, expand
+from healthd.common.text import regex
 
 # Options of sbatch, salloc and srun that take no word behind them: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
 # An optional argument stands in the same word.

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from healthd.fleet.hostlist import expand
+from healthd.common.slurm.hostlist import expand
+from healthd.common.text import regex
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.node_facts import Facts, called_here, read_files
 from healthd.fleet.sources.reading import Reading
-from healthd.text import regex
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")

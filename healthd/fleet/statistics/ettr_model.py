@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 DAY = 86400
 # Attempts that a simulation draws: a second or two. Of so few intervals the outcome is no more than a guess.

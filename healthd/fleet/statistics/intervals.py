@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 Interval = tuple[float, float]
 

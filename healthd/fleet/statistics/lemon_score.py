@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from healthd.fleet.answers.weeks import at_least
-from healthd.values import dataclass
+from healthd.common.values import dataclass
+from healthd.fleet.statistics.weeks import at_least
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.values import dataclass
+from healthd.common.values import dataclass
 
 WEEK = 7 * 86400
 MONDAY = 4 * 86400  # the epoch began on a Thursday

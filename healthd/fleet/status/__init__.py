@@ -1,1 +1,1 @@
-"""All nodes as they are now, from a Prometheus server. It needs nothing but healthd: no store, no extra."""
+"""All nodes as they are now, from a Prometheus server. Needs neither the store nor an extra."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 OURS = ("ours", "foreign_healthd")  # policy.Owner: our drain, also one of a ledger that is gone

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from healthd.fleet.now.node import SEVERITIES, NodeNow, Standing
+from healthd.common.text import regex
+from healthd.common.values import dataclass
 from healthd.fleet.sources.prometheus_server import ServerError
-from healthd.text import regex
-from healthd.values import dataclass
+from healthd.fleet.status.node import SEVERITIES, NodeNow, Standing
 
 Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
 Labels: TypeAlias = "Mapping[str, str]"

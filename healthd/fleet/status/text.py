@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from healthd.fleet.hostlist import fold
-from healthd.fleet.now.asked import EARLIEST, Fleet
-from healthd.fleet.now.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
-from healthd.say.duration import duration
-from healthd.say.page import Page, plain
+from healthd.common.duration import duration
+from healthd.common.page import Page, plain
+from healthd.common.slurm.hostlist import fold
+from healthd.fleet.status.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
+from healthd.fleet.status.queries import EARLIEST, Fleet
 
 FEW = 30  # so many nodes of which the same is to be said have a row each, more are one host list
 LONGEST = 300  # characters of a Reason or of a name that others chose

@@ -1,4 +1,4 @@
-"""Machines with NVIDIA GPUs that do not exist: NAME.toml each."""
+"""Fake machines with NVIDIA GPUs, one NAME.toml each."""
 
 import os
 

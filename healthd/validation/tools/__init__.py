@@ -1,1 +1,1 @@
-"""The programs that measure, one a file: what is called, and what its output says. None is a dependency."""
+"""The tools that measure, one per file: their commands and the parsers of their output."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from healthd.text import printable
+from healthd.common.text import printable
 from healthd.validation.measurement import Measurement, NotUnderstood
 
 UNIT = "GFLOPS"

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from healthd.text import printable, regex
+from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4, and before

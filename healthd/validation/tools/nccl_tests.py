@@ -8,7 +8,7 @@ failure" an error.
 
 from __future__ import annotations
 
-from healthd.text import is_decimal, printable, regex
+from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
 
 SIZE = "8G"  # of one message: at the limit of every link (AzNHC: 8G of A100 with 40 GB, 16G of larger ones)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from healthd.text import is_decimal, printable, regex
+from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
 
 MEASURES = ("pcie", "p2p", "memory")

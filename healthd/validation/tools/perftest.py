@@ -7,7 +7,7 @@ the peak is 0.00 where it was not measured.
 
 from __future__ import annotations
 
-from healthd.text import printable, regex
+from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
 MESSAGE_BYTES = 8 << 20  # as AzNHC's azure_ib_write_bw_gdr.nhc

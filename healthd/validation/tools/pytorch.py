@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from healthd.text import printable
+from healthd.common.text import printable
 from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood
 from healthd.validation.passes import ring
 

@@ -23,11 +23,12 @@ from life import (
     Node,
 )
 
+from healthd.agent.conditions import absorb, endings, intake
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.settings.registry import Check
 from healthd.checks import gpu_xid, sxid
-from healthd.config import CheckConfig
-from healthd.judge import absorb, endings, intake
-from healthd.judge.ledger import Ledger
-from healthd.model import (
+from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
@@ -41,7 +42,6 @@ from healthd.model import (
     Slowness,
     Worsens,
 )
-from healthd.settings.registry import Check
 
 # --- opening
 

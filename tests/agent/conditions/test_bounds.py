@@ -11,16 +11,18 @@ from fakes import NOW
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import CheckConfig
-from healthd.judge import bounds, endings, intake
-from healthd.judge.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, MOST_OF_ALL, OTHERS, bounded, with_others
-from healthd.judge.condition import acts, fault_time
-from healthd.judge.ledger import Ledger, with_conditions
-from healthd.judge.ledger_file import decode, encode
-from healthd.judge.memory import Memory
-from healthd.judge.verdict import judge, next_look
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import (
+from healthd.agent.conditions import bounds, endings, intake
+from healthd.agent.conditions.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, MOST_OF_ALL, OTHERS, bounded, with_others
+from healthd.agent.conditions.condition import acts, fault_time
+from healthd.agent.conditions.ledger import Ledger, with_conditions
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.verdict import judge, next_look
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig
+from healthd.agent.slurm.fleet_limit import is_own_hardware
+from healthd.common.model import (
     Ack,
     CheckResult,
     Clears,
@@ -35,8 +37,6 @@ from healthd.model import (
     Severity,
     Worsens,
 )
-from healthd.settings import registry
-from healthd.slurm.fleet_limit import is_own_hardware
 
 CHECKS = registry.built_in()
 XIDS = [(CHECKS["gpu_xid"], CHECKS["gpu_xid"].config())]

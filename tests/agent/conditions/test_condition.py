@@ -13,10 +13,8 @@ from life import (
     Node,
 )
 
-from healthd.judge.condition import shifted
-from healthd.model import (
-    Condition,
-)
+from healthd.agent.conditions.condition import shifted
+from healthd.common.model import Condition
 
 # --- a clock that is set
 

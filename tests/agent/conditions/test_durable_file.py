@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.machine import rewrite
-from healthd.machine.rewrite import ROOM_BYTES, read_whole, rewrite_file
+from healthd.agent.conditions import durable_file
+from healthd.agent.conditions.durable_file import ROOM_BYTES, read_whole, rewrite_file
 
 
 def rooms(folder: Path) -> dict[str, tuple[int, int]]:
@@ -67,7 +67,7 @@ def test_where_names_cannot_be_exchanged_the_file_is_replaced(tmp_path: Path, mo
     def cannot(*_: object) -> None:
         raise OSError(errno.EINVAL, "no")
 
-    monkeypatch.setattr(rewrite, "_exchange", cannot)
+    monkeypatch.setattr(durable_file, "_exchange", cannot)
     path = tmp_path / "ledger.json"
     for text in ("one", "two", "three"):
         rewrite_file(str(path), text)
@@ -103,7 +103,7 @@ def test_whatever_was_written_last_is_read(texts: list[str], tmp_path_factory: p
 
 WRITER = """
 import sys
-from healthd.machine.rewrite import rewrite_file
+from healthd.agent.conditions.durable_file import rewrite_file
 number = 0
 while True:
     number += 1

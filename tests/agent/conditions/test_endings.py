@@ -23,8 +23,8 @@ from life import (
     Node,
 )
 
-from healthd.judge import absorb, endings
-from healthd.model import (
+from healthd.agent.conditions import absorb, endings
+from healthd.common.model import (
     Clears,
     Finding,
     Outcome,

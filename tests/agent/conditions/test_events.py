@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd import guard
-from healthd.control import commands
-from healthd.judge import endings, ledger_file, telling
-from healthd.judge.ledger import KEEP_CLEARED, Ledger
-from healthd.judge.memory import Memory
-from healthd.model import (
+from healthd.agent.conditions import endings, events, ledger_codec
+from healthd.agent.conditions.ledger import KEEP_CLEARED, Ledger
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control import commands
+from healthd.common import guard
+from healthd.common.model import (
     Ack,
     Clears,
     Condition,
@@ -31,7 +31,7 @@ from healthd.model import (
     Slowness,
     SlurmMemory,
 )
-from healthd.stream.event import EVENTS, Event
+from healthd.events.schema import EVENTS, Event
 
 NOW = 1795349480.0
 MOUNT = Condition(
@@ -292,7 +292,7 @@ def test_what_gets_its_name_with_the_first_inventory_is_told_once_with_it(node: 
     before = node.memory.ledger
     node.has(dataclasses.replace(XID, message="GPU 3 fell off the bus"), MOUNT)
     for told in (["GPU 3 fell off the bus"], []):
-        node.memory.say(*telling.named(before, node.memory.ledger, node.now))
+        node.memory.say(*events.named(before, node.memory.ledger, node.now))
         assert [event["message"] for event in node.told() if event["event"] == "seen_again"] == told
         before = node.memory.ledger
 
@@ -344,7 +344,7 @@ def test_five_minutes_after_a_jobs_end_what_its_last_ten_showed_is_told_if_it_wa
     node.has(seen(MOUNT, 2, NOW), XID, seen(old, 2, NOW + 1))
     node.now = NOW + 602
     node.memory.job_ended()
-    node.now += telling.FLUSH_SECONDS - 1
+    node.now += events.FLUSH_SECONDS - 1
     node.memory.flush_after_job()
     assert node.names() == []
     node.has(seen(MOUNT, 3, NOW + 650), XID, seen(old, 2, NOW + 1))
@@ -360,9 +360,9 @@ def test_what_was_seen_ten_minutes_before_the_end_is_told_and_a_moment_earlier_i
     node.has(MOUNT, XID)
     node.told()
     node.has(seen(MOUNT, 2, NOW), seen(XID, 2, NOW - 1))
-    node.now = NOW + telling.JOBS_LAST_SECONDS
+    node.now = NOW + events.JOBS_LAST_SECONDS
     node.memory.job_ended()
-    node.now += telling.FLUSH_SECONDS
+    node.now += events.FLUSH_SECONDS
     node.memory.flush_after_job()
     assert [e["code"] for e in node.told()] == ["mount/missing"]
 
@@ -379,12 +379,12 @@ def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_
     node.start()
     node.told()
     for at, count in ((NOW, 3), (NOW + 200, 4)):
-        assert telling.flush_at(node.memory.ledger.told) == at + telling.FLUSH_SECONDS
-        node.now = at + telling.FLUSH_SECONDS
+        assert events.flush_at(node.memory.ledger.told) == at + events.FLUSH_SECONDS
+        node.now = at + events.FLUSH_SECONDS
         node.has(seen(MOUNT, count, node.now))
         node.memory.flush_after_job()
         assert node.names() == ["seen_again"]
-    assert telling.flush_at(node.memory.ledger.told) == float("inf")
+    assert events.flush_at(node.memory.ledger.told) == float("inf")
 
 
 # --- Slurm, people
@@ -425,11 +425,11 @@ def test_a_repair_is_told_with_who_and_what_it_ended(node: Node) -> None:
 
 
 def test_a_decision_is_told_in_a_word_and_a_sentence() -> None:
-    assert telling.decision(Drain("healthd: a", requeue=True), "drain and requeue: healthd: a").fields == {
+    assert events.decision(Drain("healthd: a", requeue=True), "drain and requeue: healthd: a").fields == {
         "decision": "drain",
         "words": "drain and requeue: healthd: a",
     }
-    assert telling.decision(Leave("paused"), "paused").fields["decision"] == "leave"
+    assert events.decision(Leave("paused"), "paused").fields["decision"] == "leave"
 
 
 # --- checks
@@ -508,13 +508,13 @@ def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: N
 def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node) -> None:
     node.has(MOUNT)
     node.memory.save()
-    copy = (node.directory / ledger_file.FILE).read_text()
+    copy = (node.directory / ledger_codec.FILE).read_text()
     before = node.memory.ledger.outbox
     node.start()
     assert (node.memory.ledger.outbox.stream_id, len(before.stream_id)) == (before.stream_id, 16)
     assert [json.loads(line)["seq"] for line in node.memory.ledger.outbox.lines] == [2, 3]
-    (node.directory / ledger_file.FILE).unlink()
-    node.start(lambda: {ledger_file.FILE: copy}, boot_id="b2")
+    (node.directory / ledger_codec.FILE).unlink()
+    node.start(lambda: {ledger_codec.FILE: copy}, boot_id="b2")
     lines = node.told()
     assert [e["event"] for e in lines] == ["opened", "started"], "what waited is written; what stands is not told again"
     assert [e["seq"] for e in lines] == [2, 1]
@@ -525,7 +525,7 @@ def test_what_an_older_healthd_found_is_told_by_the_name_that_it_had(node: Node)
     node.has(MOUNT)
     (opened,) = node.told()
     older = dataclasses.replace(node.memory.ledger, outbox=Ledger().outbox, told=Ledger().told)
-    (node.directory / ledger_file.FILE).write_text(ledger_file.encode(older))
+    (node.directory / ledger_codec.FILE).write_text(ledger_codec.encode(older))
     node.start()
     started, again = node.told()
     assert (started["event"], again["event"]) == ("started", "opened")
@@ -547,14 +547,14 @@ def test_a_cluster_that_no_setting_names_is_that_of_slurms_settings(tmp_path: Pa
 
 def test_a_mistake_in_telling_costs_the_change_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "dropped", guard.Counter())
-    monkeypatch.setattr(telling, "changes", lambda *_: 1 / 0)
+    monkeypatch.setattr(events, "changes", lambda *_: 1 / 0)
     node.has(MOUNT)
     assert MOUNT.key in node.memory.conditions
     assert guard.dropped["stream"] == 1
 
 
 def test_what_did_not_fit_is_counted_since_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthd.stream.outbox.MOST_LINES", 3)
+    monkeypatch.setattr("healthd.events.outbox.MOST_LINES", 3)
     for number in range(5):
         node.has(dataclasses.replace(MOUNT, subject=f"/{number}"))
     assert (node.memory.dropped, node.memory.ledger.outbox.dropped) == (6, 6)
@@ -658,18 +658,18 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
             node.memory.save()
             node.start(alive=node.now)
             node.memory.say_checks(dict.fromkeys(names, (f"1.{day}.0", "0123abcd")))
-            node.memory.say([telling.decision(Leave("nothing to do"), "nothing to do")])
+            node.memory.say([events.decision(Leave("nothing to do"), "nothing to do")])
         node.memory.say_alive([name.check for name in names], anyway=day % 30 == 0)
         quiet += size()
         if day % 36 == 5:
             broken = dataclasses.replace(XID, first_seen=node.now, opened_at=node.now, last_seen=node.now)
             node.has(broken)
             reason = "healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus"
-            node.memory.say([telling.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
+            node.memory.say([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
             node.memory.say([Event("drain", {"stage": "sent", "reason": reason})])
             node.memory.change(slurm=SlurmMemory(reason=reason))
             node.memory.say([Event("requeue", {"stage": stage, "job": "4711"}) for stage in ("sent", "confirmed")])
-            node.memory.say([telling.decision(Leave("drained"), "the drain stands")])
+            node.memory.say([events.decision(Leave("drained"), "the drain stands")])
             commands.repaired(node.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", node.now)
             node.memory.say([Event("resume", {"stage": "sent"})])
             node.memory.say([Event("resume", {"stage": "confirmed", "reason": reason})])
@@ -683,7 +683,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
         else:
             node.has()
             node.now += 86400
-    text = (Path(__file__).parents[1] / "docs/events.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs/events.md").read_text("utf-8")
     said = re.search(r"quiet node: (\d+) KB.* fault that drains: (\d+) KB.* stands for a day: (\d+) KB", text, re.S)
     assert said is not None
     measured = (quiet / 1e3, fault / 1e4, warning / 3e4)

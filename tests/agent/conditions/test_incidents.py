@@ -7,9 +7,9 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.judge import incidents
-from healthd.kernel.parse import parse
-from healthd.model import Clears, Condition, ConditionState, Inventory, KernelEvent, PciDevice, Severity
+from healthd.agent.conditions import incidents
+from healthd.agent.kernel_log.parse import parse
+from healthd.common.model import Clears, Condition, ConditionState, Inventory, KernelEvent, PciDevice, Severity
 
 PORT, GPU, OTHER = "0000:15:01.0", "0000:18:00.0", "0000:2a:00.0"
 NODE = Inventory(devices=(PciDevice(GPU, "0x10de", "0x2330", "0x030200", "gpu", upstream=PORT),))

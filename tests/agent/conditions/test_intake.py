@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, messages
 
+from healthd.agent.conditions import endings, intake
+from healthd.agent.conditions.ledger import KEEP_EVENTS, Ledger, with_conditions
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import CheckConfig
 from healthd.cli.scan import correlate_all
-from healthd.config import CheckConfig
-from healthd.judge import endings, intake
-from healthd.judge.ledger import KEEP_EVENTS, Ledger, with_conditions
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import (
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -32,9 +33,8 @@ from healthd.model import (
     Severity,
 )
 from healthd.scan import events as scan
-from healthd.scan import judged as scan_judged
+from healthd.scan import findings as scan_judged
 from healthd.scan.lines import Block, Tally
-from healthd.settings import registry
 
 GPU = "0000:61:00.0"
 LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]

@@ -22,10 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.convert import dump
-from healthd.judge import ledger_file
-from healthd.judge.kept_file import LedgerError, read_text, set_aside
-from healthd.judge.ledger import (
+from healthd.agent.conditions import ledger_codec
+from healthd.agent.conditions.ledger import (
     KEEP_CLEARED,
     KEEP_CLEARED_SECONDS,
     Ledger,
@@ -35,9 +33,14 @@ from healthd.judge.ledger import (
     with_none_in_the_future,
     with_short_history,
 )
-from healthd.judge.ledger_file import MANY, decode, decode_past, encode, encode_past
-from healthd.machine.files import replace_file
-from healthd.model import (
+from healthd.agent.conditions.ledger_codec import MANY, decode, decode_past, encode, encode_past
+from healthd.agent.conditions.state_files import LedgerError, read_text, set_aside
+from healthd.common.atomic_files import replace_file
+from healthd.common.codec import dump
+from healthd.common.history import Series
+from healthd.common.history import decode as decode_store
+from healthd.common.history import encode as encode_store
+from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
@@ -54,9 +57,6 @@ from healthd.model import (
     Unsaved,
     Worsens,
 )
-from healthd.past import Series
-from healthd.past import decode as decode_store
-from healthd.past import encode as encode_store
 
 T0 = 1_800_000_000.0
 
@@ -169,9 +169,9 @@ def dumped_whole(ledger: Ledger) -> str:
         return json.dumps(data, separators=(",", ":"))
 
     data = dump(ledger)
-    newer = list(ledger_file._taken(data, ledger_file.NEWER_FIELDS))
+    newer = list(ledger_codec._taken(data, ledger_codec.NEWER_FIELDS))
     of = zlib.crc32(text({key: value for key, value in data.items() if key != "cursors"}).encode())
-    data["cursors"] = {**data.get("cursors", {}), ledger_file.NEWER: {"of": of, "fields": newer}}
+    data["cursors"] = {**data.get("cursors", {}), ledger_codec.NEWER: {"of": of, "fields": newer}}
     return text(data)
 
 
@@ -179,7 +179,7 @@ def dumped_whole(ledger: Ledger) -> str:
 @settings(deadline=None, max_examples=60)
 def test_what_is_written_with_the_texts_of_unchanged_items_is_what_a_full_dump_gives(data: st.DataObject) -> None:
     """One save after another, each of a ledger that shares some of the items of those before, in any order."""
-    kept = ledger_file.Kept()
+    kept = ledger_codec.Kept()
     seen: list[Ledger] = []
     for _ in range(4):
         ledger = data.draw(anything(Ledger), "ledger")
@@ -198,7 +198,7 @@ def test_what_is_written_with_the_texts_of_unchanged_items_is_what_a_full_dump_g
                 told=dataclasses.replace(ledger.told, conditions=told),
             )
         seen.append(ledger)
-        assert b"".join(ledger_file.in_pieces(ledger, kept)).decode() == dumped_whole(ledger) == encode(ledger)
+        assert b"".join(ledger_codec.in_pieces(ledger, kept)).decode() == dumped_whole(ledger) == encode(ledger)
 
 
 ODD_VALUES = st.sampled_from([None, True, -1, 0.5, 2**70, 1e308, "", "x", [], {}, [[]], [{}], [[True], {}], {"": []}])
@@ -237,14 +237,14 @@ def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
 
 def test_no_item_is_taken_for_one_that_is_gone() -> None:
     """A new item may be made where one was that nobody holds any more: at the same address."""
-    kept = ledger_file.Kept()
+    kept = ledger_codec.Kept()
     for number in range(300):
         ledger = Ledger(conditions=(condition("part", message=f"m{number}"),))
-        assert f'"m{number}"'.encode() in b"".join(ledger_file.in_pieces(ledger, kept))
+        assert f'"m{number}"'.encode() in b"".join(ledger_codec.in_pieces(ledger, kept))
 
 
 def test_only_what_changed_is_dumped_again() -> None:
-    kept, made = ledger_file.Kept(), []
+    kept, made = ledger_codec.Kept(), []
 
     def text(value: str) -> str:
         made.append(value)
@@ -339,7 +339,7 @@ def test_the_history_is_bounded_in_time() -> None:
 
 
 def test_a_relapse_is_still_known_after_a_week() -> None:
-    from healthd.judge.absorb import RELAPSE_SECONDS
+    from healthd.agent.conditions.absorb import RELAPSE_SECONDS
 
     assert KEEP_CLEARED_SECONDS > RELAPSE_SECONDS
 
@@ -413,10 +413,10 @@ def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from healthd.judge.ledger import Ledger
-from healthd.judge.kept_file import read_text
-from healthd.judge.ledger_file import decode, encode
-from healthd.machine.files import replace_file
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.state_files import read_text
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.common.atomic_files import replace_file
 path = sys.argv[1]
 ledger = decode(read_text(path), path)
 print("ready", flush=True)
@@ -429,7 +429,7 @@ while True:
 
 def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
     """The length of `mode` says whether a ledger is one of those that were written."""
-    path = str(tmp_path / ledger_file.FILE)
+    path = str(tmp_path / ledger_codec.FILE)
     replace_file(path, encode(dataclasses.replace(FULL, next_sequence=1, mode="")))
     dice = random.Random(7)
     reached = 1

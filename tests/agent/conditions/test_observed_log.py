@@ -14,20 +14,30 @@ import pytest
 from fakes import BOOT, NOW
 from kernel_lines import event
 
-from healthd.config import only_observes_kernel_log
-from healthd.daemon import Daemon
-from healthd.judge import intake, verdict
-from healthd.judge.bounds import MOST_OF_A_CODE
-from healthd.judge.ledger import Ledger
-from healthd.judge.ledger_file import decode, encode
-from healthd.kernel.journal import line_of
-from healthd.kernel.listener import Listener
-from healthd.model import CheckResult, Clears, ConditionState, Finding, Health, KernelEvent, Mode, Outcome, Severity
-from healthd.say.metrics import render
-from healthd.say.status import status_json
-from healthd.settings import registry
-from healthd.settings.settle import settle
-from healthd.slurm.policy import Policy, decide
+from healthd.agent.conditions import intake, verdict
+from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.daemon import Daemon
+from healthd.agent.kernel_log.journal import line_of
+from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.metrics.families import render
+from healthd.agent.reporting.status import status_json
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import only_observes_kernel_log
+from healthd.agent.settings.effective import settle
+from healthd.agent.slurm.policy import Policy, decide
+from healthd.common.model import (
+    CheckResult,
+    Clears,
+    ConditionState,
+    Finding,
+    Health,
+    KernelEvent,
+    Mode,
+    Outcome,
+    Severity,
+)
 
 GPU = "0000:61:00.0"
 XID_79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=7, name=x, GPU has fallen off the bus."

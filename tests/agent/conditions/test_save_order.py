@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_daemon_guards import go as worker_answers
 
-from healthd.daemon import Daemon
-from healthd.judge import memory
-from healthd.judge.ledger_file import FILE, PAST_FILE
-from healthd.machine.rewrite import read_whole
-from healthd.model import SlurmMemory
-from healthd.settings import registry
-from healthd.settings.settle import settle
-from healthd.slurm.commands import Command
+from healthd.agent.conditions import store
+from healthd.agent.conditions.durable_file import read_whole
+from healthd.agent.conditions.ledger_codec import FILE, PAST_FILE
+from healthd.agent.daemon import Daemon
+from healthd.agent.settings import registry
+from healthd.agent.settings.effective import settle
+from healthd.common.model import SlurmMemory
+from healthd.common.slurm.commands import Command
+from tests.agent.test_daemon_guards import go as worker_answers
 
 # Finds what its file says; the second check may be held up, so that the daemon does other things meanwhile.
 CHECK = """\
 import time
 from dataclasses import dataclass
-from healthd.config import CheckConfig
-from healthd.model import Finding, Observation, ObservationKind, Severity
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.model import Finding, Observation, ObservationKind, Severity
 
 OBSERVATIONS = {{}}
 EXPLAIN = {{}}
@@ -77,13 +77,13 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
 
     made = Daemon(settings)
     made.start()
-    real = memory.rewrite_file
+    real = store.rewrite_file
 
     def noted(path: str, text: Any) -> None:
         real(path, text)
         writes.append((Path(path).name, made.looking.rounds.running))
 
-    monkeypatch.setattr(memory, "rewrite_file", noted)
+    monkeypatch.setattr(store, "rewrite_file", noted)
     yield made
     (tmp_path / "held").unlink(missing_ok=True)
     made.shut_down()

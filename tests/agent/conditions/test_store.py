@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from healthd import guard, past
-from healthd.judge import ledger_file, log_lines
-from healthd.judge.condition import acknowledged, acts
-from healthd.judge.ledger import Ledger, Pause
-from healthd.judge.memory import Memory
-from healthd.machine.rewrite import rewrite_file
-from healthd.model import (
+from healthd.agent.conditions import ledger_codec, log_lines
+from healthd.agent.conditions.condition import acknowledged, acts
+from healthd.agent.conditions.durable_file import rewrite_file
+from healthd.agent.conditions.ledger import Ledger, Pause
+from healthd.agent.conditions.store import Memory
+from healthd.common import guard, history
+from healthd.common.model import (
     LONGEST_HOLD_SECONDS,
     Ack,
     Clears,
@@ -31,8 +31,8 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
-from healthd.stream.outbox import Outbox
-from healthd.stream.told import Told
+from healthd.events.emitted import Told
+from healthd.events.outbox import Outbox
 
 NOW = 1_800_000_000.0
 STANDING = Condition(
@@ -54,7 +54,7 @@ STANDING = Condition(
 )
 LIVE = Ledger(born=1.0, boot_id="b1", mode="act", trusted_since=1.0, conditions=(STANDING,))
 READING = Observation("link_errors_total", 7, ObservationKind.COUNTER)
-STORE = past.encode(past.update({}, [READING], NOW, "b1"))
+STORE = history.encode(history.update({}, [READING], NOW, "b1"))
 
 
 class Disk:
@@ -87,7 +87,7 @@ def remembered(memory: Memory) -> Ledger:
 
 
 def write(directory: Path, ledger: Ledger) -> None:
-    (directory / ledger_file.FILE).write_text(ledger_file.encode(ledger))
+    (directory / ledger_codec.FILE).write_text(ledger_codec.encode(ledger))
 
 
 # --- recall
@@ -95,7 +95,7 @@ def write(directory: Path, ledger: Ledger) -> None:
 
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    disk = Disk(ledger=ledger_file.encode(Ledger(born=2.0)))
+    disk = Disk(ledger=ledger_codec.encode(Ledger(born=2.0)))
     assert remembered(recalled(tmp_path, disk)) == LIVE
     assert disk.reads == 0
 
@@ -103,7 +103,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
     before = Memory(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
-    disk = Disk(ledger=ledger_file.encode(LIVE), past=ledger_file.encode_past(before.past))
+    disk = Disk(ledger=ledger_codec.encode(LIVE), past=ledger_codec.encode_past(before.past))
     memory = recalled(tmp_path, disk)
     assert remembered(memory) == LIVE
     assert memory.past == before.past
@@ -121,29 +121,29 @@ def test_without_either_a_new_one_begins_and_trusts_only_what_it_sees_itself(tmp
 def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    (tmp_path / ledger_file.FILE).write_text(text)
-    memory = recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE)))
+    (tmp_path / ledger_codec.FILE).write_text(text)
+    memory = recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE)))
     assert remembered(memory) == LIVE
-    assert (tmp_path / f"{ledger_file.FILE}.unreadable").read_text() == text
+    assert (tmp_path / f"{ledger_codec.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
-    assert f"{ledger_file.FILE}.unreadable" in record.getMessage()
+    assert f"{ledger_codec.FILE}.unreadable" in record.getMessage()
 
 
 @pytest.mark.parametrize("text", ["garbage", "", None, '{"version": 0}'])
 def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: Path, text: str | None) -> None:
-    (tmp_path / ledger_file.FILE).write_text("garbage")
+    (tmp_path / ledger_codec.FILE).write_text("garbage")
     assert recalled(tmp_path, Disk(ledger=text)).ledger.born == NOW
 
 
 def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
-    (tmp_path / ledger_file.FILE).write_text("")
-    assert remembered(recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE)))) == LIVE
+    (tmp_path / ledger_codec.FILE).write_text("")
+    assert remembered(recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE)))) == LIVE
 
 
 def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, LIVE)
-    (tmp_path / ledger_file.PAST_FILE).write_text("garbage")
+    (tmp_path / ledger_codec.PAST_FILE).write_text("garbage")
     memory = recalled(tmp_path)
     assert (remembered(memory), memory.past) == (LIVE, {})
     assert "counters begin anew" in caplog.text
@@ -202,7 +202,7 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     assert condition.acknowledged_at == 0.0, "what never was stays so"
     assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + 3600)
     assert memory.ledger.trusted_since == NOW - 5 + 3600
-    (moved,) = past.decode(memory.past["pcie_aer"]).values()
+    (moved,) = history.decode(memory.past["pcie_aer"]).values()
     assert (moved.time, moved.value) == (NOW + 3600, READING.value)
     memory.set_clock(-3600.0)
     assert memory.ledger.conditions == LIVE.conditions
@@ -354,13 +354,13 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
 def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.save()
-    with open(tmp_path / ledger_file.FILE, encoding="utf-8") as before:
+    with open(tmp_path / ledger_codec.FILE, encoding="utf-8") as before:
         memory.change(mode="drain")
         memory.save()
-        assert ledger_file.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
-    assert ledger_file.decode((tmp_path / ledger_file.FILE).read_text(), "").mode == "drain"
-    assert sorted(os.listdir(tmp_path)) == [ledger_file.FILE, f"{ledger_file.FILE}.spare"]
-    assert (tmp_path / ledger_file.FILE).stat().st_mode & 0o777 == 0o600
+        assert ledger_codec.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
+    assert ledger_codec.decode((tmp_path / ledger_codec.FILE).read_text(), "").mode == "drain"
+    assert sorted(os.listdir(tmp_path)) == [ledger_codec.FILE, f"{ledger_codec.FILE}.spare"]
+    assert (tmp_path / ledger_codec.FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: Path) -> None:
@@ -402,8 +402,8 @@ def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_r
 
     memory = recalled(tmp_path)
     memory.save()
-    saved, most = memory.ledger.outbox.lines, len(ledger_file.encode(memory.ledger)) + 100
-    monkeypatch.setattr("healthd.judge.memory.rewrite_file", full)
+    saved, most = memory.ledger.outbox.lines, len(ledger_codec.encode(memory.ledger)) + 100
+    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
     after = recalled(tmp_path)
     after.save()
     assert not after.unsaved
@@ -427,7 +427,7 @@ def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_n
         memory.say_stopped(f"{number}" * 20)
     memory.set_conditions({STANDING.key: STANDING})
     most = 4000
-    monkeypatch.setattr("healthd.judge.memory.rewrite_file", full)
+    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
     memory.save()
     assert not memory.unsaved
     assert (memory.ledger.outbox.lines, memory.dropped) == (saved, 201)

@@ -26,8 +26,8 @@ from life import (
     Node,
 )
 
-from healthd.judge import verdict
-from healthd.model import (
+from healthd.agent.conditions import verdict
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,

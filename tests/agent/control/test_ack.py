@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_memory import NOW, STANDING
 
-from healthd.control.commands import COMMANDS, CommandRefused
-from healthd.judge import absorb, endings, verdict
-from healthd.judge.ledger_file import decode, encode
-from healthd.judge.memory import Memory
-from healthd.model import (
+from healthd.agent.conditions import absorb, endings, verdict
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control.commands import COMMANDS, CommandRefused
+from healthd.common.model import (
     Ack,
     CheckResult,
     Clears,
@@ -31,6 +30,7 @@ from healthd.model import (
     Severity,
     Verdict,
 )
+from tests.agent.conditions.test_store import NOW, STANDING
 
 HOUR = 3600.0
 MOUNT = ("mount/missing", "/data")

@@ -11,15 +11,15 @@ import pytest
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_memory import NOW, STANDING
 
-from healthd import past
-from healthd.control.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused
-from healthd.judge.condition import LONGEST_WISH_SECONDS, acts
-from healthd.judge.ledger import Pause
-from healthd.judge.memory import Memory
-from healthd.model import Condition, ConditionState, Mode, Resumed, Severity, SlurmMemory
-from healthd.slurm import flapping
+from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS, acts
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.conditions.store import Memory
+from healthd.agent.control.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused
+from healthd.agent.slurm import flapping
+from healthd.common import history
+from healthd.common.model import Condition, ConditionState, Mode, Resumed, Severity, SlurmMemory
+from tests.agent.conditions.test_store import NOW, STANDING
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_who_repaired_it_and_how_stays_known(memory: Memory) -> None:
 
 
 def test_what_the_counters_of_a_repaired_part_did_before_is_forgotten(memory: Memory) -> None:
-    series = past.Series(3.0, NOW, "b1", ((NOW, 3.0),))
+    series = history.Series(3.0, NOW, "b1", ((NOW, 3.0),))
     keys = ("lost_total{pci=0000:61:00.0}", "lost_total{pci=0000:1b:00.0}")
-    memory.set_past("gpu_xid", past.encode(dict.fromkeys(keys, series)))
-    memory.set_past("ib_flap", past.encode(dict.fromkeys(keys, series)))
+    memory.set_past("gpu_xid", history.encode(dict.fromkeys(keys, series)))
+    memory.set_past("ib_flap", history.encode(dict.fromkeys(keys, series)))
     told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
-    assert [len(each.grown) for each in past.decode(memory.past["gpu_xid"]).values()] == [0, 1]
-    assert [len(each.grown) for each in past.decode(memory.past["ib_flap"]).values()] == [1, 1]
+    assert [len(each.grown) for each in history.decode(memory.past["gpu_xid"]).values()] == [0, 1]
+    assert [len(each.grown) for each in history.decode(memory.past["ib_flap"]).values()] == [1, 1]
 
 
 def test_without_a_part_every_condition_with_that_code_ends(memory: Memory) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd.control.client import NoAnswer, RefusedByDaemon, ask
-from healthd.paths import SOCKET
+from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.common.paths import SOCKET
 
 heard: list[bytes] = []  # requests, as they came
 Serve = Callable[[Callable[[socket.socket], None]], str]

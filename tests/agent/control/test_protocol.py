@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_daemon_guards import daemon  # noqa: F401  # a fixture
 
-from healthd.control import protocol
-from healthd.control.commands import COMMANDS, OF_DETECTION
-from healthd.control.protocol import Refused, asked_of, command_of
-from healthd.daemon import Daemon
+from healthd.agent.control import protocol
+from healthd.agent.control.commands import COMMANDS, OF_DETECTION
+from healthd.agent.control.protocol import Refused, asked_of, command_of
+from healthd.agent.daemon import Daemon
+from tests.agent.test_daemon_guards import daemon  # noqa: F401  # a fixture
 
 MADE = [
     protocol.plain(protocol.STATUS),

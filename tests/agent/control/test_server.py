@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_user import NOBODY, as_user, crowd, only_root, told_by
 
-from healthd import guard
-from healthd.control.client import NoAnswer, RefusedByDaemon, ask
-from healthd.machine.passing import SO_PASSRIGHTS
-from healthd.say import control_server
-from healthd.say.control_server import (
+from healthd.agent.control import server as control_server
+from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.agent.control.server import (
     MAX_CLIENTS,
     MAX_OF_ONE_USER,
     MAX_OF_USERS,
@@ -31,7 +30,8 @@ from healthd.say.control_server import (
     REST_SECONDS,
     ControlServer,
 )
-from tests.other_user import NOBODY, as_user, crowd, only_root, told_by
+from healthd.common import guard
+from healthd.host.passed_descriptor import SO_PASSRIGHTS
 
 
 class Served:

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from slurm_text import columns
 from status_daemon import StatusDaemon
 
+from healthd.agent.doctor import files, parallel, service, slurm, visibility
+from healthd.agent.doctor.result import Line, State, absent, fails, limited, line_json, status, works
+from healthd.agent.doctor.text import text
+from healthd.agent.settings import layers
+from healthd.agent.settings.config import MetricsConfig, Settings
 from healthd.cli import flags
 from healthd.cli.main import main
-from healthd.config import MetricsConfig, Settings
-from healthd.doctor import bounded, files, service, sight, slurm
-from healthd.doctor.line import Line, State, absent, fails, limited, line_json, status, works
-from healthd.doctor.text import text
-from healthd.model import CheckResult, Finding, Mode, Observation, Outcome, Severity
-from healthd.say.page import Page
-from healthd.settings import layers
-from healthd.slurm import commands
-from healthd.slurm.commands import CommandResult
+from healthd.common.model import CheckResult, Finding, Mode, Observation, Outcome, Severity
+from healthd.common.page import Page
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import CommandResult
 
 # --- the lines and what they mean
 
@@ -64,7 +64,7 @@ def test_no_text_of_others_steers_the_terminal(node: str, says: str, mend: str, 
 
 
 def one(look: Callable[[], Sequence[Line]], seconds: float = 60.0) -> Line:
-    (line,) = bounded.ask([("area", seconds, look)])
+    (line,) = parallel.ask([("area", seconds, look)])
     return line
 
 
@@ -73,7 +73,7 @@ def test_an_area_that_hangs_is_a_line_and_the_others_answer() -> None:
         time.sleep(1000)
         return []
 
-    lines = bounded.ask([("first", 0.2, hangs), ("second", 60.0, lambda: [works("second", "fine")])])
+    lines = parallel.ask([("first", 0.2, hangs), ("second", 60.0, lambda: [works("second", "fine")])])
     assert [(line.about, line.state) for line in lines] == [("first", State.FAILS), ("second", State.WORKS)]
     assert "no answer within 0.2 s" in lines[0].says
 
@@ -107,25 +107,25 @@ def test_a_long_answer_comes_whole() -> None:
 
 
 def test_a_look_may_give_any_value_back() -> None:
-    assert bounded.values([(60.0, lambda: {"a": [1]}), (60.0, lambda: 1 / 0), (60.0, lambda: lambda: 0)])[0] == {
+    assert parallel.values([(60.0, lambda: {"a": [1]}), (60.0, lambda: 1 / 0), (60.0, lambda: lambda: 0)])[0] == {
         "a": [1]
     }
-    unpicklable, raised = bounded.values([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
+    unpicklable, raised = parallel.values([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
     assert "could not be looked at" in unpicklable.why
     assert raised.why == "could not be looked at: ZeroDivisionError: division by zero"
 
 
 # --- what the checks can see
 
-ROOT = sight.Around(ipmi_device=True, ipmitool=True, is_root=True)
+ROOT = visibility.Around(ipmi_device=True, ipmitool=True, is_root=True)
 
 
 def result(check: str, outcome: Outcome = Outcome.COMPLETED, **more: object) -> CheckResult:
     return CheckResult(check=check, outcome=outcome, started=0.0, duration_seconds=0.1, **{"instance": "", **more})  # type: ignore[arg-type]
 
 
-def seen(around: sight.Around, *results: CheckResult) -> dict[str, Line]:
-    return {line.about: line for line in sight.lines(results, around)}
+def seen(around: visibility.Around, *results: CheckResult) -> dict[str, Line]:
+    return {line.about: line for line in visibility.lines(results, around)}
 
 
 def test_gpus_that_answer_are_counted_with_their_driver() -> None:
@@ -152,12 +152,12 @@ def test_nvml_that_hangs_fails() -> None:
 @pytest.mark.parametrize(
     ("around", "state"),
     [
-        (sight.Around(ipmi_device=False, ipmitool=False, is_root=True), State.ABSENT),
-        (sight.Around(ipmi_device=True, ipmitool=False, is_root=True), State.LIMITED),
-        (sight.Around(ipmi_device=True, ipmitool=True, is_root=True), State.WORKS),
+        (visibility.Around(ipmi_device=False, ipmitool=False, is_root=True), State.ABSENT),
+        (visibility.Around(ipmi_device=True, ipmitool=False, is_root=True), State.LIMITED),
+        (visibility.Around(ipmi_device=True, ipmitool=True, is_root=True), State.WORKS),
     ],
 )
-def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: sight.Around, state: State) -> None:
+def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: visibility.Around, state: State) -> None:
     line = seen(around, result("ipmi_sel"))["IPMI"]
     assert line.state is state
     assert not any(manager in str(line) for manager in ("apt", "dnf", "yum"))

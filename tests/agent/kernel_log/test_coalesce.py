@@ -3,8 +3,8 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.coalesce import coalesce, coalesce_events, newest_of_each
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, newest_of_each
+from healthd.common.model import KernelEvent
 
 
 def xid(code="95", pci="0000:3b:00.0", at=0.0, boot="b", **fields):

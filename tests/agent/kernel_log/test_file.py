@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from story import Story
 
-from healthd import guard
+from healthd.agent.kernel_log import prefix
+from healthd.agent.kernel_log.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
+from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.checks import gpu_xid
-from healthd.kernel import prefix
-from healthd.kernel.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
-from healthd.kernel.listener import Listener
-from healthd.kernel.open import open_source
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Severity
+from healthd.common import guard
+from healthd.common.model import Clears, Severity
 from tests.e2e.requirements import require_programs, require_root
 
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import parse_record, strip_prefix
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import parse_record, strip_prefix
 
-CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
+CORPUS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/kernel_lines.jsonl").read_text().splitlines()]
 COMM = 15  # TASK_COMM_LEN - 1
 
 # {comm}: the process's name, {file}: that of what it runs or maps (up to 255 characters).

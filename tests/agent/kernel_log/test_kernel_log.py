@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from healthd.kernel.open import open_source
-from healthd.kernel.source import Gap, RawLine, event_of
+from healthd.agent.kernel_log.open_source import open_source
+from healthd.agent.kernel_log.source import Gap, RawLine, event_of
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus."
 BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from healthd.kernel.lines.rule import Rule
-from healthd.kernel.listener import GAP_TRIES, LINES_AT_ONCE, RETRY_SECONDS, Listener
-from healthd.kernel.parse import LITERALS
-from healthd.kernel.source import Gap, RawLine
+from healthd.agent.kernel_log.listener import GAP_TRIES, LINES_AT_ONCE, RETRY_SECONDS, Listener
+from healthd.agent.kernel_log.parse import LITERALS
+from healthd.agent.kernel_log.rules.rule import Rule
+from healthd.agent.kernel_log.source import Gap, RawLine
 
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus."
 RECORD = f"4,%d,%d,-;{XID}\n"
@@ -232,7 +232,7 @@ def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
     clock = Clock()
     log = listener(str(tmp_path / "kern.log"), clock=clock)
     with monkeypatch.context() as broken:
-        broken.setattr("healthd.kernel.file.Tail.truncated", lambda _tail: 1 / 0)
+        broken.setattr("healthd.agent.kernel_log.file.Tail.truncated", lambda _tail: 1 / 0)
         assert log.read() == []
     assert (log.status.alive, log.status.trouble) == (
         False,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import captured, events
 
-from healthd.kernel.lines.rule import pci_address
-from healthd.kernel.parse import parse
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.rules.rule import pci_address
+from healthd.common.model import KernelEvent
 
-DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
+DATA = sorted((Path(__file__).parents[2] / "data").glob("kernel_lines*.jsonl"))
 LINES = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 
 

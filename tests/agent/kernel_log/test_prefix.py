@@ -5,7 +5,7 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.prefix import Record, Stripped, parse_record, strip_prefix
+from healthd.agent.kernel_log.prefix import Record, Stripped, parse_record, strip_prefix
 
 NOW = 1_760_000_000.0  # 2025-10-09
 TEXT = "NVRM: Xid (PCI:0000:3b:00): 79, x"

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.coalesce import key
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.repeats import coalesced, head
-from healthd.kernel.source import RawLine, unrepeated
+from healthd.agent.kernel_log.coalesce import key
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.repeats import coalesced, head
+from healthd.agent.kernel_log.source import RawLine, unrepeated
 from healthd.nvidia import codes
 
-CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
+CORPUS = [json.loads(line) for line in (Path(__file__).parents[2] / "data/kernel_lines.jsonl").read_text().splitlines()]
 MESSAGES = sorted(
     {
         found.text.partition("): ")[2].partition(",")[2]

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_plain
 
-from healthd.say.metrics_text import END, TOTAL, Metric, Written, deflated, gzipped, text
+from healthd.agent.metrics.exposition import END, TOTAL, Metric, Written, deflated, gzipped, text
 
 NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: name != "healthd__total")
 LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))

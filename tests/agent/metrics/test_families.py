@@ -10,14 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import NOW, run_check, scenarios
+from fakes import PLAIN_SNAPSHOT as PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from trees import plain_machine
 
-from healthd.host import Host
-from healthd.judge.ledger import Pause
-from healthd.model import (
+from healthd.agent.conditions.ledger import Pause
+from healthd.agent.metrics.families import render
+from healthd.agent.metrics.names import FAMILIES
+from healthd.agent.reporting.status import Snapshot
+from healthd.agent.settings import registry
+from healthd.agent.worker.process import Setup, Worker
+from healthd.agent.worker.requests import WriteFile
+from healthd.common.model import (
     Ack,
     CheckResult,
     Clears,
@@ -41,15 +48,8 @@ from healthd.model import (
     StreamStatus,
     Verdict,
 )
-from healthd.say.metric_names import FAMILIES
-from healthd.say.metrics import render
-from healthd.say.status import Snapshot
-from healthd.settings import registry
-from healthd.work.requests import WriteFile
-from healthd.work.worker import Setup, Worker
+from healthd.host.host import Host
 from tests.e2e.requirements import require_programs
-from tests.fakes import NOW, run_check, scenarios
-from tests.fakes import PLAIN_SNAPSHOT as PLAIN
 
 HOSTILE = 'a "quoted"\nnew line, back\\slash, tab\t, NUL \0, UTF-8 é漢🔥, half a pair \ud800, {label="x"} 1'
 

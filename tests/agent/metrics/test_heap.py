@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 # Clients that are there at the same time, each with a thread; then how many heaps of threads this process has: 64 MiB
 # of addresses each, at a multiple of that, the first part of which can be written (glibc's arena.c).
 CROWD = """
 import socket, sys
-from healthd.machine import heap
-from healthd.say.metrics_page import CLIENTS, Pages, serve
+from healthd.agent.metrics import heap
+from healthd.agent.metrics.http_server import CLIENTS, Pages, serve
 if "no limit" in sys.argv:
     heap.one_for_all_threads = lambda: None
 port, stop = serve(("127.0.0.1", 0), Pages(lambda: None))

@@ -19,13 +19,20 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from fakes import PLAIN_SNAPSHOT as PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
-from healthd import guard
-from healthd.model import (
+from healthd.agent.metrics import families as metrics
+from healthd.agent.metrics import http_server
+from healthd.agent.metrics.exposition import END, Metric, text
+from healthd.agent.metrics.families import render
+from healthd.agent.metrics.http_server import CLIENTS, MAX_HEAD_BYTES, Pages, serve
+from healthd.agent.reporting.status import Snapshot, status_json
+from healthd.common import guard
+from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
@@ -35,12 +42,6 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.say import metrics, metrics_page
-from healthd.say.metrics import render
-from healthd.say.metrics_page import CLIENTS, MAX_HEAD_BYTES, Pages, serve
-from healthd.say.metrics_text import END, Metric, text
-from healthd.say.status import Snapshot, status_json
-from tests.fakes import PLAIN_SNAPSHOT as PLAIN
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_each_address_has_its_own_bounds() -> None:
 
 
 def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_page, "CLIENT_SECONDS", 300.0)
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 300.0)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     with socket.create_connection(("127.0.0.1", port)):
         get(f"http://127.0.0.1:{port}/metrics")
@@ -211,7 +212,7 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(monkeyp
 
 def test_a_scrape_gets_through_a_crowd_of_slow_clients_at_once(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sends a byte now and then: a time-out for each read would never end it."""
-    monkeypatch.setattr(metrics_page, "CLIENT_SECONDS", 300.0)
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 300.0)
     with ExitStack() as crowd:
         slow = [crowd.enter_context(client(page, b"GET /metr")) for _ in range(3 * CLIENTS)]
         for _ in range(10):
@@ -247,7 +248,7 @@ def test_the_oldest_goes_for_a_new_one_first_of_those_that_have_not_asked() -> N
 
 
 def test_who_drips_is_hung_up_on_when_his_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_page, "CLIENT_SECONDS", 0.5)
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.5)
     port, stop = serve(("127.0.0.1", 0), Pages(lambda: PLAIN))
     with client(f"http://127.0.0.1:{port}", b"GET /") as stream:
         began = time.monotonic()
@@ -330,7 +331,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "families", counted)
         patch.setattr(metrics, "processes", read)
-        patch.setattr(metrics_page, "PAGE_SECONDS", float("inf"))
+        patch.setattr(http_server, "PAGE_SECONDS", float("inf"))
         port, stop = serve(("127.0.0.1", 0), Pages(lambda: shown[0]))
         page = f"http://127.0.0.1:{port}/metrics"
         for _ in range(5):
@@ -339,7 +340,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
         shown[0] = dataclasses.replace(PLAIN, node_name="n2", mode="act")
         get(page)
         assert (made, asked) == ([PLAIN, shown[0]], [PLAIN, shown[0]])
-        patch.setattr(metrics_page, "PAGE_SECONDS", 0.0)
+        patch.setattr(http_server, "PAGE_SECONDS", 0.0)
         for _ in range(3):
             get(page)
         stop()
@@ -363,10 +364,10 @@ def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, 
     shown = [PLAIN]
     pages = Pages(lambda: shown[0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics_page, "PAGE_SECONDS", 0.0)
+        patch.setattr(http_server, "PAGE_SECONDS", 0.0)
         for snapshot, openmetrics, zipped in (twice for each in asked for twice in (each, each)):
             shown[0] = snapshot
-            answer = pages.answer("/metrics", metrics_page.OPENMETRICS if openmetrics else "", zipped)
+            answer = pages.answer("/metrics", http_server.OPENMETRICS if openmetrics else "", zipped)
             body = gzip.decompress(answer.body) if zipped else answer.body
             if openmetrics:
                 families = [*metrics.families(snapshot), *metrics.processes(snapshot)]
@@ -379,7 +380,7 @@ def test_a_page_of_kept_parts_is_the_page_made_anew(asked: list[tuple[Snapshot, 
 def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_page, "PAGE_SECONDS", 0.0)
+    monkeypatch.setattr(http_server, "PAGE_SECONDS", 0.0)
     snapshot = dataclasses.replace(PLAIN, processes={"daemon": (os.getpid(),)})
     pages = Pages(lambda: snapshot)
 
@@ -415,9 +416,9 @@ def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_change
 )
 def test_openmetrics_is_given_to_who_offers_to_read_it(accept: str, openmetrics: bool) -> None:
     """As prometheus-client chooses."""
-    assert choose_encoder(accept)[1].startswith(metrics_page.OPENMETRICS) is openmetrics
+    assert choose_encoder(accept)[1].startswith(http_server.OPENMETRICS) is openmetrics
     answer = Pages(lambda: PLAIN).answer("/metrics", accept, zipped=False)
-    assert answer.content_type.startswith(metrics_page.OPENMETRICS if openmetrics else "text/plain; version=0.0.4")
+    assert answer.content_type.startswith(http_server.OPENMETRICS if openmetrics else "text/plain; version=0.0.4")
     assert answer.body.endswith(b"# EOF\n") is openmetrics
 
 

@@ -11,9 +11,9 @@ import pytest
 from fakes import NOW
 from fakes import PLAIN_SNAPSHOT as PLAIN
 
-from healthd.config import Settings
-from healthd.paths import VERDICT_FILE
-from healthd.say.publisher import Publisher
+from healthd.agent.metrics.publisher import Publisher
+from healthd.agent.settings.config import Settings
+from healthd.common.paths import VERDICT_FILE
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_verdict_is_overwritten_when_no_new_file_can_be_made(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("healthd.say.publisher.replace_file", full)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", full)
     publisher.publish(PLAIN, drain=after == "drain", until=NOW + 20, round_ended=True)
     word, expires, *_ = verdict(publisher).splitlines()[0].split()
     assert (word, int(expires)) == (after, int(NOW) + 20)
@@ -79,8 +79,8 @@ def test_verdict_that_admits_jobs_is_removed_when_it_cannot_be_written(
     def broken(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("healthd.say.publisher.replace_file", broken)
-    monkeypatch.setattr("healthd.say.publisher.overwrite_file", broken)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.replace_file", broken)
+    monkeypatch.setattr("healthd.agent.metrics.publisher.overwrite_file", broken)
     publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=True)
     assert (Path(publisher.settings.runtime_dir) / VERDICT_FILE).exists() == stays
     assert publisher.verdict_trouble

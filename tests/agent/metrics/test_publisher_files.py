@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fakes import PLAIN_SNAPSHOT as PLAIN
 from waiting import until
 
-from healthd.config import MetricsConfig, Settings
-from healthd.say import publisher, web_files
-from healthd.say.publisher import Publisher
-from tests.fakes import PLAIN_SNAPSHOT as PLAIN
+from healthd.agent.metrics import certificates, publisher
+from healthd.agent.metrics.publisher import Publisher
+from healthd.agent.settings.config import MetricsConfig, Settings
 
 pytestmark = pytest.mark.one_python  # PyYAML is of healthd[web]
 
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.one_python  # PyYAML is of healthd[web]
 @contextmanager
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """stat(2) of the files does not return."""
-    back, stamp = threading.Event(), web_files._stamp
+    back, stamp = threading.Event(), certificates._stamp
 
-    def hang(path: str) -> web_files.Stamp | None:
+    def hang(path: str) -> certificates.Stamp | None:
         back.wait(600)
         return stamp(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(web_files, "_stamp", hang)
+        patch.setattr(certificates, "_stamp", hang)
         patch.setattr(publisher, "FILES_SECONDS", 0.1)
-        patch.setattr(web_files, "HUNG_SECONDS", 0.1)
+        patch.setattr(certificates, "HUNG_SECONDS", 0.1)
         yield
         back.set()
 

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import until
 
+from healthd.agent.metrics.certificates import SOON_SECONDS, WebFiles, not_after
+from healthd.agent.metrics.passwords import REMEMBERED, WAITING, Passwords, TooBusy, _Guess
+from healthd.agent.metrics.web_config import MOST_COST, WebConfig, WebConfigError, parse
 from healthd.cli.main import main
-from healthd.say.web_config import MOST_COST, WebConfig, WebConfigError, parse
-from healthd.say.web_files import SOON_SECONDS, WebFiles, not_after
-from healthd.say.web_passwords import REMEMBERED, WAITING, Passwords, TooBusy, _Guess
 
 pytestmark = pytest.mark.one_python  # PyYAML is of healthd[web]
 
-TLS = Path(__file__).parent / "data" / "tls"
+TLS = Path(__file__).parents[2] / "data" / "tls"
 ENDS = 4_948_952_881.0  # openssl x509 -enddate: Oct 29 13:08:01 2126 GMT
 # Of the known answers of bcrypt implementations: cost 5, "U*U"
 UU = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"

@@ -24,28 +24,38 @@ import stub_nvml
 from contract_nvml import assert_contract
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import Done, run, settings
 
+from healthd.agent.kernel_log.source import RawLine
+from healthd.agent.recording import nvml as nvml_recording
+from healthd.agent.recording import recording
+from healthd.agent.recording.host import recording_host, replaying_host
+from healthd.agent.recording.nvml import RecordedLibrary, ReplayedLibrary
+from healthd.agent.recording.recording import (
+    KernelLine,
+    Notes,
+    NotRecorded,
+    Player,
+    Recorder,
+    Recording,
+    RecordingError,
+    Run,
+)
+from healthd.agent.scheduler import one_round
+from healthd.agent.settings import registry
+from healthd.agent.settings.effective import settle
+from healthd.agent.worker.client import Runner
+from healthd.agent.worker.process import Setup
 from healthd.cli import replay
-from healthd.host import Host
-from healthd.kernel.source import RawLine
-from healthd.machine.program import Ran
-from healthd.machine.system import FileStat, FileSystem, KernelClock
-from healthd.model import Outcome
+from healthd.common.model import Outcome
+from healthd.host.host import Host
+from healthd.host.program import Ran
+from healthd.host.system import FileStat, FileSystem, KernelClock
 from healthd.nvidia.fake_nvml import library
-from healthd.nvml import Nvml, NvmlError
-from healthd.record import nvml_recording, recording
-from healthd.record.host import recording_host, replaying_host
-from healthd.record.nvml_recording import RecordedLibrary, ReplayedLibrary
-from healthd.record.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
-from healthd.settings import registry
-from healthd.settings.settle import settle
-from healthd.work import once
-from healthd.work.runner import Runner
-from healthd.work.worker import Setup
+from healthd.nvidia.nvml import Nvml, NvmlError
+from tests.cli.test_cli import Done, run, settings
 
-ROOT = Path(__file__).parents[1]
-KEPT = Path(__file__).with_name("data") / "recordings"
+ROOT = Path(__file__).parents[3]
+KEPT = Path(__file__).parents[2] / "data" / "recordings"
 sys.path.insert(0, str(ROOT / "bench"))
 
 import node_tree  # noqa: E402
@@ -852,10 +862,10 @@ def test_a_check_of_a_site_that_is_not_here_is_unknown_with_a_sentence(tree_of_n
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
 
 
-def look_with(setup: Setup, *arguments: Any) -> once.Look:
+def look_with(setup: Setup, *arguments: Any) -> one_round.Look:
     runner = Runner(setup, "", time.monotonic)
     try:
-        return once.look(*arguments[:2], runner, *arguments[2:])
+        return one_round.look(*arguments[:2], runner, *arguments[2:])
     finally:
         runner.close(1.0)
 
@@ -876,7 +886,7 @@ def test_the_document_of_a_replay_is_that_of_the_round_to_the_last_digit(node, t
     whole = recording.read(file)
     of_then, lost = replay.settings_of(whole, checks)
     again = look_with(Setup(replay=file), of_then, checks, replay.kernel_log_of(whole), whole, lost)
-    assert once.look_json(again) == once.look_json(then)
+    assert one_round.look_json(again) == one_round.look_json(then)
     assert {"gpu_xid", "gpu_access", "mount"} <= {c.check for c in again.verdict.conditions}
 
 

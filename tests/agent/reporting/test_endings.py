@@ -11,10 +11,17 @@ from pathlib import Path
 import pytest
 from fakes import ENDS_VARY
 
+from healthd.agent.conditions.absorb import absorb_events, absorb_result
+from healthd.agent.conditions.endings import after_quiet
+from healthd.agent.reporting import explanation, render
+from healthd.agent.reporting.endings import ends, remedy_of
+from healthd.agent.reporting.explanation import Here, ends_of
+from healthd.agent.reporting.fault_course import findings_of
+from healthd.agent.reporting.next_steps import next_steps
+from healthd.agent.reporting.status import condition_json
+from healthd.agent.settings import registry
 from healthd.cli.main import main
-from healthd.judge.absorb import absorb_events, absorb_result
-from healthd.judge.endings import after_quiet
-from healthd.model import (
+from healthd.common.model import (
     CheckResult,
     Clears,
     Condition,
@@ -25,15 +32,8 @@ from healthd.model import (
     Remedy,
     Severity,
 )
-from healthd.say import explanation, render
-from healthd.say.course import findings_of
-from healthd.say.ends import ends, remedy_of
-from healthd.say.explanation import Here, ends_of
-from healthd.say.next_steps import next_steps
-from healthd.say.status import condition_json
-from healthd.settings import registry
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 import checks_page  # noqa: E402
 import runbooks  # noqa: E402
@@ -80,7 +80,7 @@ def explained(code):
 
 @pytest.fixture(scope="module")
 def listed():
-    from healthd.cli.listing import codes_json
+    from healthd.cli.list import codes_json
 
     return {row["code"]: row for row in codes_json(CHECKS)}
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.reporting.next_steps import next_steps, repaired
 from healthd.cli.control import COMMANDS
 from healthd.cli.flags import Parser
-from healthd.say.next_steps import next_steps, repaired
 
 SAVE = ("first, save the evidence", "healthd record")
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.model import Clears, Health, Outcome, Severity
-from healthd.say import render
-from healthd.say.duration import duration
-from healthd.say.page import Page, ago, ahead, plain
-from healthd.say.render import MOST_SHOWN
+from healthd.agent.reporting import render
+from healthd.agent.reporting.render import MOST_SHOWN
+from healthd.common.duration import duration
+from healthd.common.model import Clears, Health, Outcome, Severity
+from healthd.common.page import Page, ago, ahead, plain
 
 NOW = 1_800_000_000.0
 PAGE = Page(100)

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.machine.journald import journal_entry
-from healthd.say import service
+from healthd.agent.reporting import systemd
+from healthd.host.journald import journal_entry
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def received(listening: socket.socket) -> list[str]:
 
 
 def test_ready_comes_with_a_status_line(manager: socket.socket) -> None:
-    service.ready("healthy, 11 checks")
+    systemd.ready("healthy, 11 checks")
     assert received(manager) == ["READY=1", "STATUS=healthy, 11 checks"]
 
 
 def test_a_status_is_one_line_whatever_it_says(manager: socket.socket) -> None:
-    service.status("GPU is\nREADY=1 lost")
+    systemd.status("GPU is\nREADY=1 lost")
     assert received(manager) == ["STATUS=GPU is READY=1 lost"]
 
 
 def test_the_watchdog_and_the_end_are_told(manager: socket.socket) -> None:
-    service.watchdog()
-    service.stopping()
+    systemd.watchdog()
+    systemd.stopping()
     assert [received(manager), received(manager)] == [["WATCHDOG=1"], ["STOPPING=1"]]
 
 
 def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
-    service.reloading()
+    systemd.reloading()
     first, second = received(manager)
     assert first == "RELOADING=1"
     assert re.fullmatch(r"MONOTONIC_USEC=[0-9]+", second)
@@ -61,14 +61,14 @@ def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
 
 def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    service.ready()
+    systemd.ready()
 
 
 def test_a_service_manager_that_is_gone_is_logged_and_no_more(
     manager: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager.close()
-    service.watchdog()
+    systemd.watchdog()
     assert "the service manager does not listen" in caplog.text
 
 
@@ -84,23 +84,23 @@ def fill_the_queue() -> None:
 def test_a_service_manager_that_does_not_read_is_never_waited_for(
     manager: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 120.0)
     fill_the_queue()
     began = time.monotonic()
-    service.watchdog()
-    service.status("healthy")
-    assert time.monotonic() - began < service.PATIENCE_SECONDS
+    systemd.watchdog()
+    systemd.status("healthy")
+    assert time.monotonic() - began < systemd.PATIENCE_SECONDS
     assert "the service manager does not listen" in caplog.text
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.5)
     began = time.monotonic()
-    service.ready()
+    systemd.ready()
     assert time.monotonic() - began < 120
 
 
 def test_ready_waits_a_moment_for_a_full_queue(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 120.0)
     fill_the_queue()
-    told = threading.Thread(target=service.ready)
+    told = threading.Thread(target=systemd.ready)
     told.start()
     while (lines := received(manager)) != ["READY=1"]:
         assert lines == ["STATUS=of another service"]
@@ -113,7 +113,7 @@ def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bind(f"\0{name}")
         listening.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
-        service.watchdog()
+        systemd.watchdog()
         assert received(listening) == ["WATCHDOG=1"]
 
 
@@ -134,7 +134,7 @@ def test_the_watchdog_time_is_ours_only(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    assert service.watchdog_seconds() == seconds
+    assert systemd.watchdog_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1s", "1_0", "٣"])
@@ -142,7 +142,7 @@ def test_a_nonsense_watchdog_time_is_one_clear_sentence(monkeypatch: pytest.Monk
     monkeypatch.setenv("WATCHDOG_USEC", text)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
     with pytest.raises(ValueError, match=r'^WATCHDOG_USEC: must be a number of microseconds, got ".*"$'):
-        service.watchdog_seconds()
+        systemd.watchdog_seconds()
 
 
 def parse_entry(data: bytes) -> dict[str, bytes]:
@@ -169,7 +169,7 @@ def test_journald_reads_every_field_as_it_was(fields: dict[str, str]) -> None:
 def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
-        send = service.JournalSender(str(tmp_path / "journal"))
+        send = systemd.JournalSender(str(tmp_path / "journal"))
         sent = 0
         while not send.lost:  # a sender that waits hangs here
             send("a line" * 1000)
@@ -187,7 +187,7 @@ def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> Non
 
 
 def test_a_journal_that_is_not_there_is_no_error(tmp_path: Path) -> None:
-    send = service.JournalSender(str(tmp_path / "journal"))
+    send = systemd.JournalSender(str(tmp_path / "journal"))
     send("nobody hears")
     assert send.lost == 1
 
@@ -196,12 +196,12 @@ def test_a_log_record_arrives_with_priority_and_fields(tmp_path: Path) -> None:
     journal = pytest.importorskip("systemd.journal")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
-        handler = journal.JournalHandler(sender_function=service.JournalSender(str(tmp_path / "journal")))
-        record = logging.LogRecord("healthd.slurm", logging.WARNING, "slurm.py", 7, "drain %s", ("n1",), None)
+        handler = journal.JournalHandler(sender_function=systemd.JournalSender(str(tmp_path / "journal")))
+        record = logging.LogRecord("healthd.agent.slurm", logging.WARNING, "slurm.py", 7, "drain %s", ("n1",), None)
         record.HEALTHD_CODE = "gpu_xid/79"
         handler.handle(record)
         fields = parse_entry(journald.recv(1 << 16))
-    assert (fields["MESSAGE"], fields["PRIORITY"], fields["LOGGER"]) == (b"drain n1", b"4", b"healthd.slurm")
+    assert (fields["MESSAGE"], fields["PRIORITY"], fields["LOGGER"]) == (b"drain n1", b"4", b"healthd.agent.slurm")
     assert fields["HEALTHD_CODE"] == b"gpu_xid/79"
     assert all(name.isupper() for name in fields)
 
@@ -210,8 +210,8 @@ CHOICE = """
 import os, sys
 stderr = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{stderr.st_dev}:{stderr.st_ino + int(sys.argv[1])}"
-from healthd.say import service
-print(type(service.log_handler()).__name__, "systemd" in sys.modules)
+from healthd.agent.reporting import systemd
+print(type(systemd.log_handler()).__name__, "systemd" in sys.modules)
 """
 
 
@@ -223,7 +223,12 @@ def test_the_log_goes_to_the_journal_only_if_stderr_does(shift: str, expected: s
 
 
 def test_on_a_terminal_the_log_is_plain_text() -> None:
-    program = "import logging; from healthd.say import service; service.set_up_logging(); logging.info('two GPUs')"
+    program = """
+import logging
+from healthd.agent.reporting import systemd
+systemd.set_up_logging()
+logging.info('two GPUs')
+"""
     environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
@@ -232,7 +237,7 @@ def test_on_a_terminal_the_log_is_plain_text() -> None:
 
 def test_no_name_of_a_process_begins_a_line_of_the_log(capfd, monkeypatch):
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    handler = service.log_handler()
+    handler = systemd.log_handler()
     name = "sh\x1b[2J\nERROR: healthd: node is fine\r\x9b1m"
     handler.emit(logging.makeLogRecord({"levelname": "WARNING", "msg": "process %s hangs", "args": (name,)}))
     assert capfd.readouterr().err == "WARNING: process sh?[2J?ERROR: healthd: node is fine??1m hangs\n"
@@ -240,7 +245,7 @@ def test_no_name_of_a_process_begins_a_line_of_the_log(capfd, monkeypatch):
 
 def test_a_traceback_keeps_its_lines_and_none_of_them_looks_like_another_message(capfd, monkeypatch):
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    handler = service.log_handler()
+    handler = systemd.log_handler()
     try:
         raise ValueError("a\x1b[1m\nERROR: forged")
     except ValueError as error:

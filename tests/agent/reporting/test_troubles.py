@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from healthd.model import KernelLogStatus, SlurmStatus, StreamStatus
-from healthd.say.troubles import Trouble, troubles
+from healthd.agent.reporting.troubles import Trouble, troubles
+from healthd.common.model import KernelLogStatus, SlurmStatus, StreamStatus
 
 
 def found(**changes: Any) -> tuple[Trouble, ...]:

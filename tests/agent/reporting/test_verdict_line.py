@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_json_doc import CONDITION, SNAPSHOT
-
-from healthd.model import ConditionState, Health, Severity, Verdict
-from healthd.say.status import verdict_line
+from healthd.agent.reporting.status import verdict_line
+from healthd.common.model import ConditionState, Health, Severity, Verdict
+from tests.docs.test_json_doc import CONDITION, SNAPSHOT
 
 KNOWN = replace(CONDITION, code="gpu_xid/79", subject="0000:1b:00.0", state=ConditionState.ACKNOWLEDGED)
 CAUSE = replace(CONDITION, severity=Severity.DEGRADED)

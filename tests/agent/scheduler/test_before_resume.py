@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from healthd.model import CheckResult, Outcome, Program, RunName
-from healthd.work.before_resume import ENDING_SECONDS, LOOK_SECONDS, BeforeResume, Sight, Stage, after, keeps
+from healthd.agent.scheduler.before_resume import ENDING_SECONDS, LOOK_SECONDS, BeforeResume, Sight, Stage, after, keeps
+from healthd.common.model import CheckResult, Outcome, Program, RunName
 
 RUN = RunName("validation")
 PROGRAM = Program(("validate",), 60.0)

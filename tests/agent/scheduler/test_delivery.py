@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_daemon_guards import alone, go, settings
 
-from healthd.daemon import Daemon
-from healthd.judge.telling import FLUSH_SECONDS
-from healthd.model import Outcome
-from healthd.work.runner import Reply, Request
+from healthd.agent.conditions.events import FLUSH_SECONDS
+from healthd.agent.daemon import Daemon
+from healthd.agent.worker.client import Reply, Request
+from healthd.common.model import Outcome
+from tests.agent.test_daemon_guards import alone, go, settings
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_ledger_that_cannot_be_saved_tells_nothing(daemon: Daemon, monkeypatch
     def broken(path: str, text: str) -> None:
         raise OSError(5, os.strerror(5))
 
-    monkeypatch.setattr("healthd.judge.memory.rewrite_file", broken)
+    monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", broken)
     daemon.publish(round_ended=False)
     assert daemon.memory.save_failed
     assert not daemon.looking.delivery.is_due

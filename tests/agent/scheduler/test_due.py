@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.model import RunName
-from healthd.work.schedule import ScheduledRun, again, due, due_at, next_due, phase
+from healthd.agent.scheduler.due import ScheduledRun, again, due, due_at, next_due, phase
+from healthd.common.model import RunName
 
 NODES = st.text(min_size=1, max_size=12)
 INTERVALS = st.floats(0.5, 7 * 86400.0)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.config import Loaded, Settings
-from healthd.convert import dump
-from healthd.machine.wakeup import FOREVER
-from healthd.model import RunName
-from healthd.settings import registry
-from healthd.settings.configured import Configured
-from healthd.work.watching import HUNG_SECONDS, LONGEST_AGAIN_SECONDS, Watching
+from healthd.agent.scheduler.failslow_process import HUNG_SECONDS, LONGEST_AGAIN_SECONDS, Watching
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import Loaded, Settings
+from healthd.agent.settings.configured import Configured
+from healthd.common.codec import dump
+from healthd.common.model import RunName
+from healthd.host.wakeup import FOREVER
 
 CHECKS = registry.built_in()
 RUN = RunName("failslow")
@@ -87,13 +87,16 @@ def test_nothing_runs_where_nothing_is_watched(tmp_path, clock):
 
 def test_what_is_off_is_not_even_imported():
     program = """
-import sys, healthd.settings.registry, healthd.daemon
-healthd.settings.registry.built_in()
-print(*sorted(name for name in sys.modules if name.startswith(("healthd.live", "healthd.failslow", "healthd.client"))))
+import sys, healthd.agent.settings.registry, healthd.agent.daemon
+healthd.agent.settings.registry.built_in()
+print(*sorted(name for name in sys.modules if name.startswith(("healthd.failslow.live", "healthd.failslow",
+"healthd.client"))))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
     # The words of the document alone, which the check reads.
-    assert done.stdout.split() == ["healthd.live", "healthd.live.told"], done.stderr
+    assert done.stdout.split() == ["healthd.failslow", "healthd.failslow.live", "healthd.failslow.live.document"], (
+        done.stderr
+    )
 
 
 def test_one_that_was_killed_is_started_again_later_each_time(watching, clock, tmp_path):

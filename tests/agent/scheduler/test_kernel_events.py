@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_daemon_guards import settings
 
-from healthd import guard
-from healthd.judge.memory import Memory
-from healthd.kernel.listener import Listener
-from healthd.kernel.source import Gap
-from healthd.model import Gpu, Inventory, Mode, Outcome
-from healthd.settings.configured import Configured
-from healthd.slurm.job_at_source import JobAtSource
-from healthd.work.hearing import Hearing
-from healthd.work.requests import JournalGap, ReadJournal
-from healthd.work.runner import Reply, Request
+from healthd.agent.conditions.store import Memory
+from healthd.agent.kernel_log.listener import Listener
+from healthd.agent.kernel_log.source import Gap
+from healthd.agent.scheduler.kernel_events import Hearing
+from healthd.agent.settings.configured import Configured
+from healthd.agent.slurm.event_jobs import JobAtSource
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import JournalGap, ReadJournal
+from healthd.common import guard
+from healthd.common.model import Gpu, Inventory, Mode, Outcome
+from tests.agent.test_daemon_guards import settings
 
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=7, name=x, GPU has fallen off the bus."
 

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from fakes import NOW
 
-from healthd.config import KernelLogConfig, Settings
-from healthd.kernel.source import RawLine
-from healthd.model import (
+from healthd.agent.kernel_log.source import RawLine
+from healthd.agent.scheduler import one_round
+from healthd.agent.settings import registry
+from healthd.agent.settings.config import KernelLogConfig, Settings
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import Check
+from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.process import Setup
+from healthd.agent.worker.results import began, result_of
+from healthd.common.model import (
     Clears,
     Finding,
     Health,
     Outcome,
     Severity,
 )
-from healthd.settings import registry
-from healthd.settings.registry import Check
-from healthd.settings.settle import settle
-from healthd.work import once
-from healthd.work.results import began, result_of
-from healthd.work.runner import Reply, Request, Runner
-from healthd.work.worker import Setup
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=4711, name=python3, GPU has fallen off the bus."
 
 
@@ -35,13 +35,15 @@ def lines(*numbers: int, history: bool = True) -> list[RawLine]:
     return [RawLine(1000.0 + 60 * place, XID.format(number), history) for place, number in enumerate(numbers)]
 
 
-def look(kernel_log: once.KernelLog | None, tables: dict[str, Any] | None = None, **checks: Check) -> once.Look:
+def look(
+    kernel_log: one_round.KernelLog | None, tables: dict[str, Any] | None = None, **checks: Check
+) -> one_round.Look:
     """A round of gpu_xid alone (or of `checks`): no worker is needed for it."""
     known = checks or {"gpu_xid": registry.built_in()["gpu_xid"]}
     loaded = settle({"checks": tables or {}}, "file", {}, known)
     runner = Runner(Setup(), "", time.monotonic)
     try:
-        return once.look(loaded, known, runner, kernel_log)
+        return one_round.look(loaded, known, runner, kernel_log)
     finally:
         runner.close(1.0)
 
@@ -115,7 +117,7 @@ def test_without_a_log_nothing_is_said_of_it():
     ],
 )
 def test_the_kernel_log_is_that_of_this_machine_or_none(settings, read):
-    assert (once.kernel_log_of(settings) is not None) is read
+    assert (one_round.kernel_log_of(settings) is not None) is read
 
 
 # --- runs in a worker
@@ -131,17 +133,17 @@ def site(folder: Path, **texts: str) -> dict[str, Check]:
     folder.chmod(0o755)
     for name, text in texts.items():
         file = folder / f"{name}.py"
-        file.write_text(f"import time\nfrom healthd.model import *\ndef run(host, config, past):\n    {text}\n")
+        file.write_text(f"import time\nfrom healthd.common.model import *\ndef run(host, config, past):\n    {text}\n")
         file.chmod(0o644)
     return {name: registry.load_site(str(folder / f"{name}.py")) for name in texts}
 
 
-def look_at_site(folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str) -> once.Look:
+def look_at_site(folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str) -> one_round.Look:
     known = site(folder, **texts)
     loaded = settle({"checks": tables or {}, **({"round_timeout_seconds": 1.5} if more else {})}, "file", {}, known)
     runner = Runner(Setup(checks_dir=str(folder)), "", time.monotonic)
     try:
-        return once.look(loaded, known, runner, None)
+        return one_round.look(loaded, known, runner, None)
     finally:
         runner.close(1.0)
 
@@ -152,7 +154,7 @@ WARNS = "yield Finding(Severity.DEGRADED, 'fan/slow', 'fan1', 'fan1 turns slowly
 def test_a_finding_that_would_have_to_last_counts_at_once(tmp_path):
     found = look_at_site(tmp_path, fan=WARNS)
     assert found.verdict.health is Health.DEGRADED
-    document = once.look_json(found)
+    document = one_round.look_json(found)
     assert document["conditions"][0]["state"] == "open"
     assert document["results"][0]["findings"][0]["confirm_seconds"] == 60.0
 

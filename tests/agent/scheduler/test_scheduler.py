@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_daemon_guards import settings
 
-from healthd.convert import dump
-from healthd.judge.memory import Memory
-from healthd.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
-from healthd.settings.configured import Configured
-from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
-from healthd.work.looking import Looking, Seen
-from healthd.work.runner import Reply, Request, Runner
-from healthd.work.worker import Setup
+from healthd.agent.conditions.store import Memory
+from healthd.agent.scheduler.scheduler import Looking, Seen
+from healthd.agent.settings.configured import Configured
+from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
+from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.process import Setup
+from healthd.common.codec import dump
+from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
+from tests.agent.test_daemon_guards import settings
 
 JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 LEFTOVER = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from healthd.model import Outcome, RunName
-from healthd.work.requests import Run
-from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
-from healthd.work.runner import Reply, Request, Runner
-from healthd.work.schedule import ScheduledRun
-from healthd.work.worker import Setup
+from healthd.agent.scheduler.due import ScheduledRun
+from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, Rounds
+from healthd.agent.worker.client import Reply, Request, Runner
+from healthd.agent.worker.process import Setup
+from healthd.agent.worker.requests import Run
+from healthd.common.model import Outcome, RunName
 
 CHECK = """
 import os, time
-from healthd.model import Observation
+from healthd.common.model import Observation
 
 USES = "nvml" if "{name}".startswith("gpu") else ""
 

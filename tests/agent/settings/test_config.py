@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import config
-from healthd.config import ConfigError, FleetLimits, Loaded, Settings, SlurmConfig, listen_addresses, read_file
-from healthd.convert import ConvertError
-from healthd.model import Mode, Severity
-from healthd.paths import RUNTIME_DIR
-from healthd.settings.registry import built_in
-from healthd.settings.settle import effective, require_what_is_named, settle
+from healthd.agent.settings import config
+from healthd.agent.settings.config import (
+    ConfigError,
+    FleetLimits,
+    Loaded,
+    Settings,
+    SlurmConfig,
+    listen_addresses,
+    read_file,
+)
+from healthd.agent.settings.effective import effective, require_what_is_named, settle
+from healthd.agent.settings.registry import built_in
+from healthd.common.codec import ConvertError
+from healthd.common.model import Mode, Severity
+from healthd.common.paths import RUNTIME_DIR
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()
@@ -398,7 +406,7 @@ def test_no_time_of_a_built_in_check_is_negative(check, setting):
 
 @pytest.mark.parametrize("name", ["checks", "checks/\0", 3])
 def test_the_sites_checks_are_not_looked_for_where_the_settings_cannot_mean_it(tmp_path, monkeypatch, name):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checks").mkdir()
@@ -412,7 +420,7 @@ def test_the_sites_checks_are_not_looked_for_where_the_settings_cannot_mean_it(t
 
 
 def test_a_sites_check_is_found_configured_and_named(tmp_path):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     directory(tmp_path, "site_fan.py", "def run(host, config, past):\n    yield from ()\n")
     checks = registry.find(str(tmp_path))
@@ -429,7 +437,7 @@ def test_a_sites_check_is_found_configured_and_named(tmp_path):
     ],
 )
 def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, sentence):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     directory(tmp_path, name, text)
     with pytest.raises(ConfigError) as raised:
@@ -438,7 +446,7 @@ def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, senten
 
 
 def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     file = directory(tmp_path, "fan.py", "def run(host, config, past): ...")
     file.chmod(0o666)
@@ -454,7 +462,7 @@ def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
 
 @pytest.mark.parametrize("how", ["{}/real/fan.py", "../real/fan.py", "../also", "../through/fan.py"])
 def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     for name in ("real", "checks.d"):
         (tmp_path / name).mkdir(mode=0o755)
@@ -475,7 +483,7 @@ def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
 
 def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kernel_does(tmp_path):
     """checks.d -> srv/site/checks.d, and in it fan.py -> ../fan.py: that is srv/site/fan.py."""
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     inside = tmp_path / "srv/site/checks.d"
     inside.mkdir(parents=True)
@@ -489,7 +497,7 @@ def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kerne
 
 
 def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     (tmp_path / "fan.py").symlink_to("none")
     with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: No such file"):
@@ -500,7 +508,7 @@ def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
 
 
 def test_a_file_whose_name_nobody_can_write_is_no_check(tmp_path):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     directory(tmp_path, os.fsdecode(b"fan\xff.py"), "def run(host, config, past): ...")
     with pytest.raises(ConfigError) as raised:
@@ -509,7 +517,7 @@ def test_a_file_whose_name_nobody_can_write_is_no_check(tmp_path):
 
 
 def test_without_a_directory_the_site_has_no_checks(tmp_path):
-    from healthd.settings import registry
+    from healthd.agent.settings import registry
 
     assert registry.site_files(str(tmp_path / "none")) == []
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from healthd.contract import NAMES, Contract, declared
-from healthd.settings import registry
+from healthd.agent.settings import registry
+from healthd.agent.settings.contract import NAMES, Contract, declared
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CHECKS = registry.built_in()
 
 
@@ -86,9 +86,9 @@ WRONG = {
 }
 HEAD = """\
 from collections.abc import Iterator, Sequence
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Explain, Finding, KernelEvent
+from healthd.agent.settings.config import CheckConfig
+from healthd.host.host import Host
+from healthd.common.model import Explain, Finding, KernelEvent
 """
 
 
@@ -103,7 +103,11 @@ def declared_in(source: str) -> list[str]:
 
 
 def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_path):
-    lines = [HEAD, "from healthd.contract import Contract", f"from healthd.checks import {', '.join(CHECKS)}"]
+    lines = [
+        HEAD,
+        "from healthd.agent.settings.contract import Contract",
+        f"from healthd.checks import {', '.join(CHECKS)}",
+    ]
     for name, check in CHECKS.items():
         names = declared_in((ROOT / f"checks/{name}.py").read_text("utf-8"))
         assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # it may be CheckConfig

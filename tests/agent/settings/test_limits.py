@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import CheckConfig, ConfigError, Settings
-from healthd.convert import Rule, load
-from healthd.settings.registry import built_in
-from healthd.settings.settle import settle
+from healthd.agent.settings.config import CheckConfig, ConfigError, Settings
+from healthd.agent.settings.effective import settle
+from healthd.agent.settings.registry import built_in
+from healthd.common.codec import Rule, load
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import ConfigError
-from healthd.convert import ConvertError
-from healthd.model import Mode
-from healthd.settings import nodes
-from healthd.settings.registry import built_in
-from healthd.settings.settle import effective, mistakes, settle
-from healthd.toml import parse
+from healthd.agent.settings import node_sections
+from healthd.agent.settings.config import ConfigError
+from healthd.agent.settings.effective import effective, mistakes, settle
+from healthd.agent.settings.registry import built_in
+from healthd.common.codec import ConvertError
+from healthd.common.model import Mode
+from healthd.common.toml import parse
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()
@@ -52,8 +52,8 @@ def values(node: str, text: str = TEXT) -> dict[str, tuple[Any, str]]:
     return {setting: (value, source) for setting, value, source in effective(loaded)}
 
 
-def section(*match: str, **table: Any) -> nodes.Section:
-    (found,) = nodes.sections({"node": [{"match": list(match), **table}]})
+def section(*match: str, **table: Any) -> node_sections.Section:
+    (found,) = node_sections.sections({"node": [{"match": list(match), **table}]})
     return found
 
 
@@ -96,14 +96,14 @@ def test_the_name_of_the_node_is_the_files_or_the_hosts():
 
 
 def test_lists_of_excluded_nodes_alone_hold_for_all_others():
-    assert nodes.holds_for(section("!gpu-[1-3]"), "gpu-4")
-    assert not nodes.holds_for(section("!gpu-[1-3]"), "gpu-2")
+    assert node_sections.holds_for(section("!gpu-[1-3]"), "gpu-4")
+    assert not node_sections.holds_for(section("!gpu-[1-3]"), "gpu-2")
 
 
 @given(st.permutations(["gpu-[1-9]", "!gpu-[2-3]", "cpu-1"]), st.integers(1, 12))
 def test_the_order_of_the_host_lists_does_not_matter(match, number):
     name = f"gpu-{number}"
-    assert nodes.holds_for(section(*match), name) == (number in (1, 4, 5, 6, 7, 8, 9))
+    assert node_sections.holds_for(section(*match), name) == (number in (1, 4, 5, 6, 7, 8, 9))
 
 
 @given(st.lists(st.text(max_size=12), max_size=3), st.text(max_size=8))
@@ -113,7 +113,11 @@ def test_any_match_is_taken_or_refused_in_a_sentence(match, name):
         found = section(*match)
     except ConvertError as error:
         problem = str(error)
-    assert problem.startswith("[[node]] 1: match: ") if found is None else nodes.holds_for(found, name) in (True, False)
+    assert (
+        problem.startswith("[[node]] 1: match: ")
+        if found is None
+        else node_sections.holds_for(found, name) in (True, False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def test_config_check_reads_a_file_as_a_node_does(tmp_path):
 
     def healthd(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "healthd", "config", *words]
-        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
 
     assert "mode act" in healthd("check", str(path), "--node", "gpu-002").stdout
     assert "mode drain" in healthd("check", str(path), "--node", "gpu-003").stdout

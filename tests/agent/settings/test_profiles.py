@@ -15,18 +15,18 @@ from machine import KERNEL_COUNTERS, Machine
 from story import Node, Story
 from trees import pci_device, write
 
+from healthd.agent.reporting import render
+from healthd.agent.settings import layers
+from healthd.agent.settings.config import ConfigError, Layer, Loaded, Settings
+from healthd.agent.settings.effective import effective, settle
+from healthd.agent.settings.layers import Match, below
+from healthd.agent.settings.registry import built_in
 from healthd.checks import gpu_count, ib_link, mount, services
 from healthd.cli import flags
 from healthd.cli.main import main
-from healthd.config import ConfigError, Layer, Loaded, Settings
-from healthd.convert import load
-from healthd.host import Host
-from healthd.model import Severity
-from healthd.say import render
-from healthd.settings import layers
-from healthd.settings.layers import Match, below
-from healthd.settings.registry import built_in
-from healthd.settings.settle import effective, settle
+from healthd.common.codec import load
+from healthd.common.model import Severity
+from healthd.host.host import Host
 
 if sys.version_info >= (3, 11):
     import tomllib

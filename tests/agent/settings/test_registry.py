@@ -18,7 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import (
+from healthd.agent.reporting.fault_course import Does, course, findings_of
+from healthd.agent.settings import registry, trial
+from healthd.agent.settings.config import (
     CheckConfig,
     ConfigError,
     FleetLimits,
@@ -29,12 +31,10 @@ from healthd.config import (
     Settings,
     SlurmConfig,
 )
-from healthd.model import Finding, Inventory, KernelEvent, Mode, RunName, Severity
-from healthd.say.course import Does, course, findings_of
-from healthd.settings import registry, trial
-from healthd.settings.registry import Check
-from healthd.settings.settle import effective, settle
-from healthd.slurm.policy import Policy
+from healthd.agent.settings.effective import effective, settle
+from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.policy import Policy
+from healthd.common.model import Finding, Inventory, KernelEvent, Mode, RunName, Severity
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
 
@@ -47,15 +47,18 @@ def folder(tmp_path: Path) -> Path:
 
 def config_of(*fields: str) -> str:
     """A Config with these fields of its own."""
-    head = (
-        "from dataclasses import dataclass, field\nfrom datetime import date\nfrom healthd.config import CheckConfig\n"
+    imports = (
+        "dataclasses import dataclass, field",
+        "datetime import date",
+        "healthd.agent.settings.config import CheckConfig",
     )
+    head = "".join(f"from {names}\n" for names in imports)
     lines = "".join(f"    {line}\n" for line in fields)
     return f"{head}@dataclass(frozen=True, slots=True)\nclass Config(CheckConfig):\n{lines}"
 
 
 def site(folder: Path, text: str) -> Check:
-    (folder / "fan.py").write_text(f"from healthd.model import *\n{RUN}{text}\n")
+    (folder / "fan.py").write_text(f"from healthd.common.model import *\n{RUN}{text}\n")
     (folder / "fan.py").chmod(0o644)
     return registry.find(str(folder))["fan"]
 
@@ -311,7 +314,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
 def test_a_config_that_raises_when_it_is_made_is_one_sentence(folder, raised):
     text = f"""
 from dataclasses import dataclass
-from healthd.config import CheckConfig
+from healthd.agent.settings.config import CheckConfig
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     fans: int = 1
@@ -471,7 +474,7 @@ def test_a_check_whose_settings_must_be_given_is_explained(folder):
     config = config_of("fans: int").replace("slots=True", "slots=True, kw_only=True")
     (folder / "checks").mkdir(mode=0o755)
     explained = "EXPLAIN = {'fan/hot': Explain(Severity.WARNING, Clears.PASS, 'It is hot.', 'It may break.', 'Look.')}"
-    (folder / "checks/fan.py").write_text(f"from healthd.model import *\n{RUN}{config}{explained}\n")
+    (folder / "checks/fan.py").write_text(f"from healthd.common.model import *\n{RUN}{config}{explained}\n")
     settings = folder / "healthd.toml"
     settings.write_text(f'checks_dir = "{folder}/checks"\n[checks.fan]\nfans = 3\n')
     command = [sys.executable, "-m", "healthd", "explain", "fan/hot", "--config", str(settings)]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from healthd.settings import pace, registry
-from healthd.settings.configured import Configured
-from healthd.settings.settle import settle
+from healthd.agent.settings import registry, round_budget
+from healthd.agent.settings.configured import Configured
+from healthd.agent.settings.effective import settle
 
 OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in() if name not in ("clock", "cpu"))
 
 
 def configured(text: str) -> Configured:
-    from healthd.config import parse_toml
+    from healthd.agent.settings.config import parse_toml
 
     known = registry.built_in()
     return Configured(settle(parse_toml(text + OFF, "file"), "file", {}, known), known)
@@ -32,23 +32,23 @@ def configured(text: str) -> Configured:
     ],
 )
 def test_a_round_takes_the_timeouts_of_its_checks_at_most(settings: str, longest: float) -> None:
-    assert pace.longest_round_seconds(configured(settings)) == longest
+    assert round_budget.longest_round_seconds(configured(settings)) == longest
 
 
 @pytest.mark.parametrize(("interval", "warns"), [(20.0, False), (19.9, True)])
 def test_an_interval_that_is_shorter_than_a_round_may_take_is_warned_of(interval: float, warns: bool) -> None:
-    found = pace.warnings(configured(f"interval_seconds = {interval}\n"))
+    found = round_budget.warnings(configured(f"interval_seconds = {interval}\n"))
     assert [sentence.partition(":")[0] for sentence in found] == ["interval_seconds"] * warns
 
 
 def test_the_interval_of_one_check_is_named() -> None:
-    (sentence,) = pace.warnings(configured("[checks.cpu]\ninterval_seconds = 15\n"))
+    (sentence,) = round_budget.warnings(configured("[checks.cpu]\ninterval_seconds = 15\n"))
     assert sentence.startswith("checks.cpu.interval_seconds: a round may take 20 s (")
 
 
 def test_the_settings_as_they_come_are_quick_enough() -> None:
     known = registry.built_in()
-    assert pace.warnings(Configured(settle({}, "file", {}, known), known)) == []
+    assert round_budget.warnings(Configured(settle({}, "file", {}, known), known)) == []
 
 
 def test_config_check_warns_and_accepts(tmp_path: Path) -> None:

@@ -6,9 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from healthd.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
-from healthd.slurm.node_gpus import NodeGpus
-from healthd.slurm.victims import ANY_GPU, EVERYBODY, OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
+from healthd.agent.slurm.affected_jobs import (
+    ANY_GPU,
+    EVERYBODY,
+    OnGpus,
+    Reach,
+    is_hit,
+    is_hit_for_sure,
+    on_which,
+    reach,
+)
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
 
 ONE, OTHER, THIRD = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((ONE, OTHER, THIRD)))

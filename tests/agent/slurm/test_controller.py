@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from healthd.config import Settings
-from healthd.judge.memory import Memory
-from healthd.model import Health, Mode, Resumed, SlurmMemory, Verdict
-from healthd.slurm.flapping import answered_for
-from healthd.slurm.hand import Hand
-from healthd.slurm.look import ReconcileReport, Remember
+from healthd.agent.conditions.store import Memory
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm.controller import Hand
+from healthd.agent.slurm.flapping import answered_for
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember
+from healthd.common.model import Health, Mode, Resumed, SlurmMemory, Verdict
 
 FLAPPED = (Resumed(100.0, 160.0, True), Resumed(200.0, 260.0, True))
 DRAINED = SlurmMemory(reason="healthd: gpu_xid/79 : it fell off the bus", resumed=FLAPPED, drained_at=300.0)
@@ -32,7 +32,7 @@ def test_who_answers_for_the_node_while_it_is_looked_at_in_slurm_has_answered_fo
         yield Remember(DRAINED)  # as it was when the look began
         return ReconcileReport(DRAINED, settled=True)
 
-    monkeypatch.setattr("healthd.slurm.driver.reconcile", looks)
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", looks)
     hand = Hand(Settings(mode=Mode.ACT), memory, "b1", time.time, time.monotonic)
     assert hand.look(Verdict(Health.HEALTHY), round_ended=True) is not None
     assert memory.ledger.slurm == (answered_for(DRAINED) if answered else DRAINED)
@@ -51,7 +51,7 @@ def test_jobs_are_listed_as_requeued_until_healthds_drain_ends(tmp_path: Path, m
         yield Remember(report.memory)
         return report
 
-    monkeypatch.setattr("healthd.slurm.driver.reconcile", looks)
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", looks)
     hand = Hand(Settings(mode=Mode.ACT), Memory(str(tmp_path), time.time), "b1", time.time, time.monotonic)
     listed = []
     while reports:

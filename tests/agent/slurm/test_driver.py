@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from healthd import guard
-from healthd.config import Settings
-from healthd.model import Health, SlurmMemory, Verdict
-from healthd.slurm.driver import (
+from healthd.agent.settings.config import Settings
+from healthd.agent.slurm.driver import (
     BOOT_RETRY_SECONDS,
     BOOT_SECONDS,
     FIRST_RETRY_SECONDS,
@@ -19,8 +17,10 @@ from healthd.slurm.driver import (
     REGISTRATION_SECONDS,
     SlurmDriver,
 )
-from healthd.slurm.look import ReconcileReport, Remember
-from healthd.slurm.policy import Policy
+from healthd.agent.slurm.policy import Policy
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember
+from healthd.common import guard
+from healthd.common.model import Health, SlurmMemory, Verdict
 
 TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)
@@ -81,7 +81,7 @@ def test_a_mistake_with_what_slurm_said_is_slurms_trouble_and_the_next_look_goes
         raise OverflowError("too many digits")
 
     with monkeypatch.context() as broken:
-        broken.setattr("healthd.slurm.driver.reconcile", stumbles)
+        broken.setattr("healthd.agent.slurm.driver.reconcile", stumbles)
         report = driver.begin(Verdict(Health.HEALTHY), SlurmMemory(), Policy())
     assert report is not None
     assert report.memory == remembered, "what was written down stays"

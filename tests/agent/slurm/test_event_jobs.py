@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from test_process import V1, V2_STEP, cgroups, holds
 
-from healthd.kernel.coalesce import with_jobs
-from healthd.model import Gpu, KernelEvent
-from healthd.slurm.job_at_source import ASK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS, JobAtSource
+from healthd.agent.kernel_log.coalesce import with_jobs
+from healthd.agent.slurm.event_jobs import ASK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS, JobAtSource
+from healthd.common.model import Gpu, KernelEvent
+from tests.host.test_job_processes import V1, V2_STEP, cgroups, holds
 
 PCI = "0000:61:00.0"
 GPUS = (Gpu("0000:1b:00.0", 0, minor=0), Gpu(PCI, 3, minor=5), Gpu("0000:5e:00.0", 4))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from healthd.slurm import commands
-from healthd.slurm.commands import CommandResult
-from healthd.slurm.told import of_command, of_look
+from healthd.agent.slurm.events import of_command, of_look
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import CommandResult
 
 DRAIN = commands.drain("n1", "healthd: gpu_xid/79: it fell off the bus")
 REFUSED = CommandResult(1, b"", "slurm_update error: Invalid node name specified\n")

@@ -5,15 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_policy import ACT, NOW, OURS, XID, cause, node
 
-from healthd.judge.ledger import Ledger, after_clock_step, with_none_in_the_future
-from healthd.judge.ledger_file import decode, encode
-from healthd.model import ConditionState, Drain, Health, Leave, Lifted, Resume, Resumed, Severity, SlurmMemory, Verdict
-from healthd.slurm import flapping
-from healthd.slurm.flapping import Flapping, answered_for, lifted, noted, wait_seconds, waits_until, why_waits
-from healthd.slurm.policy import Owner, decide, forget, owner, taken_back
-from healthd.slurm.reason import MAX_CHARACTERS, reason
+from healthd.agent.conditions.ledger import Ledger, after_clock_step, with_none_in_the_future
+from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.slurm import flapping
+from healthd.agent.slurm.flapping import Flapping, answered_for, lifted, noted, wait_seconds, waits_until, why_waits
+from healthd.agent.slurm.policy import Owner, decide, forget, owner, taken_back
+from healthd.common.model import (
+    ConditionState,
+    Drain,
+    Health,
+    Leave,
+    Lifted,
+    Resume,
+    Resumed,
+    Severity,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.common.slurm.drain_reason import MAX_CHARACTERS, reason
+from tests.agent.slurm.test_policy import ACT, NOW, OURS, XID, cause, node
 
 LIMITS = Flapping()
 MINUTE, HOUR = 60.0, 3600.0

@@ -10,18 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.config import FleetLimits
-from healthd.model import (
-    LONGEST_HOLD_SECONDS,
-    Clears,
-    Condition,
-    ConditionState,
-    FleetHold,
-    PartitionCount,
-    Severity,
-    SlurmMemory,
-)
-from healthd.slurm.fleet_limit import (
+from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm.fleet_limit import (
     LATE_SECONDS,
     SECONDS_A_NODE,
     SHORTEST_HOLD_SECONDS,
@@ -40,6 +30,16 @@ from healthd.slurm.fleet_limit import (
     uncounted_drain_at,
     why,
     window,
+)
+from healthd.common.model import (
+    LONGEST_HOLD_SECONDS,
+    Clears,
+    Condition,
+    ConditionState,
+    FleetHold,
+    PartitionCount,
+    Severity,
+    SlurmMemory,
 )
 
 NOW = 1_795_207_900.0

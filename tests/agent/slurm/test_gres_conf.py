@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_TEXT
 
-from healthd.slurm.commands import gres_conf
-from healthd.slurm.gres_conf import MOST_BYTES, ascends
+from healthd.agent.slurm.gres_conf import MOST_BYTES, ascends
+from healthd.common.slurm.commands import gres_conf
 
 LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
 

@@ -11,13 +11,13 @@ import pytest
 from fakes import standing
 from trees import write
 
-from healthd.machine.inventory import when_whole
-from healthd.machine.process import open_gpus
-from healthd.model import Gpu, Inventory
-from healthd.slurm.job_gpus import FILES, of_this_node
-from healthd.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.job_gpus import FILES, of_this_node
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.common.model import Gpu, Inventory
+from healthd.host.inventory import when_whole
+from healthd.host.job_processes import open_gpus
 
-PROLOG = Path(__file__).resolve().parent.parent / "packaging/slurm/prolog"
+PROLOG = Path(__file__).resolve().parents[3] / "packaging/slurm/prolog"
 
 
 def prolog(run: Path, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from test_memory import LIVE
-
-from healthd.judge.log_lines import Line
-from healthd.model import FleetHold, Severity, SlurmMemory
-from healthd.slurm.log_lines import Cause, of_drain, of_hold, of_look, of_resume_by_operator
-from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.reason import head
+from healthd.agent.conditions.log_lines import Line
+from healthd.agent.slurm.log_lines import Cause, of_drain, of_hold, of_look, of_resume_by_operator
+from healthd.agent.slurm.reconcile import HELD, ReconcileReport
+from healthd.common.model import FleetHold, Severity, SlurmMemory
+from healthd.common.slurm.drain_reason import head
+from tests.agent.conditions.test_store import LIVE
 
 (STANDS,) = LIVE.conditions
 REASON = f"{head(STANDS)}m"

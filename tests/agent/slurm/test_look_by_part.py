@@ -7,7 +7,10 @@ from dataclasses import replace
 
 from slurm_text import NOW, XID, listpids, sinfo, squeue
 
-from healthd.model import (
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.policy import Policy
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
@@ -22,10 +25,7 @@ from healthd.model import (
     Spared,
     Verdict,
 )
-from healthd.slurm.commands import Command, CommandResult
-from healthd.slurm.look import ReconcileReport, Remember, reconcile
-from healthd.slurm.node_gpus import NodeGpus
-from healthd.slurm.policy import Policy
+from healthd.common.slurm.commands import Command, CommandResult
 
 PCI = ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0")
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate(PCI))

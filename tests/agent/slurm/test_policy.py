@@ -6,22 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from healthd.model import (
-    Clears,
-    Condition,
-    ConditionState,
-    Drain,
-    Health,
-    Leave,
-    Lifted,
-    Mode,
-    NodeState,
-    Resume,
-    Severity,
-    SlurmMemory,
-    Verdict,
-)
-from healthd.slurm.policy import (
+from healthd.agent.slurm.policy import (
     EARLIER,
     IN_FLIGHT_SECONDS,
     SAVED_SECONDS,
@@ -45,6 +30,21 @@ from healthd.slurm.policy import (
     remember,
     settled_by_now,
     taken_back,
+)
+from healthd.common.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Drain,
+    Health,
+    Leave,
+    Lifted,
+    Mode,
+    NodeState,
+    Resume,
+    Severity,
+    SlurmMemory,
+    Verdict,
 )
 
 NOW = 1_000_000.0

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_BYTES, ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
 
-from healthd.model import (
+from healthd.agent.slurm import fleet_limit
+from healthd.agent.slurm.policy import IN_FLIGHT_SECONDS, UNKNOWN_CONTROLLER, Owner, Policy, describe, is_quiet
+from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
+from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
@@ -31,11 +34,16 @@ from healthd.model import (
     Unsaved,
     Verdict,
 )
-from healthd.slurm import commands, fleet_limit
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, REASON_COLUMNS, Command, CommandResult
-from healthd.slurm.look import ReconcileReport, Remember, reconcile
-from healthd.slurm.output import parse_job, parse_listpids, parse_processes
-from healthd.slurm.policy import IN_FLIGHT_SECONDS, UNKNOWN_CONTROLLER, Owner, Policy, describe, is_quiet
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import (
+    FLEET_COLUMNS,
+    JOB_COLUMNS,
+    NODE_COLUMNS,
+    REASON_COLUMNS,
+    Command,
+    CommandResult,
+)
+from healthd.common.slurm.output import parse_job, parse_listpids, parse_processes
 
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)

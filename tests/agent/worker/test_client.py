@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from healthd.convert import dump
-from healthd.host import Host
-from healthd.model import Outcome
-from healthd.past import decode
-from healthd.work import runner as work_runner
-from healthd.work.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
-from healthd.work.worker import Setup, Worker
+from healthd.agent.worker import client as work_runner
+from healthd.agent.worker.client import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
+from healthd.agent.worker.process import Setup, Worker
+from healthd.common.codec import dump
+from healthd.common.history import decode
+from healthd.common.model import Outcome
+from healthd.host.host import Host
 
 CHECKS = {
     "fine": 'yield Observation("answer", 42)',
@@ -57,7 +57,7 @@ CHECKS = {
 
 HEADER = """
 import os, stat, sys, time
-from healthd.model import Finding, Observation, Severity
+from healthd.common.model import Finding, Observation, Severity
 
 def stream():
     for name in os.listdir("/proc/self/fd"):

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import stub_nvml
-from test_runner import CHECKS, HEADER
 from waiting import until
+
+from tests.agent.worker.test_client import CHECKS, HEADER
 
 HANG_SECONDS = 600.0
 
@@ -25,9 +26,10 @@ HANG_SECONDS = 600.0
 COMMAND = """
 import fcntl, json, os, signal, socket, sys, time
 from functools import partial
-from healthd.settings import registry
-from healthd.work import forked, once, runner
-from healthd.work.worker import Setup
+from healthd.agent.settings import registry
+from healthd.agent.scheduler import one_round
+from healthd.agent.worker import client, forked
+from healthd.agent.worker.process import Setup
 how, checks_dir, lock, *requests = sys.argv[1:]
 checks = registry.built_in()
 sys.stdout.write("")
@@ -43,13 +45,13 @@ fcntl.flock(held, fcntl.LOCK_EX)
 if how == "program":  # it would keep this
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 begin = partial(forked.start, checks) if how == "copy" else None
-runner.END_SECONDS = 10.0  # how a worker ended shows later on a busy machine
-asked = runner.Runner(Setup(checks_dir=checks_dir), "", time.monotonic, begin=begin)
+client.END_SECONDS = 10.0  # how a worker ended shows later on a busy machine
+asked = client.Runner(Setup(checks_dir=checks_dir), "", time.monotonic, begin=begin)
 told = []
 for each in requests:
     check, resource, seconds = each.split()
     table = {"op": "run", "check": check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
-    reply = once.ask(asked, runner.Request(resource, float(seconds), table))
+    reply = one_round.ask(asked, client.Request(resource, float(seconds), table))
     told.append([check, reply.outcome.value, reply.error, reply.table.get("observations", "")])
 print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))
 sys.stdout.flush()
@@ -151,8 +153,8 @@ def test_the_driver_is_never_in_the_command(checks_dir: str, tmp_path: Path) -> 
 
 WHERE = """
 import sys, threading
-from healthd.settings import registry
-from healthd.work import forked
+from healthd.agent.settings import registry
+from healthd.agent.worker import forked
 what, checks_dir = sys.argv[1:]
 registry.built_in()
 end = threading.Event()

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_design import IMPORTS
 
-from healthd.work import own_files
-from healthd.work.own_files import identities, trouble
+from healthd.agent.worker import installed_files
+from healthd.agent.worker.installed_files import identities, trouble
+from tests.development.test_design import IMPORTS
 
 pytestmark = pytest.mark.one_python
 
@@ -20,8 +20,8 @@ READY = """
 import sys
 from types import SimpleNamespace
 from healthd.cli.flags import load_settings
-from healthd.daemon import Daemon
-from healthd.text import compile_patterns
+from healthd.agent.daemon import Daemon
+from healthd.common.text import compile_patterns
 args = SimpleNamespace(config=sys.argv[1])
 daemon = Daemon(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
 daemon.start()
@@ -39,23 +39,23 @@ kernel_log.source = "{0}/log"
 """
 # A module that a daemon has -> why what it imports late is not needed by the daemon, or not then.
 NOT_NEEDED = {
-    "work.worker": "the worker's operations",
-    "host": "the worker asks NVML",
-    "nvml": "the worker's, like host",
-    "convert": "Python's own, which does not lie in the venv",
-    "toml": "the library of one Python or the other",
-    "machine.inventory": "the worker asks udev",
-    "kernel.open": "its source was opened at the start, or is of another kind",
-    "kernel.journal": "the worker reads the journal",
-    "say.service": "the log was set up at the start",
-    "settings.registry": "a reload is refused then",
-    "settings.settle": "a reload is refused then",
-    "kernel.prefix": "Python's own, which does not lie in the venv",
-    "machine.system": "Python's own, which does not lie in the venv",
+    "agent.worker.process": "the worker's operations",
+    "host.host": "the worker asks NVML",
+    "nvidia.nvml": "the worker's, like host",
+    "common.codec": "Python's own, which does not lie in the venv",
+    "common.toml": "the library of one Python or the other",
+    "host.inventory": "the worker asks udev",
+    "agent.kernel_log.open_source": "its source was opened at the start, or is of another kind",
+    "agent.kernel_log.journal": "the worker reads the journal",
+    "agent.reporting.systemd": "the log was set up at the start",
+    "agent.settings.registry": "a reload is refused then",
+    "agent.settings.effective": "a reload is refused then",
+    "agent.kernel_log.prefix": "Python's own, which does not lie in the venv",
+    "host.system": "Python's own, which does not lie in the venv",
     "checks.validation": "the worker reads what the last validation left",
     "checks.gpu_xid": "texts of `healthd explain`",
-    "say.metrics_page": "TLS and passwords: at the start, where a site has them",
-    "say.web_config": "TLS and passwords: at the start, where a site has them",
+    "agent.metrics.http_server": "TLS and passwords: at the start, where a site has them",
+    "agent.metrics.web_config": "TLS and passwords: at the start, where a site has them",
     "cli.flags": "read at the start; a reload is refused then",
     "cli.terminal": "what a command says that ends",
 }
@@ -67,10 +67,10 @@ def test_what_a_daemon_needs_late_is_in_its_memory_once_it_is_ready(tmp_path: Pa
     file.write_text(SETTINGS.format(tmp_path))
     done = subprocess.run([sys.executable, "-c", READY, str(file)], capture_output=True, text=True, timeout=120)
     loaded = set(done.stdout.split())
-    assert "healthd.daemon" in loaded, done.stderr
+    assert "healthd.agent.daemon" in loaded, done.stderr
     assert "uncompiled=0" in loaded
     late = [i for i in IMPORTS if not i.at_top and f"healthd.{i.module}" in loaded and i.module not in NOT_NEEDED]
-    assert [str(i) for i in late if i.what not in loaded] == []
+    assert [str(i) for i in late if i.imported not in loaded] == []
     assert set(NOT_NEEDED) <= {i.module for i in IMPORTS if not i.at_top}
 
 
@@ -92,4 +92,4 @@ def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_the_files_of_this_process_are_there() -> None:
-    assert set(identities()) == set(own_files.FILES)
+    assert set(identities()) == set(installed_files.FILES)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.convert import ConvertError
-from healthd.work import requests
-from healthd.work.requests import OPS, JournalGap, ReadJournal, Run, SaveCopy, asked_in, table_of
-from healthd.work.worker import Worker
+from healthd.agent.worker import requests
+from healthd.agent.worker.process import Worker
+from healthd.agent.worker.requests import OPS, JournalGap, ReadJournal, Run, SaveCopy, asked_in, table_of
+from healthd.common.codec import ConvertError
 
 numbers = st.integers(-(2**63), 2**63)
 texts = st.tuples(st.text(), st.text())

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import past
-from healthd.host import Host
-from healthd.model import Observation, ObservationKind
-from healthd.work.unchanged import Known, restored, shortened
-from healthd.work.worker import Setup, Worker
+from healthd.agent.worker.process import Setup, Worker
+from healthd.agent.worker.unchanged import Known, restored, shortened
+from healthd.common import history
+from healthd.common.model import Observation, ObservationKind
+from healthd.host.host import Host
 
 NOW = 1_800_000_000.0
-KEEP = past.KEEP_SECONDS
+KEEP = history.KEEP_SECONDS
 # Reads what its settings say, and tells how much that has grown.
 ECHO = """\
 from dataclasses import dataclass
-from healthd.config import CheckConfig
-from healthd.model import Finding, Observation, ObservationKind, Severity
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.model import Finding, Observation, ObservationKind, Severity
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
@@ -80,7 +80,7 @@ def test_what_is_left_out_changes_nothing_that_is_found_or_remembered(echo: Setu
             if event == "replace":
                 pair.replace()
             elif event == "repaired":
-                pair.past = past.encode(past.without_growth(past.decode(pair.past), "0"))
+                pair.past = history.encode(history.without_growth(history.decode(pair.past), "0"))
             elif event == "forgotten":
                 pair.past = ""
         assert brief.ask(readings) == whole.ask(readings)
@@ -143,12 +143,12 @@ READINGS = st.lists(
 def test_a_store_that_stands_is_what_the_same_readings_make_of_it(
     earlier: list[Observation], readings: list[Observation], boot_id: str
 ) -> None:
-    store = past.update(past.update({}, earlier, NOW - KEEP / 2, "b"), readings, NOW, "b")
-    until = past.stands_until(store, len(readings), NOW, boot_id)
+    store = history.update(history.update({}, earlier, NOW - KEEP / 2, "b"), readings, NOW, "b")
+    until = history.stands_until(store, len(readings), NOW, boot_id)
     for now in (NOW + 60, NOW + KEEP / 2 - 1, NOW + KEEP / 2, NOW + KEEP):
-        updated = past.update(store, readings, now, boot_id)
+        updated = history.update(store, readings, now, boot_id)
         if now < until:
-            assert past.read_again(store, NOW, now) == updated
-            assert past.decode(past.encoded_again(past.encode(store), NOW, now, boot_id)) == updated
+            assert history.read_again(store, NOW, now) == updated
+            assert history.decode(history.encoded_again(history.encode(store), NOW, now, boot_id)) == updated
         elif until > 0:
-            assert past.read_again(store, NOW, now) != updated, "it stands for as long as it can"
+            assert history.read_again(store, NOW, now) != updated, "it stands for as long as it can"

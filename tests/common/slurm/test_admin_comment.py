@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.slurm.admin_comment import MAX_BYTES, admin_comment
+from healthd.common.slurm.admin_comment import MAX_BYTES, admin_comment
 
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 TEXT = "healthd: node n1: gpu_xid/79 0000:1b:00.0: fell off the bus at 2026-11-20T20:51:30Z"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.slurm.others_reasons import known
-from healthd.slurm.slurm_reasons import (
+from healthd.agent.slurm.foreign_reasons import known
+from healthd.common.slurm.builtin_reasons import (
     APPENDED,
     Group,
     group_of,

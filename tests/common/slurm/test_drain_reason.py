@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.model import Clears, Condition, ConditionState, Severity
-from healthd.slurm.reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
+from healthd.common.model import Clears, Condition, ConditionState, Severity
+from healthd.common.slurm.drain_reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)

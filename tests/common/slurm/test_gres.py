@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_TEXT, TYPED
 
-from healthd.model import Gpu
-from healthd.slurm.gres import (
+from healthd.common.model import Gpu
+from healthd.common.slurm.gres import (
     given_in,
     gpus_of_node,
     gpus_of_one_type,

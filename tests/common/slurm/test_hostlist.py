@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.hostlist import MAX_NODES, HostListError, expand, fold
+from healthd.common.slurm.hostlist import MAX_NODES, HostListError, expand, fold
 
 PREFIXES = st.text("abcxyz-._", min_size=1, max_size=6)
 

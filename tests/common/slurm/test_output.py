@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_BYTES, NOW, TYPED, columns, listpids, sinfo
 
-from healthd.model import NodeState, PartitionCount
-from healthd.slurm.commands import (
+from healthd.common.model import NodeState, PartitionCount
+from healthd.common.slurm.commands import (
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
@@ -20,7 +20,7 @@ from healthd.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.slurm.output import (
+from healthd.common.slurm.output import (
     NoSuchNode,
     SlurmTrouble,
     known_partitions,

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import write
 
-from healthd.errors import HealthdError
-from healthd.host import Host
-from healthd.live.counters import GpuCounters, IbPorts, NothingCounts, Total, counted, growth
+from healthd.common.errors import HealthdError
+from healthd.failslow.live.counters import GpuCounters, IbPorts, NothingCounts, Total, counted, growth
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import open_fake
 
 PORTS = "/sys/class/infiniband/{}/ports/1/counters/{}"

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import Refusing, aer, pci_device, write
 
+from healthd.failslow.live import node_reading
+from healthd.failslow.live.evidence import MOST_SAID, OF_PORTS, Said, is_of_hardware
+from healthd.failslow.live.evidence import evidence as said_of
+from healthd.failslow.live.node import read
+from healthd.failslow.live.node_reading import Gpu, Link, Reading, Slow
+from healthd.failslow.live.recent_readings import Readings
 from healthd.failslow.model import Cause
-from healthd.host import Host
-from healthd.live import reading
-from healthd.live.evidence import MOST_SAID, OF_PORTS, Said, is_of_hardware
-from healthd.live.evidence import evidence as said_of
-from healthd.live.node import read
-from healthd.live.reading import Gpu, Link, Reading, Slow
-from healthd.live.readings import Readings
-from healthd.machine.wakeup import FOREVER
+from healthd.host.host import Host
+from healthd.host.wakeup import FOREVER
 
 GPU, NIC = "0000:1b:00.0", "0000:18:00.0"
 # As Linux prints them. mountstats: github.com/prometheus/procfs, mountstats_test.go. diskstats, vmstat and stat: the
@@ -255,11 +255,16 @@ def test_any_readings_give_some_sentences_or_none(before: list[Reading], since: 
 
 @given(st.text(max_size=300))
 def test_any_text_is_read(text: str) -> None:
-    for readable in (reading.cpu_times, reading.disk_times, reading.nfs_times, reading.memory_events):
+    for readable in (
+        node_reading.cpu_times,
+        node_reading.disk_times,
+        node_reading.nfs_times,
+        node_reading.memory_events,
+    ):
         assert isinstance(readable(text), dict)
-    assert dict(reading.pressure(text, "cpu")) is not None
-    assert reading.gbit_per_s(text) is None or text
-    assert reading.link(text, text) is None or text
+    assert dict(node_reading.pressure(text, "cpu")) is not None
+    assert node_reading.gbit_per_s(text) is None or text
+    assert node_reading.link(text, text) is None or text
 
 
 @given(
@@ -267,7 +272,7 @@ def test_any_text_is_read(text: str) -> None:
 )
 def test_lines_in_any_order_are_read(lines: list[str]) -> None:
     text = "\n".join(lines)
-    for slow in (*reading.nfs_times(text).values(), *reading.disk_times(text).values()):
+    for slow in (*node_reading.nfs_times(text).values(), *node_reading.disk_times(text).values()):
         assert min(slow) >= 0
 
 

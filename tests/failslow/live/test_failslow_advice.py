@@ -20,14 +20,14 @@ from other_user import NOBODY, become, only_root
 from waiting import until
 
 from healthd import client
+from healthd.failslow.live.advice_files import FOLDER, Advising
+from healthd.failslow.live.document import JobTold
+from healthd.failslow.live.receiver import NEWS_SECONDS, SOCKET, Receiver
 from healthd.failslow.mitigation.advice import Followed, Seen, advice, follow
 from healthd.failslow.mitigation.planner import Action, Overheads
 from healthd.failslow.model import Cause
-from healthd.live.advising import FOLDER, Advising
-from healthd.live.receiver import NEWS_SECONDS, SOCKET, Receiver
-from healthd.live.told import JobTold
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 SLOW = Seen(True, 6.0, Cause.COMPUTE_GPU, 1000.0, 0.4, "rank 3")
 
@@ -332,7 +332,7 @@ def test_a_training_loop_moves_its_micro_batches_and_becomes_faster_again(tmp_pa
     place = {"runtime_dir": str(tmp_path), "root": str(tmp_path)}
     setup = json.dumps({"place": place, "watched": {"client": True}})
     live = subprocess.Popen(
-        [sys.executable, "-m", "healthd.live", str(theirs.fileno()), setup],
+        [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup],
         pass_fds=[theirs.fileno()],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

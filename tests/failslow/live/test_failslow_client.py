@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from waiting import until
 
 from healthd import client
-from healthd.live import datagram, process, told
-from healthd.live.receiver import Heard, Left, Receiver
-from healthd.live.settings import Place, Watched
-from healthd.machine import shortage
-from healthd.machine.passing import SO_PASSRIGHTS
+from healthd.failslow.live import datagram, process
+from healthd.failslow.live import document as told
+from healthd.failslow.live.receiver import Heard, Left, Receiver
+from healthd.failslow.live.settings import Place, Watched
+from healthd.host import shortage
+from healthd.host.passed_descriptor import SO_PASSRIGHTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
 
 

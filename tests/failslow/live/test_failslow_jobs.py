@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.document import MOST_RECENT, Told, as_text, read
+from healthd.failslow.live.jobs import MOST_LOOKS, Jobs
+from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.settings import Watched
+from healthd.failslow.live.suspect import Channel, RankSeen, judge
 from healthd.failslow.model import Kind, Point
-from healthd.live.datagram import Step
-from healthd.live.jobs import MOST_LOOKS, Jobs
-from healthd.live.judged import Channel, RankSeen, judge
-from healthd.live.sample import Sample
-from healthd.live.settings import Watched
-from healthd.live.told import MOST_RECENT, Told, as_text, read
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(16)]
 

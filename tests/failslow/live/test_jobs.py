@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthd.live.datagram import Step
-from healthd.live.jobs import Jobs
-from healthd.live.sample import Sample
-from healthd.live.settings import Watched
+from healthd.failslow.live.datagram import Step
+from healthd.failslow.live.jobs import Jobs
+from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.settings import Watched
 
 
 def steps(jobs: Jobs, connection: int, seconds: float, many: int, at: float) -> float:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.detect import Detector
-from healthd.live.iterations import OCTAVES, Iteration, Iterations, seen_from
-from healthd.live.rhythm import LEAST, MOST, WINDOW, acf, rhythm
+from healthd.failslow.live.iterations import OCTAVES, Iteration, Iterations, seen_from
+from healthd.failslow.live.period import LEAST, MOST, WINDOW, acf, rhythm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from failslow import counters
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)

@@ -19,16 +19,16 @@ import pytest
 from trees import write
 from waiting import until
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from failslow.counters import bursts
 
-from healthd.host import Host
-from healthd.live.budget import OVER_SECONDS, SHARE, Budget, Less, less
-from healthd.live.counters import Counts
-from healthd.live.iterations import STRIDE
-from healthd.live.job_here import Here, look
-from healthd.live.sampler import Sampler
-from healthd.live.sampling import LOOK_SECONDS, SETTLED_SECONDS, Sampling, Setup
+from healthd.failslow.live.budget import OVER_SECONDS, SHARE, Budget, Less, less
+from healthd.failslow.live.counters import Counts
+from healthd.failslow.live.exclusive_job import Here, look
+from healthd.failslow.live.iterations import STRIDE
+from healthd.failslow.live.sampler import Sampler
+from healthd.failslow.live.sampling import LOOK_SECONDS, SETTLED_SECONDS, Sampling, Setup
+from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import open_fake
 
 JOB = Here(frozenset({"4711"}), 17)
@@ -467,7 +467,7 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
     ours, theirs = socket.socketpair()
     place = {"runtime_dir": str(run), "root": str(tmp_path), "fake_nvml": ""}
     setup = json.dumps({"place": place, "watched": {"sample": ["ib"], "sample_seconds": 0.5}})
-    command = [sys.executable, "-m", "healthd.live", str(theirs.fileno()), setup]
+    command = [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), setup]
     with ours, theirs:
         live = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.errors import HealthdError
+from healthd.common.errors import HealthdError
 from healthd.failslow.model import Series
 from healthd.failslow.readers import chunks
 from healthd.failslow.readers.chunks import Unreadable

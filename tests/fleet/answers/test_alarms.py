@@ -11,12 +11,12 @@ from fleet_signals import BEGIN, DAY, END, Made, study
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
 from healthd.fleet.answers import alarms
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
-from healthd.fleet.answers.weeks import WEEK, week_of
-from healthd.fleet.answers.wilson import clumping, wilson
-from healthd.say.page import Page
+from healthd.fleet.statistics.weeks import WEEK, week_of
+from healthd.fleet.statistics.wilson import clumping, wilson
 
 pytestmark = pytest.mark.one_python
 

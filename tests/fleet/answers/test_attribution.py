@@ -16,6 +16,8 @@ from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from healthd.agent.settings import registry
+from healthd.common.page import Page
 from healthd.fleet.answers.attribution import attribution, gpu_swaps, text
 from healthd.fleet.answers.causes import CAUSES, NAMED, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
@@ -23,8 +25,6 @@ from healthd.fleet.answers.hardware_ends import of_a_node
 from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
-from healthd.settings import registry
 
 pytestmark = pytest.mark.one_python
 ENDED = BEGIN + DAY  # when the jobs below ended

@@ -13,13 +13,13 @@ from fleet_history import BEGIN, DAY, END, HOUR, History, history, row, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
 from healthd.fleet.answers import availability as its
 from healthd.fleet.answers.availability import OUT, PLANNED, SHARES, Told, divided, how_out, quantile, repaired
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.spans import Span
 from healthd.fleet.answers.study import Study, opened
+from healthd.fleet.statistics.spans import Span
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

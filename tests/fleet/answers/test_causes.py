@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from healthd.agent.settings import registry
+from healthd.common.model import Severity
 from healthd.fleet.answers import causes
 from healthd.fleet.answers.causes import (
     BELONGS_TO,
@@ -19,9 +21,7 @@ from healthd.fleet.answers.causes import (
     USER,
     meaning,
 )
-from healthd.model import Severity
 from healthd.nvidia import codes
-from healthd.settings import registry
 
 EXPLAINED = registry.explained(registry.built_in())
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
+from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Chosen, opened
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 
@@ -23,7 +23,7 @@ try:  # only .venv has numpy and scipy; the marked tests run nowhere else
 
     from healthd.fleet.answers import compare
     from healthd.fleet.answers.compare import Measure, Side, Units
-    from healthd.fleet.answers.intervals import share_ratio_interval, share_ratio_p_value
+    from healthd.fleet.statistics.intervals import share_ratio_interval, share_ratio_p_value
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise

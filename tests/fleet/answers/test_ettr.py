@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from fleet_history import BEGIN, END, History, row, write
-from test_fleet_cli import fleet
 
+from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import opened
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
+from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
 

@@ -10,8 +10,8 @@ from fleet_signals import BEGIN, DAY, END, Made, study
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 
@@ -247,5 +247,5 @@ def shown(folder):
 
 
 def test_the_page_shows_what_such_a_store_says(tmp_path):
-    text = (Path(__file__).parents[1] / "docs/fleet-answers.md").read_text("utf-8").split("\n## failslow\n", 1)[1]
+    text = (Path(__file__).parents[3] / "docs/fleet-answers.md").read_text("utf-8").split("\n## failslow\n", 1)[1]
     assert text.split("```text\n", 1)[1].split("```", 1)[0] == shown(tmp_path)

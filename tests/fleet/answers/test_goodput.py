@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fleet_history import BEGIN, END, HOUR, History, history, row, write
 
+from healthd.common.page import Page
 from healthd.fleet.answers import goodput as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.sizes import class_of, size_named
 from healthd.fleet.answers.study import Chosen, Study, opened
+from healthd.fleet.statistics.job_sizes import class_of, size_named
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 

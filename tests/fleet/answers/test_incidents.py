@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.agent.settings import registry
 from healthd.fleet.answers.causes import ORDER, USER, meaning
 from healthd.fleet.answers.incidents import CONFIDENCES, Failure, Seen, attributed, decides, is_unlikely
-from healthd.settings import registry
 
 JOB = Failure(frozenset({"7"}), "FAILED", 1000, 4)
 CODES = sorted(registry.explained(registry.built_in()))

@@ -14,16 +14,16 @@ from fleet_history import BEGIN, CLUSTERS, DAY, END, HOUR, NODES, History, histo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
+from healthd.common.slurm import lemon_command
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
-from healthd.slurm import lemon_command
 
 try:  # only .venv has numpy; the marked tests run nowhere else
     import numpy as np
 
-    from healthd.fleet.answers import lemon_evidence, lemon_score, lemons
+    from healthd.fleet.answers import lemon_evidence, lemons
     from healthd.fleet.answers.lemon_evidence import (
         Evidence,
         Outage,
@@ -32,7 +32,8 @@ try:  # only .venv has numpy; the marked tests run nowhere else
         in_service,
         outages_of,
     )
-    from healthd.fleet.answers.lemon_score import (
+    from healthd.fleet.statistics import lemon_score
+    from healthd.fleet.statistics.lemon_score import (
         AFTER_SECONDS,
         GAP_SECONDS,
         Counted,

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from slurm_text import columns
 
-from healthd.cli import lemons_apply
+from healthd.agent.settings.config import FleetLimits, Settings
+from healthd.agent.slurm import drain_lemon
+from healthd.agent.slurm.drain_lemon import Drained
+from healthd.cli.fleet import lemons_apply
 from healthd.cli.terminal import UNKNOWN, WRONG_USE, Stop
-from healthd.config import FleetLimits, Settings
-from healthd.slurm import commands, lemon
-from healthd.slurm.commands import Argv, CommandResult
-from healthd.slurm.lemon import Drained
-from healthd.slurm.output import SlurmTrouble, parse_lemons
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Argv, CommandResult
+from healthd.common.slurm.output import SlurmTrouble, parse_lemons
 
 DAY = 86400
 NOW = 1_800_000_000.0
@@ -28,7 +29,7 @@ def node(name: str, state: str = "IDLE", reason: str = "none") -> bytes:
 def drained(name: str, held: bytes, most: int = 1, shown: bytes | None = None) -> tuple[Drained, list[Argv]]:
     """How it ends, and what was asked, where sinfo prints these."""
     asked: list[Argv] = []
-    steps = lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
+    steps = drain_lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
     fleet = columns(("gpu", "idle", "Unknown", "none", "100"), commands.FLEET_COLUMNS)
     state = node(name) if shown is None else shown
     out = b""

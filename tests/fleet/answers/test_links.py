@@ -12,10 +12,10 @@ from fleet_signals import BEGIN, DAY, END, Made, study
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
-from healthd.fleet.answers.multiplicity import benjamini_hochberg, holm
 from healthd.fleet.answers.study import opened
-from healthd.say.page import Page
+from healthd.fleet.statistics.multiplicity import benjamini_hochberg, holm
 
 pytestmark = pytest.mark.one_python
 

@@ -13,11 +13,11 @@ import stuck_jobs
 from stuck_jobs import Job
 
 from healthd.cli.main import main
+from healthd.common.page import Page
 from healthd.fleet.answers import nccl
 from healthd.fleet.answers.document import Unanswerable
-from healthd.say.page import Page
 
-REAL = Path(__file__).parent / "data" / "flight_recorder" / "gpu_error_1st"
+REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
 # Eight ranks, two tensor parallel groups of four, data parallel pairs; rank 5 stops in its program after 20 of its own.
 JOB = Job(
     [tuple(range(8)), (0, 1, 2, 3), (4, 5, 6, 7), *((one, one + 4) for one in range(4))],

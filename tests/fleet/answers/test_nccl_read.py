@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stuck_jobs import Job
 
+from healthd.common.safe_pickle import NotPlain, plain
 from healthd.fleet.collectives import dump, rank_log
 from healthd.fleet.collectives.dump import NoDump
 from healthd.fleet.collectives.waits import judge
-from healthd.unpickle import NotPlain, plain
 
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False) | st.text()
 PLAIN = st.recursive(

@@ -14,7 +14,7 @@ from healthd.fleet.answers import nccl, nccl_transport
 from healthd.fleet.collectives import rank_log, transport
 from healthd.fleet.collectives.transport import Failed
 
-CASE = Path(__file__).parent / "data" / "nccl_logs" / "retry_exceeded"
+CASE = Path(__file__).parents[2] / "data" / "nccl_logs" / "retry_exceeded"
 HEAD = "gpu-1:984:1357 [4] transport/net_ib.cc:1295 NCCL WARN "
 LINES = {
     "2.7": (

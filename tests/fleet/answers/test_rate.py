@@ -12,10 +12,10 @@ from fleet_history import BEGIN, CLUSTERS, END, History, history, row, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
 from healthd.fleet.answers.study import Chosen, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 
@@ -335,7 +335,8 @@ def test_the_node_of_a_failed_one_node_job_is_its_only_node(tmp_path: Path) -> N
 def test_rate_of_all_jobs_can_be_asked_for(tmp_path: Path) -> None:
     from fleet_rows import job as job_row
     from fleet_rows import made as made_store
-    from test_fleet_cli import fleet
+
+    from tests.fleet.test_fleet_cli import fleet
 
     rows = [job_row(1, BEGIN, state="NODE_FAIL", start_time=BEGIN, end_time=BEGIN + HOUR, gpus=1, nodes=1)]
     db = made_store(tmp_path / "db", {"jobs": rows})

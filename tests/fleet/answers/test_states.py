@@ -10,15 +10,15 @@ import pytest
 from fleet_history import BEGIN, END, HOUR, History, history, row
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fleet_goodput import Made, study
 
+from healthd.common.page import Page
 from healthd.fleet.answers import states as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.states import changed, outcomes, used
 from healthd.fleet.answers.study import Chosen
-from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
+from tests.fleet.answers.test_goodput import Made, study
 
 pytestmark = pytest.mark.one_python
 LENGTH = END - BEGIN

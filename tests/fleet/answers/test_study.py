@@ -10,11 +10,11 @@ from random import Random
 import pytest
 from fleet_history import BEGIN, END, History, history, row, write
 
+from healthd.common.page import Page
 from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
-from healthd.say.page import Page
 
 pytestmark = pytest.mark.one_python
 PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fleet_history import BEGIN, DAY
-from test_fleet_attribution import ENDED, Made, asked_of
+
+from tests.fleet.answers.test_attribution import ENDED, Made, asked_of
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, HOUR, history
-from test_fleet_availability import node_state
-from test_fleet_goodput import Made, after_a_node_failed, study
+
+from tests.fleet.answers.test_availability import node_state
+from tests.fleet.answers.test_goodput import Made, after_a_node_failed, study
 
 pytestmark = pytest.mark.one_python
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_fleet_lemons import BEGIN, DAY, died, empty, fleet, job, told
+
+from tests.fleet.answers.test_lemons import BEGIN, DAY, died, empty, fleet, job, told
 
 pytestmark = pytest.mark.one_python
 

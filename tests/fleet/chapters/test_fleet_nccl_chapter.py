@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("altair", "numpy"):
         raise
 
-REAL = Path(__file__).parent / "data" / "flight_recorder" / "gpu_error_1st"
+REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
 
 
 def test_the_chapter_names_the_suspects_and_draws_where_the_ranks_stand() -> None:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from test_fleet_ettr import run_of
-from test_fleet_ettr import told as told_ettr
-from test_fleet_rate import by_hand, empty, job
-from test_fleet_rate import told as told_rate
 
 from healthd.fleet.tables import TABLES
+from tests.fleet.answers.test_ettr import run_of
+from tests.fleet.answers.test_ettr import told as told_ettr
+from tests.fleet.answers.test_rate import by_hand, empty, job
+from tests.fleet.answers.test_rate import told as told_rate
 
 pytestmark = pytest.mark.one_python
 

@@ -13,11 +13,11 @@ import pytest
 from event_lines import NOON, STREAM, line, lines
 from fleet_reading import live
 
+from healthd.events.parse import Told, parse
+from healthd.events.reader import Cursor, Tally, read
 from healthd.fleet.ingest import Asked, Came, ingest
 from healthd.fleet.sources import events
 from healthd.fleet.tables import EVENTS
-from healthd.stream.line import Told, parse
-from healthd.stream.reader import Cursor, Tally, read
 
 pytestmark = pytest.mark.one_python
 
@@ -197,7 +197,7 @@ def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_fo
 
 
 def test_every_field_that_has_a_column_is_one_of_the_contract():
-    schema = json.loads((Path(__file__).parents[1] / "docs" / "events.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[3] / "docs" / "events.schema.json").read_text())
     assert {*events._FIELDS, *events._HEAD, "count"} <= set(schema["properties"])
 
 

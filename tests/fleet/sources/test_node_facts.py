@@ -63,7 +63,7 @@ def test_what_is_no_node_is_unread():
 
 def test_of_scontrol_reads_one_record_across_a_line_of_blanks():
     """Slurm 24.05 prints one before Reason= (github.com/awslabs/awsome-distributed-ai issue 195)."""
-    text = (Path(__file__).parent / "data/scontrol_show_node_24.05.txt").read_text()
+    text = (Path(__file__).parents[2] / "data/scontrol_show_node_24.05.txt").read_text()
     facts = Facts("nvidia-rtx-3090", 1, "compute100")
     found, noted = told(node_facts.of_scontrol, text)
     assert (found, noted.unread) == ([("dev-102-68", facts)], [])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from healthd.common.text import regex
 from healthd.fleet.sources import records as records_module
 from healthd.fleet.sources.records import MOST_BYTES, records
-from healthd.text import regex
 
 
 class Form:

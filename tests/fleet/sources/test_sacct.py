@@ -19,15 +19,15 @@ from slurm_text import TYPED
 
 from healthd.fleet import times
 from healthd.fleet.ingest import Asked, ingest
-from healthd.fleet.private import Private
+from healthd.fleet.privacy import Private
 from healthd.fleet.sources import pieces, sacct
 from healthd.fleet.sources.job_row import FIELDS, JobRows, hashed
 from healthd.fleet.tables import TABLES
-from healthd.fleet.unread import Unread
+from healthd.fleet.unreadable import Unread
 
 pytestmark = pytest.mark.one_python
 
-DATA = Path(__file__).parent / "data" / "sacct"
+DATA = Path(__file__).parents[2] / "data" / "sacct"
 KEY = b"0123456789abcdef0123456789abcdef"
 NOW = 1_800_000_000
 JOB = {

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fleet_rows import content
 
+from healthd.events.sequence import Runs
 from healthd.fleet.ingest import Asked, Came, ingest
 from healthd.fleet.sources import calls as programs
 from healthd.fleet.sources import sacct
 from healthd.fleet.sources.sacct_calls import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
 from healthd.fleet.tables import TABLES
-from healthd.stream.seen import Runs
 
 pytestmark = pytest.mark.one_python
 

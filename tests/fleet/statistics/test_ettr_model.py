@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has numpy; the marked tests run nowhere else
-    from healthd.fleet.answers import ettr_model as model
-    from healthd.fleet.answers.ettr_model import Job
+    from healthd.fleet.statistics import ettr_model as model
+    from healthd.fleet.statistics.ettr_model import Job
 except ModuleNotFoundError as error:
     if error.name != "numpy":
         raise

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
-    from healthd.fleet.answers import intervals
-    from healthd.fleet.answers.intervals import Spread
+    from healthd.fleet.statistics import intervals
+    from healthd.fleet.statistics.intervals import Spread
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.answers.spans import Span, joined, seconds, within, without
+from healthd.fleet.statistics.spans import Span, joined, seconds, within, without
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 

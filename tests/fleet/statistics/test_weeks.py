@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.answers.weeks import WEEK, Incident, at_least, few, incidents, spikes, week_of
+from healthd.fleet.statistics.weeks import WEEK, Incident, at_least, few, incidents, spikes, week_of
 
 MONDAY = 1_795_996_800  # 2026-11-30, 00:00 UTC
 

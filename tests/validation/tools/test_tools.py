@@ -18,7 +18,7 @@ from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perfte
 
 TOOLS = str(Path(tools.__file__).parent)
 
-RECORDED = Path(__file__).parent / "data/validation"
+RECORDED = Path(__file__).parents[2] / "data/validation"
 
 
 def recorded(name: str) -> str:

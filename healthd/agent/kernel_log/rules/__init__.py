@@ -1,1 +1,1 @@
-"""The forms of kernel messages that say something about the hardware, one file a family. Pure."""
+"""Rules that recognise kernel messages about hardware, one file per family. Pure."""

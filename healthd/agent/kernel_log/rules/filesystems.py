@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 DEVICE = r"([A-Za-z][\w.!-]{0,31})"
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import DETAIL, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import is_decimal, regex
+from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import is_decimal, regex
 
 _NAME = r"([\s\S]{0,63})"  # greedy: the text after it is sought behind all that the name may imitate
 

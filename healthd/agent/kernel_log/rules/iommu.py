@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 _DEVICE = r"((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
 

@@ -11,7 +11,8 @@ and process
     process_killed, page_recovered, page_not_recovered    what the kernel made of a page with bad data
     pci_parity                    PCI parity and system errors, from EDAC's polling or an NMI
     last_boot                     an error that the firmware kept from the last boot (BERT)
-    detail                        a further line of one of these; kernel/coalesce.py adds it to the one beside it
+    detail                        a further line of one of these; agent/kernel_log/coalesce.py adds it to the one beside
+    it
 
 A machine check's status register says what it is: bit 61 (UC) uncorrected, bit 57 (PCC) the processor's context is
 corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled. A
@@ -33,9 +34,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 # --- machine checks
 

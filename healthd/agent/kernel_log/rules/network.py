@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 _IF = r"[^\s:/]{1,15}"  # a network interface
 

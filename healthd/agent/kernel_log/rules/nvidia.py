@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import FURTHER, PCI, SM, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import FURTHER, PCI, SM, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # Pasted logs may mask the address within "(...)": then what follows "PCI:" is no address. The first drivers gave no

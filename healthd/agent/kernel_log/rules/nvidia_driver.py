@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import PCI, Rule, event
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import PCI, Rule, event
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 # NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.
 _GSP_WORDS = regex(

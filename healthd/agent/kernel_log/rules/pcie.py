@@ -14,8 +14,8 @@ pcie_aer       pci = the device that is blamed; reporter = the port that heard o
 
 One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
 registers, bits and TLP header. The first two have the severity and are one event, for both blame the device; the
-others are `detail`, which kernel/coalesce.py adds to the event beside them. No `detail` makes a second fault, and alone
-it judges nothing.
+others are `detail`, which agent/kernel_log/coalesce.py adds to the event beside them. No `detail` makes a second fault,
+and alone it judges nothing.
 
 Where the firmware hears errors first (APEI), the kernel prints registers without "PCIe Bus Error". Uncorrected errors
 have an "aer_uncor_severity", corrected ones have none. That the kernel goes on tells that the error is not fatal (it
@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event, pci_address
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, pci_address
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
 _DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writes of
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from healthd.model import KernelEvent
-from healthd.text import regex
+from healthd.common.model import KernelEvent
+from healthd.common.text import regex
 
-# The code of further lines of a fault. By themselves they only say that there is one: kernel/coalesce.py adds them to
-# the fault of the same kind and part beside them, and the fault takes the fields that they name (`bit`, `section`).
+# The code of further lines of a fault. By themselves they only say that there is one: agent/kernel_log/coalesce.py adds
+# them to the fault of the same kind and part beside them, and the fault takes the fields that they name (`bit`,
+# `section`).
 DETAIL = "detail"
 SM = "sm"  # a field: processors of a GPU, as "7.7.0 7.7.1"
 FURTHER = "further"  # a field: marks a further line that also has the code of its fault

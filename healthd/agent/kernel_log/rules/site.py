@@ -11,11 +11,11 @@ import functools
 import re
 from collections.abc import Mapping
 
-from healthd.config import KernelPattern
-from healthd.kernel.lines.rule import Rule, event
-from healthd.model import KernelEvent, Severity
-from healthd.plausible import longest_piece
-from healthd.text import regex
+from healthd.agent.kernel_log.rules.rule import Rule, event
+from healthd.agent.settings.config import KernelPattern
+from healthd.agent.settings.limits import longest_piece
+from healthd.common.model import KernelEvent, Severity
+from healthd.common.text import regex
 
 SITE = "site"
 SEVERITY = "severity"  # a field of the event: what the site says, as written in the settings

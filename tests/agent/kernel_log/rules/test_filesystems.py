@@ -8,8 +8,8 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.lines import filesystems
-from healthd.kernel.parse import parse
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.rules import filesystems
 
 
 def read(text: str) -> tuple[str, str, str]:

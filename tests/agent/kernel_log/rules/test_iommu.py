@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.parse import parse
+from healthd.agent.kernel_log.parse import parse
 
 GPU = "0000:01:00.0"
 

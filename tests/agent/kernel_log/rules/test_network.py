@@ -10,12 +10,12 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.source import RawLine, event_of
+from healthd.agent.kernel_log.coalesce import coalesce_events
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.prefix import strip_prefix
+from healthd.agent.kernel_log.source import RawLine, event_of
 
-DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
+DATA = (Path(__file__).parents[3] / "data/kernel_lines.jsonl").read_text("utf-8")
 CAPTURED = [row for row in map(json.loads, DATA.strip().split("\n")) if row["kind"] in ("mlx5", "ib")]
 PCI = "0000:61:00.0"
 CARD = f"mlx5_core {PCI}: "

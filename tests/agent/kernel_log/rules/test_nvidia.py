@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, captured, events, fields
 
-from healthd.kernel.lines import nvidia, nvidia_driver
-from healthd.kernel.lines.rule import pci_address
-from healthd.kernel.parse import parse
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.rules import nvidia, nvidia_driver
+from healthd.agent.kernel_log.rules.rule import pci_address
+from healthd.common.model import KernelEvent
 from healthd.nvidia import codes
 
 KINDS = ("xid", "sxid", "gpu_fallen_off_bus", "gsp", "nvlink")

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import captured, events, fields, messages
 
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.parse import parse
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import KernelEvent
+from healthd.agent.kernel_log.coalesce import coalesce_events
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.common.model import KernelEvent
 
 PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
 

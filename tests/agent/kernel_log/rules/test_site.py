@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
 
+from healthd.agent.kernel_log.parse import LITERALS, parse, use_patterns
+from healthd.agent.kernel_log.source import RawLine, event_of
+from healthd.agent.settings.config import ConfigError, KernelPattern, kernel_log_of
+from healthd.agent.settings.effective import effective, settle
+from healthd.agent.settings.limits import longest_piece
+from healthd.agent.settings.registry import built_in
 from healthd.checks import kernel as kernel_check
 from healthd.cli.scan import correlate_all
-from healthd.config import ConfigError, KernelPattern, kernel_log_of
-from healthd.kernel.parse import LITERALS, parse, use_patterns
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Inventory, Severity
-from healthd.plausible import longest_piece
+from healthd.common.model import Clears, Inventory, Severity
 from healthd.scan import candidates
 from healthd.scan.events import events
-from healthd.scan.judged import judged
+from healthd.scan.findings import judged
 from healthd.scan.lines import Block, Tally
-from healthd.settings.registry import built_in
-from healthd.settings.settle import effective, settle
 
 EVICTED = "LustreError: 167-0: data-OST0001: This client was evicted by data-OST0001; in progress operations will fail"
 FOO = "foo_driver 0000:3b:00.0: queue 7 is stuck (code 42)"
@@ -219,7 +219,7 @@ def test_healthd_scan_takes_the_patterns_of_a_settings_file(tmp_path):
 
     def scan(*words: str | Path) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "healthd", "scan", str(log), "--json", *map(str, words)]
-        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[4])
 
     found = scan("--config", settings)
     assert found.returncode == 2

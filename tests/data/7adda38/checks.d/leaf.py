@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
-from healthd.past import Past
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.history import Past
+from healthd.common.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
+from healthd.host.host import Host
 
 USES = ""
 PER = "rail"

@@ -1,10 +1,10 @@
 """Whether an idle node swaps, or has a GPU that does not answer."""
 
-from healthd.config import CheckConfig
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
-from healthd.nvml import NvmlError, NvmlErrorKind
-from healthd.past import Past
+from healthd.agent.settings.config import CheckConfig
+from healthd.common.history import Past
+from healthd.common.model import Clears, Explain, Finding, Severity
+from healthd.host.host import Host
+from healthd.nvidia.nvml import NvmlError, NvmlErrorKind
 
 Config = CheckConfig
 USES = "nvml"

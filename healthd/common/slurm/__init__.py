@@ -1,0 +1,1 @@
+"""Slurm's formats: commands, tables, host lists, reasons."""

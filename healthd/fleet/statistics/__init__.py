@@ -1,0 +1,1 @@
+"""Statistics for the fleet's answers. Pure."""

@@ -1,0 +1,158 @@
+"""Names that a check imports from healthd. They are stable: docs/writing-a-check.md describes them.
+
+    from healthd.api import CheckConfig, Clears, Explain, Finding, Host, Severity, dataclass
+
+Names whose module takes longer to import (NVML, mounts) are loaded when a check imports them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from healthd.agent.settings.config import CheckConfig, Period, Seconds
+from healthd.agent.settings.limits import (
+    AbsolutePath,
+    AbsolutePathOrNone,
+    Bytes,
+    Celsius,
+    Count,
+    Cpus,
+    ExitStatus,
+    Few,
+    Gbps,
+    Gib,
+    Gpus,
+    Lanes,
+    Links,
+    Mbps,
+    MigDevices,
+    Mtu,
+    Percent,
+    Processes,
+    Rate,
+    Share,
+    Times,
+    Watts,
+    WholeCelsius,
+    between,
+)
+from healthd.common.history import Past
+from healthd.common.model import (
+    NO_GPU,
+    NO_IB_PORT,
+    NOT_IN_BASELINE,
+    Baseline,
+    Clears,
+    Ends,
+    Entry,
+    Explain,
+    Finding,
+    Gpu,
+    Inventory,
+    KernelEvent,
+    LeftOut,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    ObservationKind,
+    PciDevice,
+    Program,
+    Remedy,
+    Repair,
+    Severity,
+    Slowness,
+    Worsens,
+    WorsensBy,
+)
+from healthd.common.text import is_decimal, patterns_compiled_where_made, printable, regex
+from healthd.common.values import dataclass
+
+if TYPE_CHECKING:
+    from healthd.host.host import Host, PciFunction
+    from healthd.host.program import Ran
+    from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, NvmlGpu
+
+# name -> the module that is imported when the name is used
+_LATE = {
+    "Host": "healthd.host.host",
+    "NvmlError": "healthd.nvidia.nvml",
+    "NvmlErrorKind": "healthd.nvidia.nvml",
+    "NvmlGpu": "healthd.nvidia.nvml",
+    "PciFunction": "healthd.host.host",
+    "Ran": "healthd.host.program",
+}
+
+__all__ = [
+    "NOT_IN_BASELINE",
+    "NO_GPU",
+    "NO_IB_PORT",
+    "AbsolutePath",
+    "AbsolutePathOrNone",
+    "Baseline",
+    "Bytes",
+    "Celsius",
+    "CheckConfig",
+    "Clears",
+    "Count",
+    "Cpus",
+    "Ends",
+    "Entry",
+    "ExitStatus",
+    "Explain",
+    "Few",
+    "Finding",
+    "Gbps",
+    "Gib",
+    "Gpu",
+    "Gpus",
+    "Host",
+    "Inventory",
+    "KernelEvent",
+    "Lanes",
+    "LeftOut",
+    "Links",
+    "Mbps",
+    "Meaning",
+    "MigDevices",
+    "Mtu",
+    "NothingToCheck",
+    "NvmlError",
+    "NvmlErrorKind",
+    "NvmlGpu",
+    "Observation",
+    "ObservationKind",
+    "Past",
+    "PciDevice",
+    "PciFunction",
+    "Percent",
+    "Period",
+    "Processes",
+    "Program",
+    "Ran",
+    "Rate",
+    "Remedy",
+    "Repair",
+    "Seconds",
+    "Severity",
+    "Share",
+    "Slowness",
+    "Times",
+    "Watts",
+    "WholeCelsius",
+    "Worsens",
+    "WorsensBy",
+    "between",
+    "dataclass",
+    "is_decimal",
+    "patterns_compiled_where_made",
+    "printable",
+    "regex",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"healthd.api has no name {name!r}")
+    value = globals()[name] = getattr(import_module(_LATE[name]), name)
+    return value

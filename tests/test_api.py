@@ -1,0 +1,39 @@
+"""healthd.api: the names that a check imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from healthd import api
+
+# A name may be added. To remove or rename one breaks the checks of sites.
+NAMES = """
+AbsolutePath AbsolutePathOrNone Baseline Bytes Celsius CheckConfig Clears Count Cpus Ends Entry ExitStatus Explain Few
+Finding Gbps Gib Gpu Gpus Host Inventory KernelEvent Lanes LeftOut Links Mbps Meaning MigDevices Mtu NOT_IN_BASELINE
+NO_GPU NO_IB_PORT NothingToCheck NvmlError NvmlErrorKind NvmlGpu Observation ObservationKind Past PciDevice
+PciFunction Percent Period Processes Program Ran Rate Remedy Repair Seconds Severity Share Slowness Times Watts
+WholeCelsius Worsens WorsensBy between dataclass is_decimal patterns_compiled_where_made printable regex
+"""
+
+
+def test_api_has_the_names_that_sites_import() -> None:
+    assert sorted(api.__all__) == NAMES.split()
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_api_name_can_be_imported(name: str) -> None:
+    assert getattr(api, name) is not None
+
+
+def test_api_refuses_a_name_that_it_does_not_have() -> None:
+    with pytest.raises(AttributeError, match="Hosts"):
+        _ = api.Hosts  # type: ignore[attr-defined]
+
+
+def test_api_does_not_load_nvml_before_it_is_used() -> None:
+    program = "import sys, healthd.api; print(*sorted({'healthd.nvidia.nvml', 'healthd.host.host'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == []

@@ -18,18 +18,17 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
-demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
+demo: .venv/.runtime ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
 	@.venv/bin/python scripts/demo.py
 
 test: .venv/.stamp test-packages ## what a change must pass: units, and a core with a real Slurm and systemd; minutes
-	@scripts/unit_others.sh
-	@echo "test: what is not wide"
+	@echo "test: all tests that are not wide"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
 	@$(AS_ROOT) $(PYTEST) -rs
 
 test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm there is; one that failed only beside the others fails
 	@echo "test-all: the random examples are those of SEED=$(EXAMPLES)"
-	@scripts/unit_others.sh --all $(FURTHER)
+	@scripts/unit_others.sh $(FURTHER)
 	@echo "test-all: all tests"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
 	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red $(FURTHER)
@@ -55,7 +54,7 @@ coverage: .venv/.stamp ## branch coverage of each check by the unit tests; one b
 unit-all: unit unit-others ## the unit tests on each Python from 3.10 to 3.13 that this machine has
 
 unit-others: .venv/.stamp
-	@scripts/unit_others.sh --all
+	@scripts/unit_others.sh
 
 e2e: .venv/.stamp test-packages ## the end-to-end tests alone
 	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' tests/e2e
@@ -113,3 +112,7 @@ clean: ## remove everything that was built here; the system packages and /var/ca
 
 .venv/.stamp: pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh venv
+
+# Without the tools for development, which take three times as long to install.
+.venv/.runtime: pyproject.toml constraints.txt scripts/setup.sh
+	@scripts/setup.sh venv-runtime

@@ -2,6 +2,7 @@
 # What healthd needs to be tried, tested and built, on Debian 12 and Ubuntu 22.04/24.04. Each step does nothing if
 # nothing is missing: no apt, no network.
 #   scripts/setup.sh venv           .venv with healthd and its tools, and the system packages to build it
+#   scripts/setup.sh venv-runtime   .venv with healthd alone, for the demo
 #   scripts/setup.sh test-packages  what the end-to-end tests run: a real Slurm, systemd in a container, a browser, gcc
 #   scripts/setup.sh interpreters   print "3.X PATH" for each Python that healthd supports and this machine has
 #   scripts/setup.sh make           make itself
@@ -111,27 +112,31 @@ java_package() { # print the OpenJDK of the distribution that Spark 4 runs on
   echo default-jre-headless # apt has no lists yet
 }
 
-make_venv() { # DIRECTORY PYTHON EXTRAS
+make_venv() { # DIRECTORY PYTHON PROJECT STAMP...: install PROJECT (".[dev]") into DIRECTORY, then make the stamps
   local log
   log=$(mktemp)
   if ! "$1/bin/python" -c pass 2>/dev/null; then # absent, or its interpreter is gone
     say "making $1 with $2"
     "$2" -m venv --clear "$1"
   fi
-  say "installing healthd and its tools into $1"
-  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$3]" >"$log" 2>&1 </dev/null; then
+  say "installing $3 into $1"
+  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e "$3" >"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
     die "pip install failed; its whole output is in $log"
   fi
   rm -f "$log"
-  touch "$1/.stamp"
+  touch "${@:4}"
 }
 
 case ${1:-} in
   venv)
     need "${BUILD_PACKAGES[@]}"
     python=$(choose)
-    make_venv .venv "$python" dev,docs,fleet,failslow,web ;;
+    make_venv .venv "$python" ".[dev,docs,fleet,failslow,web]" .venv/.runtime .venv/.stamp ;;
+  venv-runtime)
+    need "${BUILD_PACKAGES[@]}"
+    python=$(choose)
+    make_venv .venv "$python" . .venv/.runtime ;;
   make) need make ;;
   java) need "$(java_package)" ;;
   test-packages) need "${TEST_PACKAGES[@]}" ;;
@@ -140,6 +145,6 @@ case ${1:-} in
     need "${BUILD_PACKAGES[@]}"
     python=$(interpreters | awk -v wanted="${1#venv-}" '$1 == wanted { print $2 }')
     [ -n "$python" ] || die "no usable Python ${1#venv-} on this machine"
-    make_venv ".$1" "$python" dev ;;
-  *) sed -n '4,9s/^# *//p' "$0" >&2; exit 64 ;;
+    make_venv ".$1" "$python" ".[dev]" ".$1/.stamp" ;;
+  *) sed -n '4,10s/^# *//p' "$0" >&2; exit 64 ;;
 esac

@@ -1,10 +1,8 @@
 #!/bin/bash
-# The unit tests on other supported Pythons of this machine than that of .venv, side by side.
-#   scripts/unit_others.sh        the oldest and the newest; but no wide tests, and none of a table in tests/conftest.py
-#   scripts/unit_others.sh --all [OPTION...]
-#                                 each, all tests, with options of pytest; one that failed only beside the others fails
-# What is of the repository and not of a version of Python is left to .venv (marked one_python), and so are most random
-# examples.
+# Run the unit tests on each supported Python of this machine except that of .venv, side by side.
+#   scripts/unit_others.sh [PYTEST OPTION...]
+# Tests that do not depend on the version of Python (marked one_python) run in .venv only, and most random examples too.
+# A test that failed only beside the others fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,12 +18,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
 mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
-if [ "${1:-}" = --all ]; then
-  options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "${@:2}")
-else
-  options=(-n "$(nproc)" -m 'not long and not gpu and not one_python and not wide and not own_python')
-  [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
-fi
+options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "$@")
 running=()
 for version in "${versions[@]}"; do
   [ ".venv-$version/.stamp" -nt pyproject.toml ] && [ ".venv-$version/.stamp" -nt constraints.txt ] ||

@@ -135,58 +135,6 @@ CORE = {
     ),
     "packaging/test_wheel.py": ("test_each_package_of_the_tree_is_told_to_setuptools",),
 }
-# What on the oldest and the newest Python only `make test-all` runs: files whose tests start programs, Pythons mostly;
-# those of the centre, which are DuckDB's work and not Python's; and thousands of rows of tables of codes, lines and
-# modules.
-OWN_PYTHON = (
-    "agent/conditions/test_save_order.py",
-    "agent/kernel_log/rules/test_nvidia.py",
-    "agent/recording/test_recording.py",
-    "agent/settings/test_contract.py",
-    "agent/settings/test_registry.py",
-    "agent/scheduler/test_before_resume.py",
-    "agent/scheduler/test_delivery.py",
-    "agent/scheduler/test_one_round.py",
-    "agent/scheduler/test_worker_queue.py",
-    "agent/slurm/test_fleet_limit.py",
-    "agent/test_daemon_guards.py",
-    "agent/worker/test_client.py",
-    "agent/worker/test_forked.py",
-    "bench/test_bench_programs.py",
-    "bench/test_made_history.py",
-    "checks/test_exec.py",
-    "checks/test_gpu_xid.py",
-    "checks/test_sxid.py",
-    "cli/test_cli.py",
-    "cli/test_events.py",
-    "cli/test_explain.py",
-    "cli/test_hook.py",
-    "cli/test_prolog_validation.py",
-    "development/test_design.py",
-    "development/test_golden_decisions.py",
-    "development/test_import_budget.py",
-    "development/test_run_tests.py",
-    "development/test_spark_engines.py",
-    "docs/test_failslow_docs.py",
-    "docs/test_fleet_answers_docs.py",
-    "docs/test_fleet_limit_figure.py",
-    "docs/test_man.py",
-    "docs/test_readme.py",
-    "docs/test_writing_a_check.py",
-    "failslow/test_failslow_evidence.py",
-    "failslow/test_report.py",
-    "failslow/test_svg.py",
-    "fleet/",
-    "host/test_child_process.py",
-    "host/test_oom.py",
-    "host/test_program.py",
-    "nvidia/test_nvml.py",
-    "nvidia/test_nvml_binding.py",
-    "nvidia/test_nvml_rounds.py",
-    "packaging/test_fleet_not_on_nodes.py",
-    "scan/",
-)
-
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OURS = ("tests", "bench", "scripts", "examples")
@@ -250,8 +198,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_wide(item.nodeid):
             item.add_marker("wide")
-        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).as_posix().startswith(OWN_PYTHON):
-            item.add_marker("own_python")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

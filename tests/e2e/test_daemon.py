@@ -629,7 +629,7 @@ def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_set
 
 def test_a_reload_that_fails_as_nobody_thought_of_keeps_the_old_settings_and_says_where(directory: Path) -> None:
     # In the daemon only: what ends the process of the trial before it is refused with a sentence.
-    odd = "import sys\n\n\ndef validate(config):\n    if not sys.argv[0].endswith('trial.py'):\n"
+    odd = "import sys\n\n\ndef validate(config):\n    if not sys.argv[0].endswith('settings/__main__.py'):\n"
     odd += "        raise KeyboardInterrupt('as if by hand')"
     checks = directory / "checks"
     checks.mkdir(mode=0o755)

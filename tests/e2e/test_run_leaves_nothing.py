@@ -23,7 +23,7 @@ RUN_TESTS = E2E.parents[1] / "scripts" / "run_tests.py"
 
 CONFTEST = f"""
 import sys
-sys.path[:0] = {[str(E2E), str(E2E.parent), str(E2E.parents[1])]!r}
+sys.path[:0] = {[str(E2E), str(E2E.parent / "support"), str(E2E.parents[1])]!r}
 pytest_plugins = ["alone", "started"]
 """
 # What tests here begin, without what would end it when they are killed.

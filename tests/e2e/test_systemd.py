@@ -13,6 +13,7 @@ from frozen import FrozenFilesystem, in_d_state, wait_for_d_state
 from systemd_container import CHECKOUT, ContainerError, SystemdContainer, clean_up
 from waiting import until
 
+E2E = Path(__file__).parent
 UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 
 SERVICE = """
@@ -65,7 +66,7 @@ def test_a_command_that_fails_says_so_with_its_output(box: SystemdContainer) -> 
 
 def test_a_killed_test_leaves_no_container_running() -> None:
     program = (
-        f"import sys, time; sys.path += {list(map(str, Path(__file__).parents[:2]))}\n"
+        f"import sys, time; sys.path += {[str(E2E), str(E2E.parent / 'support')]}\n"
         "from systemd_container import SystemdContainer\n"
         "box = SystemdContainer().__enter__()\n"
         "print(box.leader, box.directory, *box.cgroups, flush=True); time.sleep(60)"

@@ -60,7 +60,7 @@ def test_what_pyproject_asks_for_has_a_pin_that_satisfies_it(wish: str, python: 
 
 
 def test_an_environment_has_no_extra_that_has_no_pins() -> None:
-    made = re.findall(r"make_venv \S+ \S+ (\S+)", (ROOT / "scripts/setup.sh").read_text())
+    made = re.findall(r"make_venv \S+ \S+ \"\.\[(\S+)\]\"", (ROOT / "scripts/setup.sh").read_text())
     assert {extra for extras in made for extra in extras.split(",")} <= {*PROJECT["optional-dependencies"]} - {"spark"}
     assert len(made) == 2
 

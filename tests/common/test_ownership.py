@@ -174,7 +174,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         pass
     replace_file(str(tmp_path / "file"), "x")
     ownership.program("/bin/sh")
-    assert count() == before
+    assert count() <= before
 
 
 def acl(user: int, rights: int) -> bytes:

@@ -184,11 +184,13 @@ def test_at_the_end_of_its_time_a_run_names_the_tests_that_were_running_and_leav
     note = tmp_path / "note"
     process = start(project(tmp_path, test_a=HANGS.format(note=str(note))), "-n", "2")
     until(note.exists, "the test hangs")
+    pid, folder = note.read_text().split()
+    # xdist reports the end of the other test later than this one hangs.
+    until(lambda: "-test_a.py::test_quick\n" in Path(folder, "running").read_text(), "the other test has ended")
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert "run_tests: ended; running were: test_a.py::test_hangs\n" in printed
-    pid, folder = note.read_text().split()
     assert (lives(pid), Path(folder).exists()) == (False, False)
 
 

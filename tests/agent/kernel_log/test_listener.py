@@ -95,7 +95,7 @@ def test_a_directory_is_no_log_and_trying_it_leaves_nothing_open(tmp_path: Path)
         clock.now += RETRY_SECONDS[-1]
         assert (log.read(), log.status.alive) == ([], False)
     assert log.status.trouble == f"{tmp_path}: it is no file to follow"
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
 def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_counted(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     log.read()
     log.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # --- what the ring buffer lost

@@ -573,7 +573,7 @@ def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
         stream.close()
     ranks.step()
     assert len(ranks.left) == 16
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_rank_that_calls_itself_as_another_is_a_series_of_its_own(ranks):

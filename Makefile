@@ -13,7 +13,7 @@ FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package pins clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package pins clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -74,6 +74,10 @@ test-spark: ## the fleet's questions on DuckDB and on Spark, which it sets up: 6
 
 fuzz: .venv/.stamp ## four minutes of hostile inputs for every boundary; make test has a short form
 	@PYTHONPATH=.:tests/support .venv/bin/python -m tests.fuzz
+
+# JOBS=4 tests four mutants at a time. The results of a commit are kept in build/: a run that was stopped goes on.
+mutants: .venv/.stamp ## faults put into the decisions, one at a time: the tests must still notice each; an hour
+	@.venv/bin/python scripts/mutants.py run --jobs $(or $(JOBS),2) --out build/mutants-$$(git describe --always --dirty).json
 
 # NHC=DIR is a checkout of github.com/mej/nhc, NODE_EXPORTER=PROGRAM Prometheus' own, if it is not in the PATH.
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table; NHC=DIR: beside it

@@ -1,0 +1,145 @@
+"""The list of mutants (scripts/mutants.py) fits the source: after a rename or a move it must be adapted."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def mutants() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mutants_script", ROOT / "scripts/mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants_script"] = module  # where dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+SOURCE = '''
+class Gauge:
+    def level(self, value, low=1):
+        """1 < 2"""
+        if value < low and not value == 7:
+            return "low"
+        return max(value, low)
+
+
+def first(items):
+    for item in items:
+        if item:
+            continue
+        if item is None:
+            continue
+    return items
+'''
+
+
+def mutant(mutants, function, line, mutated, occurrence=0):
+    return mutants.Mutant("x", "slurm", "chosen", "gauge.py", function, line, mutated, occurrence)
+
+
+def test_verify_finds_each_mutant_of_the_list_in_the_source(mutants):
+    assert mutants.verify(mutants.read(mutants.LIST), ROOT) == []
+
+
+def test_list_has_25_mutants_of_each_area_and_half_are_chosen_with_their_harm(mutants):
+    stored = mutants.read(mutants.LIST)
+    assert Counter(m.area for m in stored) == dict.fromkeys(mutants.AREAS, 25)
+    chosen = [m for m in stored if m.kind == mutants.CHOSEN]
+    assert len(chosen) == 50
+    assert all(m.harm for m in chosen)
+
+
+def test_list_says_of_each_result_what_ran(mutants):
+    for m in mutants.read(mutants.LIST):
+        assert m.result in ("", "killed", "survived")
+        assert bool(m.tests) == bool(m.result)
+
+
+def test_applied_replaces_one_line_and_keeps_its_indentation(mutants):
+    changed = mutants.applied(mutant(mutants, "first", "continue", "break", 2), SOURCE)
+    assert changed == SOURCE.replace("is None:\n            continue", "is None:\n            break")
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "mutated", "occurrence"),
+    [
+        ("Gauge.width", "return items", "return None", 0),  # no such function
+        ("first", 'return "low"', "return None", 0),  # in another function
+        ("first", "continue", "break", 0),  # twice
+        ("first", "continue", "break", 3),
+        ("first", "return items", "return (items)", 0),  # no change
+        ("first", "return items", "return items)", 0),  # no Python
+    ],
+)
+def test_applied_refuses_what_does_not_fit(mutants, function, line, mutated, occurrence):
+    with pytest.raises(mutants.NotApplicable):
+        mutants.applied(mutant(mutants, function, line, mutated, occurrence), SOURCE)
+
+
+def test_edits_change_logic_and_no_text(mutants):
+    found = {
+        mutants.mutant_of("gauge.py", name, SOURCE, edit).mutated
+        for name, function in mutants.functions(ast.parse(SOURCE))
+        for edit in mutants.edits(function, SOURCE.encode().split(b"\n"))
+    }
+    assert found == {
+        "if value <= low and not value == 7:",
+        "if value < low or not value == 7:",
+        "if value < low and value == 7:",
+        "if value < low and not value != 7:",
+        "if value < low and not value == 8:",
+        "if not (value < low and not value == 7):",
+        'return "low_"',
+        "return None",
+        "return min(value, low)",
+        "break",
+        "if not (item):",
+        "if item is not None:",
+    }
+
+
+def test_draw_gives_the_same_mutants_for_the_same_seed(mutants, monkeypatch, tmp_path):
+    (tmp_path / "gauge").mkdir()
+    (tmp_path / "gauge/gauge.py").write_text(SOURCE)
+    monkeypatch.setattr(mutants, "AREAS", {"gauge": ("gauge", 2)})
+    drawn = mutants.draw(1, tmp_path)
+    assert drawn == mutants.draw(1, tmp_path)
+    assert {m.function for m in drawn} == {"Gauge.level", "first"}
+    assert [m for m in drawn if mutants.applied(m, SOURCE) == SOURCE] == []
+
+
+def test_choices_begin_with_the_tests_that_execute_the_function(mutants, tmp_path):
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "gauge.py").write_text(SOURCE)
+    texts = {
+        "test_a.py": "",
+        "test_b.py": "from healthd.slurm import gauge",
+        "test_gauge.py": "",
+        "test_c.py": 'run([python, "-m", "healthd", "check"])',
+        "test_d.py": "import json",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    executed = {"test_a.py": frozenset({"healthd/slurm/gauge.py:3"}), "test_d.py": frozenset({"gauge.py:11"})}
+    tests = {f"tests/{name}::test_it": mutants.Test(0.1, executed.get(name, frozenset())) for name in texts}
+    (tmp_path / "healthd/slurm").mkdir(parents=True)
+    (tmp_path / "healthd/slurm/gauge.py").write_text(SOURCE)
+    in_level = mutants.Mutant("x", "slurm", "chosen", "healthd/slurm/gauge.py", "Gauge.level", "", "")
+    assert [*mutants.choices(in_level, tmp_path, tests)] == [
+        ["tests/test_a.py::test_it"],
+        ["tests/test_b.py::test_it", "tests/test_gauge.py::test_it", "tests/test_c.py::test_it"],
+    ]

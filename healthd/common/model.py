@@ -70,6 +70,19 @@ class Clears(enum.Enum):
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
 
 
+class Ending(enum.Enum):
+    """How a condition ended. `Clears` is what a condition waits for; a condition may also end in another way."""
+
+    PASS = "pass"  # clean runs of its check
+    WINDOW = "window"  # nothing new in its window
+    RESET = "reset"  # evidence of a reset of the part (a check's `Repair`)
+    REBOOT = "reboot"  # another boot id, or evidence of a reboot
+    REPAIRED = "repaired"  # `healthd repaired`
+    RECOVERED = "recovered"  # a kernel line reports that the fault is over
+    RENAMED = "renamed"  # the part got another name, and a condition of that name replaces this one
+    UNCHECKED = "unchecked"  # its check no longer runs: not configured, or only on an idle node
+
+
 class Remedy(enum.Enum):
     """What an engineer does about a condition (its commands: agent/reporting/next_steps.py)."""
 
@@ -413,6 +426,7 @@ class Condition:
     history          it rests only on lines that the log held before healthd's first start
     observed         it rests only on lines of a source that can be forged: it never drains and holds no resume
     boot_id          the boot in which it was last seen
+    ending           how it ended (None: it did not); `cleared_by` is the same as text, with user or evidence
     job              Slurm job at the source, if known
     slowness         how slow, as the last sight had it; None: it is no slowness that was measured
     """
@@ -444,6 +458,7 @@ class Condition:
     critical_at: float = 0.0
     cleared_at: float = 0.0
     cleared_by: str = ""
+    ending: Ending | None = None
     clean_runs: int = 0
     quiet_seconds: float = 0.0
     repaired: bool = False

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, KernelEvent, Severity
+from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, Ending, KernelEvent, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
@@ -48,8 +48,10 @@ def opened(condition: Condition, now: float) -> Condition:
     )
 
 
-def ended(condition: Condition, by: str, now: float) -> Condition:
-    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by)
+def ended(condition: Condition, ending: Ending, now: float, text: str | None = None) -> Condition:
+    """Return the condition as cleared. `text` is for people and decides nothing; by default the ending's value."""
+    by = ending.value if text is None else text
+    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by, ending=ending)
 
 
 def found_severity(condition: Condition) -> Severity:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 Fields: TypeAlias = "Mapping[str, Fields | None]"
 Place: TypeAlias = "tuple[str | int, ...]"
 
-_CONDITION: Fields = {"observed": None, "slowness": None}
+_CONDITION: Fields = {"observed": None, "slowness": None, "ending": None}
 # Of what may be many, and changes one at a time.
 MANY: Mapping[str, Fields] = {"conditions": _CONDITION, "cleared": _CONDITION, "events": {"observed": None}}
 # What came after the first format; None: the field, whatever is in it. Only fields with a default can be added.

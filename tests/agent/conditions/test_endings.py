@@ -33,6 +33,7 @@ from healthd.common.model import (
     Severity,
 )
 
+
 @pytest.mark.parametrize(
     ("node", "ending", "text"),
     [

@@ -1,9 +1,14 @@
+import dataclasses
+import json
+
 import pytest
 from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import DATA, events
 
-from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, newest_of_each
+from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, is_detail, newest_of_each, varying_fields
+from healthd.agent.kernel_log.parse import RULES
 from healthd.common.model import KernelEvent
 
 
@@ -33,6 +38,43 @@ def test_different_faults_are_never_one_event():
 
 def test_what_varies_between_lines_of_one_fault_does_not_part_them():
     assert coalesce(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
+
+
+TEXTS = [
+    *(
+        json.loads(row)["text"]
+        for file in DATA.parent.glob("*_lines*.jsonl")
+        for row in file.read_text("utf-8").splitlines()
+    ),
+    "nvidia 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0019 address=0xfee00000 flags=0x0020]",
+    "{1}[Hardware Error]:   error_type: 14, scrub uncorrected error",
+]
+CAPTURED = [event for text in TEXTS for event in events(text)]
+
+
+def test_rules_declare_only_varying_fields_that_events_of_their_kind_have():
+    seen = {(event.kind, name) for event in CAPTURED for name, _ in event.fields}
+    assert {(rule.kind, name) for rule in RULES for name in rule.varies} <= seen
+
+
+def test_each_field_of_a_captured_line_identifies_the_fault_unless_its_kind_declares_that_it_varies():
+    compared = set()
+    for event in CAPTURED:
+        for place, (name, value) in enumerate(event.fields):
+            fields = (*event.fields[:place], (name, value + "0"), *event.fields[place + 1 :])
+            other = dataclasses.replace(event, fields=fields)
+            if name == "record" or is_detail(event) != is_detail(other):  # each record is a fault of its own
+                continue
+            is_one_fault = coalesce(event, other) is not None
+            assert is_one_fault == (name in varying_fields(event.kind)), (event, name)
+            compared.add(is_one_fault)
+    assert compared == {True, False}
+
+
+def test_a_field_varies_only_for_the_kinds_that_declare_it():
+    assert coalesce(aer("corrected", driver="nvme"), aer("corrected", driver="pcieport")) is not None
+    assert coalesce(xid(driver="nvme"), xid(driver="pcieport")) is None
+    assert coalesce(aer("x", kind="site", severity="info"), aer("x", kind="site", severity="warning")) is None
 
 
 def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):

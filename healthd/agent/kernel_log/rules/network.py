@@ -347,7 +347,7 @@ def _mlx4(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5),
+    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5, varies=("status", "cqn", "leaks")),
     Rule("mlx5", ("link status definitely down", "link status down"), _BOND_MEMBER, _bond_member),
     Rule("mlx5", ("running without any active interface",), _BOND, _bond),
     Rule(
@@ -384,6 +384,7 @@ RULES = (
         ),
         _EFA,
         _efa,
+        varies=("leaks",),
     ),
     # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),

@@ -30,7 +30,7 @@ PURE_OF = {
         "affected_jobs events flapping fleet_limit foreign_reasons gres_conf log_lines node_gpus policy reconcile"
     ),
     "agent.worker": "requests unchanged",
-    "common": "codec duration errors history model mountinfo page paths text",
+    "common": "codec duration errors history model moments mountinfo page paths text",
     "common.slurm": (
         "admin_comment builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
     ),

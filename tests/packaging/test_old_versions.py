@@ -102,7 +102,7 @@ def test_what_it_did_not_know_counts_no_longer_when_it_changed_anything(tmp_path
     found = ledger_codec.decode(through_the_old_one(ledger_codec.encode(ledger), tmp_path, "changed"), "x")
     assert (found.whole_gpus, found.slurm.drained_at, found.conditions[0].observed) == ((), 0.0, False)
     kept = [
-        dataclasses.replace(each, observed=True, slowness=known.slowness)
+        dataclasses.replace(each, observed=True, slowness=known.slowness, ending=known.ending)
         for each, known in zip(found.conditions, ledger.conditions, strict=True)
     ]
     assert (tuple(kept), found.pause, found.slurm.reason) == (ledger.conditions, ledger.pause, ledger.slurm.reason)

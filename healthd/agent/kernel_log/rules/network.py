@@ -384,7 +384,6 @@ RULES = (
         ),
         _EFA,
         _efa,
-        varies=("leaks",),
     ),
     # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),

@@ -26,9 +26,7 @@ PURE_OF = {
     "agent.reporting": "endings fault_course next_steps render troubles",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
-    "agent.slurm": (
-        "affected_jobs events flapping fleet_limit foreign_reasons gres_conf log_lines node_gpus policy reconcile"
-    ),
+    "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
     "agent.worker": "requests unchanged",
     "common": "codec duration errors history model mountinfo page paths text",
     "common.slurm": (

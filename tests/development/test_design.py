@@ -48,7 +48,7 @@ PURE_OF = {
         "candidates continuation coupled_events events findings lines literals messages piece_result "
         "prefixes quoted table unrecognised"
     ),
-    "validation": "assessment carry_over document history measurement passes reservation text transfers",
+    "validation": "assessment document history measurement passes reservation text transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}
@@ -118,8 +118,8 @@ LAZY = {
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
     "numpy": (
-        {"fleet.*", "failslow.detect_many", "failslow.prescreen", "validation.tools.cpu_program"},
-        {"fleet.*", "failslow.detect_many", "failslow.prescreen"},
+        {"fleet.*", "failslow.detect_many", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),

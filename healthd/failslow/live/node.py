@@ -159,7 +159,7 @@ class Readings:
         self._kept.append(self.read())
 
     def evidence(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[Said, ...]:
-        """Return what changed since the onset (epoch seconds). Readings newer than the last one are ignored, because the
+        """Return what changed since the onset (epoch seconds). Readings newer than the last one are ignored: the
         clock was set back."""
         if now >= self._fresh_until:
             self._take(now)

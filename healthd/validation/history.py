@@ -1,24 +1,19 @@
-"""What earlier validations of this node measured: STATE_DIR/validations.jsonl, a line a value that was fine.
+"""Earlier validations of this node: the values they measured, and the faults that a new one did not test again. Pure.
 
-A slow value is not kept: else a part that stays slow would become its own measure. The newest `MOST_EACH` of each test,
-part and tool are kept; another version of a tool begins anew.
+STATE_DIR/validations.jsonl has one line for each good value. Slow values are not recorded, or a part that stays slow
+would be compared with itself. Only the newest `MOST_EACH` values of each test, part and tool are kept. A new version of
+a tool starts a new history.
 """
 
-# XXDOC """What an earlier validation found stands until a later one has looked at it again. Pure.
-# XXDOC 
-# XXDOC One that was stopped, or that measures only some things, replaces the document of the whole: a GPU that had failed would
-# XXDOC be well by that.
-# XXDOC """
 from __future__ import annotations
+
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
 from healthd.common.text import printable
 from healthd.validation.assessment import Key
-from healthd.validation.document import Result
-from collections.abc import Collection
 from healthd.validation.document import Result, Validation
-
 
 FILE = "validations.jsonl"
 MOST_EACH = 10
@@ -29,7 +24,7 @@ Past = dict[Key, list[float]]
 
 
 def parse(text: str) -> Past:
-    """Oldest first. A line that is none is passed over: what it held is measured again."""
+    """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
     past: Past = {}
     for line in text.splitlines()[-MOST_LINES:]:
         try:
@@ -49,7 +44,7 @@ def parse(text: str) -> Past:
 
 
 def with_new(past: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> Past:
-    """The same with what is fine of a validation that went to its end."""
+    """Return the history with the good values of a completed validation added."""
     new = {key: list(values) for key, values in past.items()}
     for one in results:
         if one.verdict == "ok" and one.value is not None and one.value > 0:
@@ -66,13 +61,18 @@ def as_text(past: Mapping[Key, Sequence[float]]) -> str:
     return "".join(f"{line}\n" for line in lines[-MOST_LINES:])
 
 
+# --- faults that were found earlier
+
 BAD = ("failed", "slow")
 LOOKED = ("ok", *BAD)
 
 
 def with_unanswered(new: Validation, before: Validation | None) -> Validation:
-    """`new`, with what `before` found bad and nobody looked at again. A part that is no longer there, while the same
-    test went to its end on others, is gone with what was found of it."""
+    """Return `new` with the bad results of `before` that it did not test again.
+
+    A stopped or partial validation replaces the whole document, and a failed GPU would otherwise appear healthy. The
+    results of a part are dropped if the same test completed on other parts and this part no longer exists.
+    """
     if before is None:
         return new
     looked = {(one.test, one.part) for one in new.results if one.verdict in LOOKED}

@@ -343,7 +343,3 @@ SOURCE = Source(
     ingest,
     runs=True,
 )
-
-
-if TYPE_CHECKING:
-    from healthd.fleet.step import Step

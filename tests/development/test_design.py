@@ -37,7 +37,7 @@ PURE_OF = {
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
         "period report slow_groups slow_nodes steps stream suspects times windows"
     ),
-    "failslow.live": ("budget datagram document evidence iterations jobs node_reading period series settings suspect"),
+    "failslow.live": ("budget datagram document evidence iterations jobs node_reading series settings suspect"),
     "failslow.mitigation": "advice micro_batches planner replay stages",
     "failslow.readers": "clean columns",
     "fleet": "lint table tables unreadable",

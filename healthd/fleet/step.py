@@ -1,40 +1,39 @@
-"""One step of an ingest: rows are staged, then all tables are committed together."""
+"""One step of an ingest: rows are staged, merged into the months of their tables, and all committed together.
 
-# XXDOC """What is staged of one table, into its months.
-# XXDOC 
-# XXDOC Which of two rows stays is defined by the table (tables.py): a row that knows more goes before one that knows less, then
-# XXDOC a staged row before one that is there. Of two that were staged together it is the one with the later end (the larger
-# XXDOC values of `prefer`), then the larger row, so that their order changes nothing.
-# XXDOC """
+The table (tables.py) defines which of two versions of a row stays: the one that knows more, else a staged row before a
+stored one. Of two staged rows the one with the later end stays (the larger values of `prefer`), then the larger row, so
+that their order does not matter.
+"""
+
 from __future__ import annotations
+
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
+
 import duckdb
-from healthd.fleet.manifest import Manifest, StoreError
+
+from healthd.fleet import prune
+from healthd.fleet.manifest import File, Manifest, StoreError
 from healthd.fleet.prune import ENDS
 from healthd.fleet.staging_text import Value as Value
 from healthd.fleet.staging_text import field
-from healthd.fleet.store import Store, explained, literal, quoted, select
-from healthd.fleet.tables import TABLES
+from healthd.fleet.store import ALL, UNKNOWN, Store, explained, literal, quoted, select
+from healthd.fleet.tables import TABLES, Table
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS
-from collections.abc import Callable, Iterable
-from healthd.fleet import prune
-from healthd.fleet.manifest import File
-from healthd.fleet.store import ALL, UNKNOWN, Store, literal, quoted, select
-from healthd.fleet.tables import Table
 
-
-MOST_TIME = 4102444799  # the end of 2099: a time beyond it is none
-SECONDS = "month_seconds"  # of a staged row: what its month is taken from, -1 for none
-RANK = "merge_rank"  # how much a row knows; the lowest bit: it is staged
+MOST_TIME = 4102444799  # the end of 2099: a later time is invalid
+SECONDS = "month_seconds"  # column of a staged row: the time that gives its month, -1 for none
+RANK = "merge_rank"  # one bit for each column of `prefer` that has a value; the lowest bit: it is staged
 
 Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
 
 class Merge:
+    """The merge of one table's staged rows into its months."""
+
     def __init__(self, store: Store, execute: Execute, table: Table, staged: str) -> None:
         self.store = store
         self.execute = execute
@@ -47,7 +46,7 @@ class Merge:
         self.moved = False
 
     def months(self) -> dict[str, File | None]:
-        """Month -> its new file; of months that nothing touches nothing is said."""
+        """Write the months that change. Returns month -> new file, or None if no rows are left."""
         if gone := prune.gone(self.table, self.store.manifest.pruned_before):
             self.execute(f"DELETE FROM {self.staged} WHERE {gone}")
         left = self._settle_months() if self.moves else []
@@ -78,9 +77,11 @@ class Merge:
         return " AND ".join(f"{one}.{name} IS NOT DISTINCT FROM {other}.{name}" for name in names)
 
     def _settle_months(self) -> list[str]:
-        """A key that has come to another month (a corrected time zone) is one thing all the same: only its best rows
-        stay staged. Returns the months that it left. Of the live months only the keys are read, and by Parquet's own
-        statistics only where they can be."""
+        """Keep only the best rows of keys that moved to another month, such as after a corrected time zone.
+
+        Returns the months that they left. Of the stored months only the keys are read; Parquet's statistics limit that
+        to row groups that may have them.
+        """
         both = f"SELECT {self.key}, {SECONDS}, {self._rank(1)} FROM {self.staged}"
         if live := self.store.manifest.files(self.table.name):
             seconds = f"coalesce({quoted(self.table.month_of)}, -1)"
@@ -107,7 +108,7 @@ class Merge:
         return self._ask("SELECT DISTINCT unnest(left_months) FROM moved WHERE best[1] % 2 = 1")
 
     def _write(self, month: str) -> File | None:
-        """The month's rows, old and staged, sorted by what names them."""
+        """Write the month's rows, stored and staged, sorted by their key."""
         path = self.store.path(self.table.name, month)
         count = self._ask(
             f"COPY (SELECT {self.columns} FROM ({self._best(self._both(month))}) ORDER BY {self.one}) "
@@ -126,7 +127,7 @@ class Merge:
         return f"{old} UNION ALL {new} WHERE {self._month(SECONDS)} = {literal(month)}"
 
     def _best(self, both: str) -> str:
-        """Of each thing the rows that stay. Most things have one version, and those need not be compared."""
+        """Return a query for the rows that stay. Most keys have one version only and are not compared."""
         prefer = [quoted(name) for name in self.table.prefer]
         ones = f"SELECT {', '.join([self.one, *prefer, RANK])} FROM ({both})"
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
@@ -152,7 +153,7 @@ def _names(columns: Iterable[str]) -> str:
 
 
 class Step:
-    """What was staged until now. Any error leaves the store as it was."""
+    """The rows staged so far. After an error the store is unchanged."""
 
     def __init__(self, store: Store, source: str = "") -> None:
         self.store = store

@@ -333,7 +333,7 @@ class Worker:
 
     def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> dict[str, Any]:
         """The name of the cluster, as Slurm's settings on this node have it."""
-        from healthd.common.slurm.cluster_name import cluster_name
+        from healthd.common.slurm.slurm_conf import cluster_name
 
         return {"cluster": cluster_name(self.setup.root)}
 

@@ -15,7 +15,7 @@ from healthd.events.sequence import Runs
 from healthd.fleet.ingest import Asked, Came, ingest
 from healthd.fleet.sources import calls as programs
 from healthd.fleet.sources import sacct
-from healthd.fleet.sources.sacct_calls import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
+from healthd.fleet.sources.sacct import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python

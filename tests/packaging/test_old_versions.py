@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import json
 import shutil
-import subprocess
-import sys
-import types
-import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from machine import Machine
-from old_healthd import OLD, unpack
+from old_healthd import OLD
 
 from healthd.agent.conditions import ledger_codec
-from healthd.agent.conditions.ledger import Ledger
-from healthd.agent.conditions.state_files import LedgerError
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import read_file
 from healthd.agent.settings.effective import effective, settle
@@ -55,74 +47,6 @@ def test_its_ledger_is_read_with_all_that_is_in_it():
     assert found.slurm.reason.startswith("healthd: gpu_xid/79 ")
     assert found.pause
     assert found.pause.why == "driver upgrade"
-
-
-def full(kind: Any) -> Any:
-    """A value in which each field with a default has another one."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        values = {f.name: full(hints[f.name]) for f in dataclasses.fields(kind) if f.name != "version"}
-        assert not [f.name for f in dataclasses.fields(kind) if values.get(f.name) == f.default], kind
-        return kind(**values)
-    if origin in (typing.Union, types.UnionType):
-        return full(next(each for each in args if each is not type(None)))
-    if origin is tuple:
-        return (full(args[0]),) * 2 if args[1:] == (Ellipsis,) else tuple(map(full, args))
-    if origin is dict:
-        return {"a": full(args[1])}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return list(kind)[-1]
-    return {float: 2.5, int: 3, str: "x", bool: True, Any: [4]}[kind]
-
-
-DOWN_AND_UP = """\
-import dataclasses, sys
-from healthd.ledger import decode, encode
-old = decode(sys.stdin.read(), "the ledger")
-if sys.argv[1:]:
-    old = dataclasses.replace(old, trusted_since=old.trusted_since + 1.0)
-print(encode(old))
-"""
-
-
-def through_the_old_one(text: str, folder: Path, *changes: str) -> str:
-    command = [sys.executable, "-c", DOWN_AND_UP, *changes]
-    path = {"PYTHONPATH": str(unpack(folder))}
-    return subprocess.run(command, input=text, env=path, cwd=folder, check=True, capture_output=True, text=True).stdout
-
-
-def test_it_reads_a_ledger_of_today_and_what_it_does_not_know_is_still_there_after_it(tmp_path: Path) -> None:
-    ledger = full(Ledger)
-    assert ledger_codec.decode(through_the_old_one(ledger_codec.encode(ledger), tmp_path), "x") == ledger
-
-
-def test_what_it_did_not_know_counts_no_longer_when_it_changed_anything(tmp_path: Path) -> None:
-    ledger = full(Ledger)
-    found = ledger_codec.decode(through_the_old_one(ledger_codec.encode(ledger), tmp_path, "changed"), "x")
-    assert (found.whole_gpus, found.slurm.drained_at, found.conditions[0].observed) == ((), 0.0, False)
-    kept = [
-        dataclasses.replace(each, observed=True, slowness=known.slowness)
-        for each, known in zip(found.conditions, ledger.conditions, strict=True)
-    ]
-    assert (tuple(kept), found.pause, found.slurm.reason) == (ledger.conditions, ledger.pause, ledger.slurm.reason)
-    assert found.cursors == ledger.cursors
-
-
-@pytest.mark.parametrize(
-    ("newer", "sentence"),
-    [
-        ("7", "cursors.newer_fields: must be a table, got 7"),
-        ('{"of": 1}', "cursors.newer_fields: missing fields"),
-        ('{"of": 2745614147, "fields": [[[], 1]]}', "cursors.newer_fields: names a place that is not there"),
-        ('{"of": 2745614147, "fields": [[["a", "b"], 1]]}', "cursors.newer_fields: names a place that is not there"),
-        ('{"of": 2745614147, "fields": [[["a"], 1]]}', 'top level: unknown setting "a"'),
-    ],
-)
-def test_newer_fields_that_nobody_wrote_are_refused_in_one_sentence(newer: str, sentence: str) -> None:
-    with pytest.raises(LedgerError) as error:
-        ledger_codec.decode(f'{{"cursors": {{"newer_fields": {newer}}}}}', "x")
-    assert str(error.value).startswith(f"x: is not a ledger: {sentence}")
 
 
 def test_its_counters_past_is_read():

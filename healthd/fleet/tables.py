@@ -236,7 +236,7 @@ FAILURES = Table(
 )
 
 # Conditions as Prometheus saw them: from the first to the last scrape that showed one. Shorter ones are missing.
-# `severity` is the worst that a scrape showed; a store of before has one that became worse as two rows.
+# `severity` is the worst that a scrape showed.
 SCRAPED_CONDITIONS = Table(
     "scraped_conditions",
     {

@@ -404,17 +404,10 @@ def test_what_was_read_of_one_tenant_was_not_read_of_another(tmp_path):
             assert asked_times(seen) == [(600, 5940)], tenant
             assert ingest(str(tmp_path / "db"), run, Asked(6600, "c1")).failed == []
             assert asked_times(seen) == [(6000, 6540)], tenant
-        manifest = json.loads((tmp_path / "db" / "manifest.json").read_text())
-        (text,) = {text for name, text in manifest["cursors"].items() if name.endswith(" b")}
-        manifest["cursors"] = {f"prometheus {url}  60": json.dumps(json.loads(text)[:2])}  # of a store of before
-        (tmp_path / "db" / "manifest.json").write_text(json.dumps(manifest))
-        for _ in range(2):
-            assert ingest(str(tmp_path / "db"), run, Asked(7200, "c1")).failed == []
-        assert asked_times(seen) == [(6600, 7140)]
 
 
 @pytest.mark.one_python
-def test_an_earlier_from_adds_what_was_before_and_a_store_of_before_is_read_on(tmp_path):
+def test_an_earlier_from_adds_what_was_before(tmp_path):
     db = tmp_path / "db"
     with serving(always(0)) as (url, seen):
 
@@ -423,10 +416,6 @@ def test_an_earlier_from_adds_what_was_before_and_a_store_of_before_is_read_on(t
             return asked_times(seen)
 
         assert run(6000, from_time=3000) == [(3000, 5940)]
-        manifest = json.loads((db / "manifest.json").read_text())
-        ((name, text),) = manifest["cursors"].items()
-        manifest["cursors"] = {name: json.dumps(json.loads(text)[:2])}
-        (db / "manifest.json").write_text(json.dumps(manifest))
         assert run(6600) == [(6000, 6540)]
         assert run(6600, from_time=3000) == []
         assert run(6660, from_time=600) == [(600, 2940), (6600, 6600)]

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from healthd.common import toml
 from healthd.common.codec import ConvertError, nearest
 from healthd.common.values import dataclass
-from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
-from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask, until_of
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask, until_of
 from healthd.fleet.sources.pieces import tell_unknown
 from healthd.fleet.sources.prometheus_server import Server, ServerError, TooMuch, ask, server
 from healthd.fleet.sources.reading import Reading
@@ -97,9 +96,9 @@ class Scraped:
 
     @staticmethod
     def of_text(text: str) -> tuple[Scraped, str]:
-        """And the stretches that were read; "": a store of before, which did not say."""
-        until, standing, *stretches = json.loads(text)
-        return Scraped(until, dict(map(_span_of, standing))), "".join(stretches)
+        """Return also the text of the stretches that were read."""
+        until, standing, stretches = json.loads(text)
+        return Scraped(until, dict(map(_span_of, standing))), stretches
 
 
 def _span_of(row: list[Any]) -> tuple[Series, Span]:
@@ -296,19 +295,12 @@ def ingest(run: Run, files: list[str]) -> None:
 def _server(run: Run, at: Server, step: int, matchers: str) -> None:
     """All stretches that are to be asked (covered_times.py), counted from the first point to a step behind the last."""
     reading, asked = Reading.of(run, at.url), partial(ask, at)
-    unnamed = f"{at.url} {matchers} {step}"
-    tenant = at.headers.get("X-Scope-OrgID")
-    cursor = f"{unnamed} {tenant}" if tenant else unnamed
+    cursor = f"{at.url} {matchers} {step}"
+    if tenant := at.headers.get("X-Scope-OrgID"):
+        cursor += f" {tenant}"
     text = run.cursor(cursor)
-    took = False
-    if text is None and tenant and (old := run.cursor(unnamed)) and not Scraped.of_text(old)[1]:
-        text, took = old, True  # a store of before did not tell tenants apart: the first one goes on with it
     newest, stretches = Scraped.of_text(text) if text else (None, "")
-    was_read = of_text(stretches)
-    if newest and not stretches:
-        was_read = Runs((begin, min(last, newest.until - 1) + step) for begin, last in of_ingests(run, f"{at.url} "))
-        was_read.add(newest.until, newest.until + step - 1)
-    was_read = not_ahead(run, was_read, at.url)
+    was_read = not_ahead(run, of_text(stretches), at.url)
     if until_of(was_read) is None and run.from_time is None:
         raise IngestError(f"{at.url}: since when is it to be asked? Say --from")
     until = run.now - max(step, SETTLED_SECONDS)
@@ -330,8 +322,6 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
                 one.cursor(cursor, newest.text(text_of(was_read)))
-                if took:
-                    one.cursor(unnamed, None)
             since = state.until + step
 
 

@@ -24,7 +24,7 @@ from healthd.common.text import regex
 from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run
 from healthd.fleet.sources.calls import EPOCH, output
-from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
 from healthd.fleet.sources.job_row import FIELDS, JobRows, NotReadable, Row
 from healthd.fleet.sources.sacct_json import jobs_of
 from healthd.fleet.sources.staged_jobs import staged_jobs
@@ -84,17 +84,9 @@ class _Asking:
         self.cluster = run.cluster or about.get("ClusterName", "")
         # One that is not named is the one whose commands these are.
         self.cursor = f"days of {self.cluster}"
-        self.was_read = self._was_read()
+        self.was_read = not_ahead(run, of_text(run.cursor(self.cursor) or ""), self.cursor)
         # Whether slurmdbd has the scripts: slurm.conf(5).
         self.scripts = "job_script" in about.get("AccountingStoreFlags", "").lower()
-
-    def _was_read(self) -> Runs:
-        run, text = self.run, self.run.cursor(self.cursor)
-        if text is None and run.cursor("days") is not None:  # the cursor of all clusters in a store of before
-            read = of_ingests(run, "day ", self.cluster)
-        else:
-            read = of_text(text or "")
-        return not_ahead(run, read, self.cursor)
 
     def day(self, begin: int) -> None:
         run = self.run

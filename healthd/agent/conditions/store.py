@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import healthd
-from healthd.agent.conditions import bounds, endings, ledger_codec, log_lines, state_files
+from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
 from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.durable_file import rewrite_file
@@ -138,7 +138,6 @@ class Memory:
         if found.boot_id != boot_id:
             self.booted_at = now
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
-        self.set_conditions(bounds.bounded(self.conditions))  # an older healthd may have kept more
         self.change_mode(mode)
         self.change(boot_id=boot_id)
 

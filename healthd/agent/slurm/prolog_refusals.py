@@ -1,7 +1,6 @@
 """When this node's prolog refused jobs because of our verdict, as it wrote down, without asking Slurm.
 
-RUNTIME_DIR/refused holds one line for each refusal, "EPOCH_SECONDS JOB", the last some dozens of them. An older prolog
-only touches the file, so its time counts too.
+RUNTIME_DIR/refused holds one line for each refusal, "EPOCH_SECONDS JOB", the last some dozens of them.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ def told_by_prolog(runtime_dir: str) -> tuple[float, ...]:
     """Epoch seconds; none of a file that is not there, or that others could change."""
     try:
         with ownership.opened(os.path.join(runtime_dir, FILE)) as descriptor:
-            text = os.read(descriptor, MOST_BYTES).decode("ascii", "replace")
-            return (*_times(text), os.fstat(descriptor).st_mtime)
+            return _times(os.read(descriptor, MOST_BYTES).decode("ascii", "replace"))
     except OSError:
         return ()
 

@@ -134,7 +134,6 @@ class Memory:
         self.ledger = found
         known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
         self.say(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
-        self._tell(dataclasses.replace(self.ledger, conditions=()))  # all that the stream does not know of yet
         if found.boot_id != boot_id:
             self.booted_at = now
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))

@@ -464,7 +464,7 @@ class Daemon:
             from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
-                page = render(self.snapshot(), self.settings.metrics.deprecated)
+                page = render(self.snapshot())
                 self.looking.rounds.task(Request.of("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
 
     def say_ready(self) -> None:
@@ -486,7 +486,7 @@ class Daemon:
             from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
-                render(self.snapshot(), metrics.deprecated)
+                render(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         known, looking, hearing, runner = self.memory.ledger, self.looking, self.hearing, self.looking.runner

@@ -158,7 +158,7 @@ class Step:
     def __init__(self, store: Store, source: str = "") -> None:
         self.store = store
         self.source = source
-        self.cursors: dict[str, str | None] = {}
+        self.cursors: dict[str, str] = {}
         self.covered: tuple[int | None, int | None] | None = None
         self.clusters: set[str] = set()
         self._staged: set[str] = set()
@@ -221,8 +221,8 @@ class Step:
         with explained(self.store):
             return self.store.connection.execute(query, list(parameters))
 
-    def cursor(self, name: str, text: str | None) -> None:
-        """How far the source was read, committed with the rows; None forgets it."""
+    def cursor(self, name: str, text: str) -> None:
+        """How far the source was read, committed with the rows."""
         self.cursors[f"{self.source}{name}"] = text
 
     def covers(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
@@ -261,8 +261,7 @@ class Step:
         for name in sorted(self._staged):
             merge = Merge(self.store, self.execute, TABLES[name], self.staged(name))
             manifest = manifest.with_files(name, merge.months())
-        cursors = {**manifest.cursors, **self.cursors}
-        return replace(manifest, cursors={name: text for name, text in sorted(cursors.items()) if text is not None})
+        return replace(manifest, cursors=dict(sorted({**manifest.cursors, **self.cursors}.items())))
 
     def close(self) -> None:
         if self._staged:

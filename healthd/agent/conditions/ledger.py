@@ -46,7 +46,6 @@ class Ledger:
     end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
     events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
     outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
-    A field that is added here, or below, has a default and stands in ledger_file.NEWER_FIELDS: older ones refuse it.
     """
 
     version: int = VERSION

@@ -5,7 +5,7 @@ modulo 1024, so the number of files is bounded and nothing has to remove them. A
 counts as missing. The files are on tmpfs and live as long as the jobs.
 
 RUNTIME_DIR/refused: one line for each job that the prolog refused because of healthd's verdict, "EPOCH_SECONDS JOB".
-The prolog keeps the last lines only. An older prolog only touches the file, so its modification time counts too.
+The prolog keeps the last lines only.
 
 A file that other users could change is not read.
 """
@@ -39,11 +39,9 @@ def of_this_node(inventory: Inventory, whole: tuple[Gpu, ...], runtime_dir: str,
 
 def refusal_times(runtime_dir: str) -> tuple[float, ...]:
     """Return when the prolog refused jobs, in epoch seconds. Empty if the file is missing or untrusted."""
-    text, written_at = _read(os.path.join(runtime_dir, FILE))
-    if not written_at:
-        return ()
+    text, _ = _read(os.path.join(runtime_dir, FILE))
     words = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
-    return (*(float(word) for word in words if is_decimal(word) and len(word) <= 12), written_at)
+    return tuple(float(word) for word in words if is_decimal(word) and len(word) <= 12)
 
 
 def _read(path: str) -> tuple[str, float]:

@@ -30,7 +30,7 @@ from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources import sacct_json
 from healthd.fleet.sources.calls import EPOCH, output
-from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
 from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, CutOff, JobRows, NotReadable, Row
 from healthd.fleet.sources.lines import opened
 from healthd.fleet.sources.pieces import read_together
@@ -172,17 +172,9 @@ class _Asking:
         self.cluster = run.cluster or about.get("ClusterName", "")
         # Without --cluster it is the cluster of the local Slurm commands.
         self.cursor = f"days of {self.cluster}"
-        self.was_read = self._was_read()
+        self.was_read = not_ahead(run, of_text(run.cursor(self.cursor) or ""), self.cursor)
         # True if slurmdbd stores the scripts: slurm.conf(5).
         self.scripts = "job_script" in about.get("AccountingStoreFlags", "").lower()
-
-    def _was_read(self) -> Runs:
-        run, text = self.run, self.run.cursor(self.cursor)
-        if text is None and run.cursor("days") is not None:  # a store with one cursor for all clusters
-            read = of_ingests(run, "day ", self.cluster)
-        else:
-            read = of_text(text or "")
-        return not_ahead(run, read, self.cursor)
 
     def day(self, begin: int) -> None:
         run = self.run

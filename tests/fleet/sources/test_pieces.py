@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -197,10 +196,6 @@ def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earli
     assert capsys.readouterr().err == ""
     assert asked() == [("c1", -61 * hour + 1, 0)], "a clock was ahead: the stretch is read anew"
     assert "a clock was ahead" in capsys.readouterr().err
-    manifest = json.loads((tmp_path / "db" / "manifest.json").read_text())
-    manifest["cursors"] = {"node_states until c1": str(now)}
-    (tmp_path / "db" / "manifest.json").write_text(json.dumps(manifest))
-    assert asked(now + hour) == [("c1", -hour, hour)], "a store of before"
 
 
 @pytest.mark.one_python

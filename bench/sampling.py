@@ -28,10 +28,10 @@ import node_tree  # noqa: E402
 import stub_nvml  # noqa: E402
 from failslow.counters import MAKERS, bursts, noisy  # noqa: E402
 
-from healthd.failslow.live import period as rule  # noqa: E402
+from healthd.failslow.live import iterations as rule  # noqa: E402
 from healthd.failslow.live.counters import GpuCounters, IbPorts  # noqa: E402
-from healthd.failslow.live.exclusive_job import Here, look  # noqa: E402
 from healthd.failslow.live.iterations import Iterations  # noqa: E402
+from healthd.failslow.live.job_gpus import Here, look  # noqa: E402
 from healthd.failslow.live.node import read  # noqa: E402
 from healthd.failslow.live.series import Series  # noqa: E402
 from healthd.failslow.model import Kind  # noqa: E402

@@ -8,26 +8,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONHASHSEED=0
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 work=build-package
 python=$2
-# What serves the metrics page over TLS, where that is an extra of its own.
-healthd=healthd$(grep -q '^web = ' pyproject.toml && echo '[web]' || true)
+healthd='healthd[web]' # with what serves the metrics page over TLS
 
 wheels() {
-  # an older healthd has no such file
-  if [ -e constraints.txt ]; then export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt; fi
+  export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
   "$python" -m venv $work/tools
   # systemd-python is a source package, with a setup.py alone
   $work/tools/bin/python -m pip wheel --quiet --use-pep517 --wheel-dir $work/wheels ".${healthd#healthd}"
 }
 
 completion() { # SHELL FILE
-  local status=0
   mkdir -p "$(dirname "$2")"
-  "$venv/bin/python" "$venv/bin/healthd" completion "$1" >"$2" 2>/dev/null || status=$?
-  case $status in
-    0) ;;
-    64) rm "$2" ;; # an older healthd has no such command
-    *) echo "healthd completion $1 failed" >&2; exit 1 ;;
-  esac
+  "$venv/bin/python" "$venv/bin/healthd" completion "$1" >"$2"
 }
 
 install_into() { # DESTDIR ZSH

@@ -92,11 +92,6 @@ The same for what loses no job tonight: settings that were refused (`reload`), d
 nobody came back to (`drained_long`, `ack`), a disk that takes no events (`stream`), something that warns on all
 nodes (`warning`: perhaps a threshold that is wrong here).
 
-### HealthdTooOld
-
-The node answers, but its healthd is from before these rules: it names its conditions in another way, so no fault of
-that node is told. Upgrade its package and restart it.
-
 ### HealthdNodesGone
 
 The list of nodes of this cluster is empty or cut short, while others go on: look at its file under

@@ -44,7 +44,7 @@ def rows(named: dict[str, tuple[tuple[str, ...], str]]) -> Iterator[str]:
 
 
 def tables() -> str:
-    own = {name: (family.labels, family.help) for name, family in FAMILIES.items()}
+    own = {name: (family.labels, family.text) for name, family in FAMILIES.items()}
     parts = ["### healthd's own\n\n", HEAD, *rows(own), "\n### What the checks read\n\n"]
     parts.append("Where a check finds nothing to read (no such part, no such driver) its series are not there.\n\n")
     for name, check in sorted(registry.built_in().items()):

@@ -52,7 +52,7 @@ from healthd.agent.settings import registry
 from healthd.agent.settings.config import ConfigError, Loaded, Settings, only_observes_kernel_log
 from healthd.agent.settings.configured import Configured
 from healthd.agent.settings.registry import Check
-from healthd.agent.slurm import job_gpus
+from healthd.agent.slurm import prolog_files
 from healthd.agent.slurm.controller import Hand
 from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.slurm.reconcile import ReconcileReport
@@ -172,7 +172,8 @@ class Daemon:
         self.lock = lock(settings.runtime_dir)
         opened.callback(lambda: os.close(self.lock))
         remove_leftovers(settings.runtime_dir)
-        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
+        # The prolog writes into this folder.
+        os.makedirs(os.path.join(settings.runtime_dir, prolog_files.FOLDER), mode=0o755, exist_ok=True)
         self.wakeup = wake_on_signals()
         opened.callback(wake_no_longer, self.wakeup)
         runner.adopt_lost()
@@ -463,7 +464,7 @@ class Daemon:
             from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
-                page = render(self.snapshot(), self.settings.metrics.deprecated)
+                page = render(self.snapshot())
                 self.looking.rounds.task(Request.of("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
 
     def say_ready(self) -> None:
@@ -485,7 +486,7 @@ class Daemon:
             from healthd.agent.metrics.families import render
 
             with guard.at(METRICS):
-                render(self.snapshot(), metrics.deprecated)
+                render(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         known, looking, hearing, runner = self.memory.ledger, self.looking, self.hearing, self.looking.runner

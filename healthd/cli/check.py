@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from healthd.agent.worker.client import Runner
     from healthd.agent.worker.process import Setup
 
+Document = Mapping[str, Any]
+
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
 SLURM_SECONDS = 10.0  # for Slurm's record of this node, as `healthd doctor`
 DAEMON_SECONDS = 2.0  # for the answer of a daemon, or of a file server with the kernel log
+HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
 
 
 # --- check
@@ -53,14 +56,12 @@ def _check(args: argparse.Namespace) -> int:
         runtime_dir = settings.runtime_dir if settings.root == "/" else None
     document = one_round.look_json(found)
     if only_listen := [name for name in dict.fromkeys(args.names) if not checks[name].runs]:
-        from healthd.cli import check_listener as listening
-
         heard = (
-            listening.ask_daemon(only_listen, runtime_dir)
+            ask_daemon(only_listen, runtime_dir)
             if runtime_dir is not None
-            else listening.unheard(only_listen, listening.NO_DAEMON_THERE)
+            else unheard(only_listen, "a recording and another machine's files have no daemon that listened")
         )
-        document = listening.together(document, heard)
+        document = together(document, heard)
     status = OF_HEALTH[document["health"]]
     if args.json:
         return say(as_json(document), status)
@@ -223,6 +224,56 @@ def _why_not(check: Check) -> str:
     if check.per:
         return f"nothing to check: no table [checks.{check.name}.NAME] is in the settings, or none is enabled"
     return "is switched off in the settings (enabled = false)"
+
+
+# --- checks that only listen to the kernel log: they read nothing, so the running daemon reports what it received
+
+
+def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
+    """Return the open conditions of these checks as the daemon has them. `trouble`: why it has none, one sentence."""
+    from healthd.agent.control import protocol
+    from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
+
+    try:
+        status = ask(runtime_dir, protocol.plain(protocol.STATUS))["status"]
+        log = status["kernel_log"]
+        return {
+            "checks": list(names),
+            "since": status["started"],
+            "kernel_log": log,
+            "conditions": [c for c in status["conditions"] if c["check"] in names],
+            "trouble": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('trouble') or log['source']}",
+        }
+    except (NoAnswer, RefusedByDaemon) as error:
+        return unheard(names, str(error))
+    except (KeyError, TypeError):
+        return unheard(names, "the daemon is of another version, and answers what this one cannot read")
+
+
+def unheard(names: Sequence[str], trouble: str) -> Document:
+    return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "trouble": trouble}
+
+
+def together(document: Document, heard: Document) -> dict[str, Any]:
+    """Return the document of the round with the daemon's answer. Without a daemon these checks are unknown."""
+    unknown = [f"{name} only listens to the kernel log: {heard['trouble']}" for name in heard["checks"]]
+    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["trouble"] else [])]
+    return {
+        **document,
+        "health": max(health, key=HEALTH.index),
+        "unknown": [*document["unknown"], *(unknown if heard["trouble"] else [])],
+        "listening": dict(heard),
+    }
+
+
+def _health(conditions: Sequence[Document]) -> str:
+    """Return the health for these conditions, as in agent/conditions/verdict.py."""
+    acting = {c["severity"] for c in conditions if c["state"] == "open" and not c.get("observed")}
+    if "critical" in acting:
+        return "unhealthy"
+    if "degraded" in acting:
+        return "degraded"
+    return "warning" if any(c["severity"] != "info" for c in conditions) else "healthy"
 
 
 # --- record

@@ -36,7 +36,7 @@ def _arguments(parser: Parser) -> None:
 
 def _doctor(args: argparse.Namespace) -> int:
     from healthd.agent.doctor import result as lines
-    from healthd.agent.doctor.text import text
+    from healthd.agent.doctor.result import text
 
     node, said = _node(args)
     said = [*said, *_asked(node, args)]

@@ -122,12 +122,8 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
 
 
 def _no_such(words: str, near: Sequence[str], trouble: str) -> str:
-    from healthd.agent.settings import registry
-
     short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
     unread = f" (the site's own checks are not known: {trouble})" if trouble else ""
-    if now := registry.renamed(words):
-        return f'healthd explain: there is no code "{short}"{now}'
     *others, last = (f'"{name}"' for name in near) if near else ("",)
     hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else "; see healthd list"
     return f'healthd explain: there is no code "{short}"{hint}{unread}'

@@ -211,8 +211,7 @@ def _others(words: str, checks: Mapping[str, Check]) -> Asked | None:
     misspelt code."""
     text = _BEHIND.sub("", words).removeprefix("Reason=").strip()
     if text.startswith(PREFIX) and (code := text.removeprefix(PREFIX).split()[:1]):
-        now = registry.renamed(code[0].rstrip(":"))
-        return OthersReason(foreign_reasons.of_another_version(now or _nearest(code[0].rstrip(":"), checks)))
+        return OthersReason(foreign_reasons.of_another_version(_nearest(code[0].rstrip(":"), checks)))
     if text != words:
         return OthersReason(foreign_reasons.SOMEBODYS)
     if _begins_as_a_kernel_line(words):

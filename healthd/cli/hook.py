@@ -62,7 +62,7 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
         return looked
     if not may_run(uid, os.geteuid()):
         return f"{looked}; its request to run a validation is ignored: the daemon runs as uid {uid}"
-    from healthd.agent.slurm.epilog_timeout import epilog_timeout
+    from healthd.common.slurm.slurm_conf import epilog_timeout
 
     return f"{looked}; {_run_then(then, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
 

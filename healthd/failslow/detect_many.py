@@ -1,7 +1,7 @@
-"""The detector for many series at once: their run lengths by numpy, in step; what may be something is told by
-detect.py, sample by sample, and what cannot is passed over.
+"""The detector for many series at once. numpy computes their run lengths in step; detect.py tests, sample by sample,
+only the samples that may be part of a slowness.
 
-Of the extra healthd[failslow]. tests/failslow/test_detect_many.py holds it to the same points as detect.py.
+Needs the extra healthd[failslow]. tests/failslow/test_detect_many.py checks that it finds the same points as detect.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from healthd.failslow import bocd
 from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECENT, RUNS
 from healthd.failslow.detect import LASTS, LIMITS, Detector, run
-from healthd.failslow.level import FARTHEST, MOST, Level
+from healthd.failslow.level import BATCH, FARTHEST, MOST, Level
 from healthd.failslow.model import Kind, Point
-from healthd.failslow.prescreen import quiet
 
 MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
 MOST_SAMPLES = 1 << 21  # in one go: 16 MiB
@@ -177,3 +176,38 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
         if likely.any():
             told[likely, at] = recent[1:, likely].argmax(axis=0) + 1
     return told
+
+
+def quiet(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
+    """Return for each series whether it certainly has no point: most healthy series need no test of each sample.
+
+    detect.py reports a slowness only if the mean of LASTS consecutive samples exceeds the level by a limit. The level
+    is the mean of whole batches of BATCH consecutive samples (level.py), in which no sample counts as farther than
+    FARTHEST from the others. It is therefore at least the lowest mean of BATCH samples. If the highest mean and the
+    lowest differ by less than the limit, there is no point at any level. This holds without restarts, after which a
+    batch may have a gap, and without regimes.
+
+    Args:
+        samples: series x samples, logarithms of times. Each series has only its first `counts` samples.
+    """
+    if samples.shape[1] < max(BATCH, LASTS):
+        return np.ones(len(samples), np.bool_)
+    there = np.arange(samples.shape[1]) < counts[:, None]
+    lowest = np.where(there, samples, np.inf).min(axis=1, keepdims=True)
+    # A level's middle is at least the lowest sample. Samples far above may count for less, never for more.
+    level = np.where(there[:, BATCH - 1 :], _means(np.minimum(samples - lowest, FARTHEST), BATCH), np.inf)
+    level = lowest + level.min(axis=1, keepdims=True)
+    above = _means(np.clip(samples - level, -FARTHEST, FARTHEST), LASTS)
+    highest = np.where(there[:, LASTS - 1 :], above, -np.inf).max(axis=1)
+    below: NDArray[np.bool_] = highest < LIMITS[kind].slow - ROUNDING
+    return below
+
+
+def _means(samples: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """Return the mean of each `length` consecutive samples."""
+    count = samples.shape[1] - length + 1
+    means: NDArray[np.float64] = samples[:, :count].copy()
+    for at in range(1, length):
+        means += samples[:, at : at + count]
+    means /= length
+    return means

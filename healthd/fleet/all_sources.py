@@ -6,15 +6,13 @@ from healthd.fleet.ingest import Source
 from healthd.fleet.sources import (
     events,
     exclusions,
-    failures_file,
     jobs_file,
     node_facts,
-    node_states,
     preemptions,
     prometheus,
-    reservations,
     sacct,
-    tickets,
+    sacctmgr,
+    site_tables,
     topology,
 )
 
@@ -25,10 +23,10 @@ ALL: tuple[Source, ...] = (
     jobs_file.SOURCE,
     exclusions.SOURCE,
     preemptions.SOURCE,
-    node_states.SOURCE,
-    reservations.SOURCE,
+    sacctmgr.NODE_STATES,
+    sacctmgr.RESERVATIONS,
     events.SOURCE,
     prometheus.SOURCE,
-    tickets.SOURCE,
-    failures_file.SOURCE,
+    site_tables.TICKETS,
+    site_tables.FAILURES,
 )

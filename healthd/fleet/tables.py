@@ -236,7 +236,7 @@ FAILURES = Table(
 )
 
 # Conditions as Prometheus saw them: from the first to the last scrape that showed one. Shorter ones are missing.
-# `severity` is the worst that a scrape showed; a store of before has one that became worse as two rows.
+# `severity` is the worst that a scrape showed.
 SCRAPED_CONDITIONS = Table(
     "scraped_conditions",
     {
@@ -251,7 +251,7 @@ SCRAPED_CONDITIONS = Table(
         "step_seconds": BIGINT,
         "first_severity": TEXT,  # that of the first scrape
         "worst_time": BIGINT,  # the first scrape that showed `severity`
-        "observed": BOOLEAN,  # it rests only on a source that a user can forge; None: that healthd did not say
+        "observed": BOOLEAN,  # it rests only on a source that a user can forge
     },
     ("cluster", "node", "code", "subject", "first_time"),
     "first_time",

@@ -1,22 +1,86 @@
-"""Hot-unplug: the kernel tells over netlink which devices are taken out while the node runs."""
+"""Hot-unplug: devices that the kernel reports as removed, over netlink (lib/kobject_uevent.c).
+
+udevd need not run, and libudev is not loaded: it would cost the daemon 1 MiB.
+"""
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from healthd.common.guard import HOT_UNPLUG, drop
 from healthd.common.model import SourceStatus
 from healthd.host.inventory import pci_of
-from healthd.host.uevents import Uevents
+
+KOBJECT_UEVENT = 15  # linux/netlink.h
+OF_THE_KERNEL = 1  # the multicast group of the kernel's messages; udevd has another group
+KERNEL = 0  # the kernel's netlink address, which no program can have
+SO_RCVBUFFORCE = 33  # asm-generic/socket.h; root may exceed net.core.rmem_max
+WAITING_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
+MOST_BYTES = 16 << 10  # one message: the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
+RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
+HEARD = ("pci", "net", "infiniband", "nvme")
 
 log = logging.getLogger("healthd")
 
-RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
-HEARD = ("pci", "net", "infiniband", "nvme")
+
+class Uevent(NamedTuple):
+    """A message of the kernel. device_path: below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
+
+    action: str
+    device_path: str
+    subsystem: str
+
+
+class Uevents:
+    """The kernel's messages from now on. The constructor raises OSError if netlink is not allowed."""
+
+    def __init__(self, waiting_bytes: int = WAITING_BYTES) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
+        try:
+            for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # the second needs root
+                with suppress(OSError):
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, waiting_bytes)
+            self._socket.bind((0, OF_THE_KERNEL))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> Uevent | None:
+        """Return the next message, or None if none is waiting.
+
+        Raises OSError: ENOBUFS if messages were lost; any other error means that no more will arrive.
+        """
+        with suppress(BlockingIOError):
+            while True:
+                message, sender = self._socket.recvfrom(MOST_BYTES)
+                if not message:
+                    raise OSError("netlink has ended")
+                if sender[0] == KERNEL and (uevent := parse_uevent(message)) is not None:
+                    return uevent
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def parse_uevent(message: bytes) -> Uevent | None:
+    """Parse "remove@/devices/..." and the KEY=VALUE pairs after it, each ended by a zero byte; None for other text."""
+    head, *pairs = message.split(b"\0")
+    fields = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
+    if b"@" not in head:
+        return None
+    return Uevent(*(os.fsdecode(fields.get(name, b"")) for name in (b"ACTION", b"DEVPATH", b"SUBSYSTEM")))
 
 
 class HotUnplug:

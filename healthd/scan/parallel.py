@@ -1,8 +1,12 @@
-"""A large log, read in pieces by all cores; what is said is put together in the log's order by the first process.
+"""Read a large log in pieces on all cores. The first process puts the results together in the order of the log.
 
-What a line says depends on it and on the lines shortly before it: that is found piece by piece. What happened, and what
-it means, depends on all that was said before: events.py and findings.py get it line after line, as from one reader.
-What a copy does not answer, since it was killed, the first process reads itself.
+The meaning of a line depends on the line and on a few lines before it, so it is found piece by piece. Events and
+findings depend on everything before: events.py and findings.py get the messages one after another, as from one reader.
+If a copy is killed, the first process reads its pieces.
+
+The pieces must not change what is found. A piece therefore ends where one reader of the whole file ends a block, before
+a line that is not indented (an indented line may belong to the program of an earlier line). The earlier lines on which
+a record may have begun must be near enough to be read again.
 """
 
 from __future__ import annotations
@@ -16,16 +20,95 @@ from typing import NamedTuple
 
 from healthd.common import guard
 from healthd.host.cpu_count import cores
-from healthd.scan import piece_result, split, subprocesses
-from healthd.scan.continuation import Heads
+from healthd.scan import piece_result, subprocesses
+from healthd.scan.continuation import LINES_KEPT, Heads
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import by_re2
-from healthd.scan.log_file import BLOCK, LogError, is_plain, lines_in, why
+from healthd.scan.log_file import BLOCK, MAX_LINE, LogError, is_plain, lines_in, why
 from healthd.scan.messages import EXPORTED, Reader, Told
-from healthd.scan.split import Piece
+
+PIECE_BYTES = 1 << 20  # a piece full of faults takes some 10 MiB of memory
+CONTEXT_BYTES = (3 << 17, 8 << 20)  # how far back LINES_KEPT lines are searched: first the smaller range
+TRIED_BYTES = 8 << 20  # how far a place for a cut is searched
+
+
+class Piece(NamedTuple):
+    """A range of bytes of a file.
+
+    context: where the lines to read again before it begin. last: the piece extends beyond `ends`, the file's end a
+    moment ago, to the end of the file when it is read.
+    """
+
+    context: int
+    begins: int
+    ends: int
+    last: bool = False
+
+
+def pieces(file: int, piece_bytes: int = PIECE_BYTES, block: int = BLOCK) -> Iterator[Piece]:
+    """Yield the pieces of a file in order. They are planned on demand, because the log may grow meanwhile."""
+    context = begins = 0
+    while True:
+        try:
+            found = _cut(file, begins, begins + piece_bytes, block)
+        except OSError:  # the reader of this piece reports it
+            found = None
+        if found is None:
+            yield Piece(context, begins, max(begins, os.fstat(file).st_size), last=True)
+            return
+        yield Piece(context, begins, found[1])
+        context, begins = found
+
+
+def _cut(file: int, begins: int, wanted: int, block: int) -> tuple[int, int] | None:
+    """Return where the lines before a cut begin, and the cut: the end of a piece near `wanted`. None if there is no
+    place for a cut."""
+    first = -(-wanted // block) * block
+    for end in range(first, first + TRIED_BYTES + 1, block):
+        before = max(begins, end - MAX_LINE)
+        text = os.pread(file, end - before, before)
+        if before + len(text) < end:
+            return None  # the file is shorter
+        cut = before + text.rfind(b"\n") + 1
+        behind = os.pread(file, 64, cut).lstrip(b"\0")[:1]
+        if cut > before and behind not in (b"", b" ", b"\t"):
+            context = _context(file, cut)
+            return None if context is None else (context, cut)
+    return None
+
+
+def _context(file: int, cut: int) -> int | None:
+    """Return where the LINES_KEPT lines before a line begin, or None if that is too far back."""
+    for size in CONTEXT_BYTES:
+        start = max(0, cut - size)
+        text = os.pread(file, cut - start, start)
+        before, *lines = text.rsplit(b"\n", LINES_KEPT + 1)
+        if len(lines) > LINES_KEPT:  # the last item is the text after the final newline before the cut
+            return start + len(before) + 1
+        if start == 0:
+            return 0
+    return None
+
+
+def chunks(file: int, name: str, begins: int, ends: int, last: bool = False, block: int = BLOCK) -> Iterator[bytes]:
+    """Yield the bytes of a piece in blocks, as one reader of the whole file gets them. Raises LogError if the file has
+    become shorter, and OSError."""
+    stop = ((begins + MAX_LINE) // block + 1) * block if begins else block
+    while last or begins < ends:
+        wanted = (stop if last else min(stop, ends)) - begins
+        data = os.pread(file, wanted, begins)
+        if data:
+            yield data
+        begins += len(data)
+        stop = max(stop, (begins // block + 1) * block)
+        if not data:
+            if begins < ends:
+                raise LogError(f"{name}: became shorter while it was read")
+            return
+
 
 _PIECE = struct.Struct("=QQQ?")
-MOST_COPIES = 8  # each has up to 40 MiB of its own
+MOST_COPIES = 8  # each takes up to 40 MiB of memory
 TOLD_AT_ONCE = 500  # then it is seen what the copies have answered meanwhile: who waits for that does not work
 
 
@@ -37,7 +120,7 @@ class Sizes(NamedTuple):
     """
 
     large: int = 64_000_000
-    piece: int = split.PIECE_BYTES
+    piece: int = PIECE_BYTES
     block: int = BLOCK
     copies: int = 0
     unread: int = 32 << 20
@@ -126,13 +209,13 @@ class _Part:
             raise LogError(f"{self._name}: {why(error)}") from None
 
     def _blocks(self, begins: int, ends: int, last: bool) -> Iterator[Block]:
-        return lines_in(split.chunks(self._file, self._name, begins, ends, last, self._block), beginning=begins == 0)
+        return lines_in(chunks(self._file, self._name, begins, ends, last, self._block), beginning=begins == 0)
 
 
 def _in_order(
     reader: Reader, file: int, name: str, tally: Tally, sizes: Sizes, copies: list[subprocesses.Copy]
 ) -> Iterator[Told]:
-    given = _Given(split.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
+    given = _Given(pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
     known, heads = piece_result.known_messages(), Heads()
     while (next_one := given.next()) is not None:
         piece, answer = next_one

@@ -1,18 +1,19 @@
-"""What earlier validations of this node measured: STATE_DIR/validations.jsonl, a line a value that was fine.
+"""Earlier validations of this node: the values they measured, and the faults that a new one did not test again. Pure.
 
-A slow value is not kept: else a part that stays slow would become its own measure. The newest `MOST_EACH` of each test,
-part and tool are kept; another version of a tool begins anew.
+STATE_DIR/validations.jsonl has one line for each good value. Slow values are not recorded, or a part that stays slow
+would be compared with itself. Only the newest `MOST_EACH` values of each test, part and tool are kept. A new version of
+a tool starts a new history.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from healthd.common.text import printable
 from healthd.validation.assessment import Key
-from healthd.validation.document import Result
+from healthd.validation.document import Result, Validation
 
 FILE = "validations.jsonl"
 MOST_EACH = 10
@@ -23,7 +24,7 @@ Past = dict[Key, list[float]]
 
 
 def parse(text: str) -> Past:
-    """Oldest first. A line that is none is passed over: what it held is measured again."""
+    """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
     past: Past = {}
     for line in text.splitlines()[-MOST_LINES:]:
         try:
@@ -43,7 +44,7 @@ def parse(text: str) -> Past:
 
 
 def with_new(past: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> Past:
-    """The same with what is fine of a validation that went to its end."""
+    """Return the history with the good values of a completed validation added."""
     new = {key: list(values) for key, values in past.items()}
     for one in results:
         if one.verdict == "ok" and one.value is not None and one.value > 0:
@@ -58,3 +59,37 @@ def as_text(past: Mapping[Key, Sequence[float]]) -> str:
         for value in values
     ]
     return "".join(f"{line}\n" for line in lines[-MOST_LINES:])
+
+
+# --- faults that were found earlier
+
+BAD = ("failed", "slow")
+LOOKED = ("ok", *BAD)
+
+
+def with_unanswered(new: Validation, before: Validation | None) -> Validation:
+    """Return `new` with the bad results of `before` that it did not test again.
+
+    A stopped or partial validation replaces the whole document, and a failed GPU would otherwise appear healthy. The
+    results of a part are dropped if the same test completed on other parts and this part no longer exists.
+    """
+    if before is None:
+        return new
+    looked = {(one.test, one.part) for one in new.results if one.verdict in LOOKED}
+    elsewhere = {test for test, _ in looked} if not new.stopped_by else set()
+    told = {(one.test, one.part) for one in new.results}
+    kept = tuple(
+        one
+        for one in before.results
+        if one.verdict in BAD and (one.test, one.part) not in looked and not _is_gone(one, told, elsewhere)
+    )
+    if not kept:
+        return new
+    again = {(one.test, one.part) for one in kept}
+    results = tuple(one for one in new.results if (one.test, one.part) not in again)
+    words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not looked at again" for one in kept)
+    return new._replace(results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
+
+
+def _is_gone(one: Result, told: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:
+    return one.test in elsewhere and (one.test, one.part) not in told and bool(one.part)

@@ -22,8 +22,8 @@ from healthd.common.text import printable
 from healthd.host import job_processes
 from healthd.host.lock import lock_file
 from healthd.validation import assessment, history, parts, programs
-from healthd.validation.carry_over import with_unanswered
 from healthd.validation.document import FILE, LOCK, NotAValidation, Result, Validation, as_text, parse
+from healthd.validation.history import with_unanswered
 from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
 from healthd.validation.programs import Command, Ended
 from healthd.validation.tool_paths import Tools
@@ -432,8 +432,8 @@ def read_past(state_dir: str) -> history.Past:
 
 
 def keep(state_dir: str, validation: Validation, past: history.Past) -> None:
-    """Write the document, with what an earlier one found and this one did not look at (carry_over.py), and what was
-    fine into the history. Raises ownership.Untrusted, OSError."""
+    """Write the document, with the faults of an earlier one that were not tested again, and add the good values to the
+    history. Raises ownership.Untrusted, OSError."""
     with ownership.folder(state_dir, make_mode=0o700):
         pass
     path = os.path.join(state_dir, FILE)

@@ -378,7 +378,7 @@ def test_the_store_has_what_was_made_no_more_and_no_less(made, tmp_path):
 
     from healthd.fleet.all_sources import ALL
     from healthd.fleet.ingest import Asked, ingest
-    from healthd.fleet.sources.sacct_calls import COLUMNS as ASKED_OF_SACCT
+    from healthd.fleet.sources.sacct import COLUMNS as ASKED_OF_SACCT
     from healthd.fleet.tables import TABLES
 
     days = sorted(map(str, (made.folder / "sacct").iterdir()))

@@ -13,7 +13,8 @@ import pytest
 from status_daemon import StatusDaemon
 
 from healthd.agent.settings import registry
-from healthd.cli import check_listener, flags
+from healthd.cli import check as cli_check
+from healthd.cli import flags
 from healthd.cli.main import main
 from tests.agent.reporting.test_next_steps import condition
 
@@ -39,7 +40,7 @@ def stands(severity: str = "critical", **changes: Any) -> dict[str, Any]:
 
 def together(*conditions: dict[str, Any], health: str = "healthy", trouble: str = "") -> dict[str, Any]:
     heard = {"checks": ["gpu_xid"], "since": 1.0, "kernel_log": {}, "conditions": [*conditions], "trouble": trouble}
-    return check_listener.together({**ROUND, "health": health}, heard)
+    return cli_check.together({**ROUND, "health": health}, heard)
 
 
 def test_there_are_checks_that_only_listen():
@@ -99,7 +100,7 @@ def test_the_worse_of_what_was_looked_at_and_what_was_heard_counts():
 def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
-        heard = check_listener.ask_daemon(["gpu_xid"], str(tmp_path))
+        heard = cli_check.ask_daemon(["gpu_xid"], str(tmp_path))
     assert heard["trouble"] == "the daemon is of another version, and answers what this one cannot read"
 
 

@@ -158,8 +158,6 @@ def test_the_version():
         (("repaired",), "healthd repaired: the following arguments are required: CODE"),
         (("explain", "gpu_xid/7o"), 'healthd explain: there is no code "gpu_xid/7o"; did you mean "gpu_xid/7", '
          '"gpu_xid/97" or "gpu_xid/79"?'),
-        (("explain", "gpu_xid/sxid-20034"), 'healthd explain: there is no code "gpu_xid/sxid-20034"; it is '
-         '"sxid/20034" now, of [checks.sxid]'),
         (("explain", "mount/mising"), 'healthd explain: there is no code "mount/mising"; did you mean '
          '"mount/missing"?'),
     ],

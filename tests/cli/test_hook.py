@@ -20,7 +20,7 @@ import pytest
 from other_user import NOBODY, only_root, told_by
 from waiting import until
 
-from healthd.agent.slurm.prolog_refusals import told_by_prolog
+from healthd.agent.slurm.prolog_files import refusal_times
 from healthd.cli import hook
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_the_prologs_note_has_the_time_and_job_of_each_refusal_and_stays_small(t
     rows = [line.split() for line in note.read_text().splitlines()]
     assert [job for _, job in rows] == ["7", "8"]
     assert all(before <= int(when) <= time.time() for when, _ in rows)
-    assert told_by_prolog(str(tmp_path))[:2] == tuple(float(when) for when, _ in rows)
+    assert refusal_times(str(tmp_path))[:2] == tuple(float(when) for when, _ in rows)
     note.write_text("".join(f"{number} {number}\n" for number in range(1, 48)))
     run(tmp_path, PROLOG, shell=shell, SLURM_JOB_ID="48")
     assert len(note.read_text().splitlines()) == 48
@@ -122,18 +122,18 @@ def test_the_prologs_note_is_never_written_through_a_link_nor_into_a_pipe(tmp_pa
     assert not (tmp_path / "nothing").exists()
     os.mkfifo(tmp_path / "refused")
     assert run(tmp_path, PROLOG).returncode == 1
-    assert told_by_prolog(str(tmp_path)) == ()
+    assert refusal_times(str(tmp_path)) == ()
 
 
 def test_what_an_older_prolog_only_touched_counts_by_its_time_and_garbage_counts_for_nothing(tmp_path: Path) -> None:
     note = tmp_path / "refused"
-    assert told_by_prolog(str(tmp_path)) == ()
+    assert refusal_times(str(tmp_path)) == ()
     note.touch()
     os.utime(note, (100.5, 100.5))
-    assert told_by_prolog(str(tmp_path)) == (100.5,)
+    assert refusal_times(str(tmp_path)) == (100.5,)
     note.write_bytes(b"\xff 1\n\xb2 1\n-5 1\n1e9 1\n" + b"9" * 5000 + b" 1\n77 1\n88")
     os.utime(note, (100.5, 100.5))
-    assert told_by_prolog(str(tmp_path)) == (77.0, 88.0, 100.5)
+    assert refusal_times(str(tmp_path)) == (77.0, 88.0, 100.5)
 
 
 def test_without_a_daemon_the_prolog_lets_jobs_through_unless_it_must_not(tmp_path: Path) -> None:

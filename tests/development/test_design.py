@@ -26,9 +26,7 @@ PURE_OF = {
     "agent.reporting": "endings fault_course next_steps render troubles",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
-    "agent.slurm": (
-        "affected_jobs events flapping fleet_limit foreign_reasons gres_conf log_lines node_gpus policy reconcile"
-    ),
+    "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
     "agent.worker": "requests unchanged",
     "common": "codec duration errors history model moments mountinfo page paths text",
     "common.slurm": (
@@ -39,9 +37,7 @@ PURE_OF = {
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
         "period report slow_groups slow_nodes steps stream suspects times windows"
     ),
-    "failslow.live": (
-        "budget datagram document evidence iterations jobs node_reading period sample series settings suspect"
-    ),
+    "failslow.live": ("budget datagram document evidence iterations jobs node_reading series settings suspect"),
     "failslow.mitigation": "advice micro_batches planner replay stages",
     "failslow.readers": "clean columns",
     "fleet": "lint table tables unreadable",
@@ -52,7 +48,7 @@ PURE_OF = {
         "candidates continuation coupled_events events findings lines literals messages piece_result "
         "prefixes quoted table unrecognised"
     ),
-    "validation": "assessment carry_over document history measurement passes reservation text transfers",
+    "validation": "assessment document history measurement passes reservation text transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}
@@ -122,8 +118,8 @@ LAZY = {
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
     "numpy": (
-        {"fleet.*", "failslow.detect_many", "failslow.prescreen", "validation.tools.cpu_program"},
-        {"fleet.*", "failslow.detect_many", "failslow.prescreen"},
+        {"fleet.*", "failslow.detect_many", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),

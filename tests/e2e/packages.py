@@ -17,7 +17,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from old_healthd import unpack
 from requirements import require_network, require_programs, require_root
 from systemd_container import CACHE, CHECKOUT, FRESH, SystemdContainer
 
@@ -82,10 +81,10 @@ def _build(release: str, into: Path) -> None:
 
 
 def older_package(package: Path, release: str, folder: Path) -> Path:
-    """The same package with the program of tests/data/7adda38 in it, as version OLD_VERSION."""
+    """The same package as version OLD_VERSION."""
     tree = folder / "older"
     subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True, timeout=120)
-    put_old_program(tree, release)
+    put_old_version(tree, release)
     control = tree / "DEBIAN/control"
     control.write_text(re.sub(r"(?m)^Version: [^-]*", f"Version: {OLD_VERSION}", control.read_text()))
     older = folder / "older.deb"
@@ -94,16 +93,10 @@ def older_package(package: Path, release: str, folder: Path) -> Path:
     return older
 
 
-def put_old_program(tree: Path, release: str) -> None:
-    """In place of the program that is in `tree`, which has the package's folders."""
+def put_old_version(tree: Path, release: str) -> None:
+    """Have the program in `tree`, which has the package's folders, report OLD_VERSION."""
     code = tree / CODE.format(python=PYTHONS[release])
-    shutil.rmtree(code)
-    source = unpack(tree / "source")
-    shutil.copytree(source / "healthd", code)  # what its links lead to
-    shutil.rmtree(source)
-    (code / "__init__.py").write_text(f'"""It says which it is."""\n\n__version__ = "{OLD_VERSION}"\n')
-    start = (code / "__main__.py").read_text()
-    (tree / "opt/healthd/bin/healthd").write_text(f"#!/opt/healthd/bin/python\n{start}")
+    (code / "__init__.py").write_text(f'"""An older version."""\n\n__version__ = "{OLD_VERSION}"\n')
 
 
 def package_node(release: str, folder: Path, *, kmsg: bool = False) -> SystemdContainer:

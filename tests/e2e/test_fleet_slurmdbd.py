@@ -14,7 +14,7 @@ import duckdb
 import pytest
 from slurm_cluster import SlurmCluster
 
-from healthd.fleet.sources.sacct_calls import COLUMNS, NEWER
+from healthd.fleet.sources.sacct import COLUMNS, NEWER
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("22.05", "24.11", "26.05")

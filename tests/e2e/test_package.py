@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import OLD_VERSION, PYTHONS, RELEASES, built_package, older_package, package_node, put_old_program
+from packages import OLD_VERSION, PYTHONS, RELEASES, built_package, older_package, package_node, put_old_version
 from systemd_container import CHECKOUT, SystemdContainer
 
 SETTINGS = """\
@@ -250,11 +250,10 @@ def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdCon
 
 
 def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
-    """The older program as README.md installs one, with a unit that would hide the package's."""
+    """An older version as README.md installs one, with a unit that would hide the package's."""
     by_hand = packages / "by-hand"
     box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(by_hand))
-    if not (by_hand / "source").exists():
-        put_old_program(by_hand, release)
+    put_old_version(by_hand, release)
     box.exec("cp", "-a", f"{by_hand}/opt/healthd", "/opt/healthd")
     box.exec("rm", "-r", str(by_hand))
     box.exec("ln", "-s", "/opt/healthd/bin/healthd", "/usr/bin/healthd")

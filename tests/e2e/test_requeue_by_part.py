@@ -21,8 +21,8 @@ from slurm_cluster import SlurmCluster, running_job
 from slurm_look import ACT, Healthd, condition, every_slurm, faulty, make_idle, until_listed
 from test_prolog_epilog import made
 
-from healthd.agent.slurm.job_gpus import of_this_node
 from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.prolog_files import of_this_node
 from healthd.common.model import Gpu, Inventory, PciDevice, Requeue, Severity, Verdict
 
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")

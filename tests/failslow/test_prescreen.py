@@ -30,7 +30,7 @@ def made(seed: int) -> list[float]:
 def test_a_quiet_series_has_no_point(kind: Kind) -> None:
     import numpy as np
 
-    from healthd.failslow.prescreen import quiet
+    from healthd.failslow.detect_many import quiet
 
     values = [made(seed) for seed in range(400)]
     longest = max(map(len, values))
@@ -43,7 +43,7 @@ def test_a_quiet_series_has_no_point(kind: Kind) -> None:
 def test_nearly_all_of_many_healthy_series_are_quiet() -> None:
     import numpy as np
 
-    from healthd.failslow.prescreen import quiet
+    from healthd.failslow.detect_many import quiet
 
     samples = np.random.default_rng(1).normal(0, 0.05, (1000, 100))
     assert quiet(samples, np.full(1000, 100), Kind.ITERATION).sum() > 950

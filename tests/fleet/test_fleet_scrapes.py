@@ -34,14 +34,8 @@ def matrix(*scraped: tuple[int, int], severity: int = 3, enforced: bool = True, 
     return {"metric": {**LABELS, **labels}, "values": values}
 
 
-def old_matrix(*scraped: tuple[int, int], severity: str = "critical", **labels: str) -> dict[str, Any]:
-    """The same of a healthd that had the severity as a label."""
-    values = [[at, str(scrape * 8)] for at, scrape in scraped]
-    return {"metric": {**LABELS, "severity": severity, **labels}, "values": values}
-
-
 def row(
-    first: int, last: int, severity: str = "critical", began: str = "", worst: int = 0, observed: bool | None = False
+    first: int, last: int, severity: str = "critical", began: str = "", worst: int = 0, observed: bool = False
 ) -> tuple[Any, ...]:
     return (*SERIES, severity, first, last, 60, began or severity, worst or first, observed)
 
@@ -84,29 +78,10 @@ def test_a_condition_that_becomes_worse_does_not_end_and_begin():
     assert rows == [row(58, 118)], "the worst stays"
 
 
-def test_what_an_older_healthd_shows_is_one_condition_too_and_whether_it_counts_is_not_known():
-    rows, _, _ = told(old_matrix((60, 58), state="open"), old_matrix((120, 118), state="acknowledged"))
-    assert rows == [row(58, 118, observed=None)]
-    rows, _, _ = told(old_matrix((60, 58), severity="warning"), old_matrix((120, 118)))
-    assert rows == [row(58, 118, "critical", "warning", 118, observed=None)]
-
-
-def test_a_condition_that_goes_on_through_the_upgrade_of_its_healthd_is_one():
-    rows, _, _ = told(old_matrix((60, 58)), matrix((120, 118)))
-    assert rows == [row(58, 118, observed=False)]
-
-
 def test_what_rests_only_on_a_log_that_users_can_forge_says_so_until_it_counts():
     assert told(matrix((60, 58), enforced=False))[0] == [row(58, 58, observed=True)]
     rows, _, _ = told(matrix((60, 58), enforced=False), matrix((120, 118)))
     assert rows == [row(58, 118)]
-
-
-def test_a_store_of_before_goes_on_with_what_stood():
-    text = json.dumps([600, [[*SERIES, "warning", 538, 598, 600]], ""])
-    state, _ = Scraped.of_text(text)
-    rows, _, _ = told(matrix((660, 658)), standing=state.standing, last=1200)
-    assert rows == [row(538, 658, "critical", "warning", 658)]
 
 
 def test_a_series_that_is_none_is_counted_and_takes_no_other_with_it():
@@ -115,7 +90,6 @@ def test_a_series_that_is_none_is_counted_and_takes_no_other_with_it():
         {"values": []},
         7,
         matrix((60, 58), code=""),
-        old_matrix((60, 58), severity="bad"),
         {**matrix(), "values": [[1, "NaN"]]},
     ]
     bad += [
@@ -430,17 +404,10 @@ def test_what_was_read_of_one_tenant_was_not_read_of_another(tmp_path):
             assert asked_times(seen) == [(600, 5940)], tenant
             assert ingest(str(tmp_path / "db"), run, Asked(6600, "c1")).failed == []
             assert asked_times(seen) == [(6000, 6540)], tenant
-        manifest = json.loads((tmp_path / "db" / "manifest.json").read_text())
-        (text,) = {text for name, text in manifest["cursors"].items() if name.endswith(" b")}
-        manifest["cursors"] = {f"prometheus {url}  60": json.dumps(json.loads(text)[:2])}  # of a store of before
-        (tmp_path / "db" / "manifest.json").write_text(json.dumps(manifest))
-        for _ in range(2):
-            assert ingest(str(tmp_path / "db"), run, Asked(7200, "c1")).failed == []
-        assert asked_times(seen) == [(6600, 7140)]
 
 
 @pytest.mark.one_python
-def test_an_earlier_from_adds_what_was_before_and_a_store_of_before_is_read_on(tmp_path):
+def test_an_earlier_from_adds_what_was_before(tmp_path):
     db = tmp_path / "db"
     with serving(always(0)) as (url, seen):
 
@@ -449,10 +416,6 @@ def test_an_earlier_from_adds_what_was_before_and_a_store_of_before_is_read_on(t
             return asked_times(seen)
 
         assert run(6000, from_time=3000) == [(3000, 5940)]
-        manifest = json.loads((db / "manifest.json").read_text())
-        ((name, text),) = manifest["cursors"].items()
-        manifest["cursors"] = {name: json.dumps(json.loads(text)[:2])}
-        (db / "manifest.json").write_text(json.dumps(manifest))
         assert run(6600) == [(6000, 6540)]
         assert run(6600, from_time=3000) == []
         assert run(6660, from_time=600) == [(600, 2940), (6600, 6600)]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.fleet.sources.prometheus_server import ServerError, TooMuch
 from healthd.fleet.status.node import Group
-from healthd.fleet.status.queries import AT_ONCE, CONDITIONS, NAMED, OLD_CONDITIONS, STARTED, VALUES, read
+from healthd.fleet.status.queries import AT_ONCE, CONDITIONS, NAMED, STARTED, VALUES, read
 from healthd.fleet.status.text import FEW, chosen, document, status, summary, text
 
 NOW = 1_800_000_000.0
@@ -48,15 +48,6 @@ class Server:
         self.add(NAMED["version"], name, version=version)
         self.add(NAMED["mode"], name, mode=mode)
         self.add(NAMED["health"], name, state=health)
-
-    def old_node(self, name: str, health: str, severity: str = "", state: str = "open") -> None:
-        """Of a healthd before 0.2: no node_info, one series a condition."""
-        self.add("up", name)
-        self.add(NAMED["version"], name, version="0.1.0")
-        self.add(NAMED["health"], name, state=health)
-        if severity:
-            labels = {"check": "gpu_xid", "code": "gpu_xid/79", "subject": "61", "severity": severity, "state": state}
-            self.add(OLD_CONDITIONS, name, **labels)
 
     def down(self, name: str, last_seen: float = 0.0) -> None:
         self.add("up", name, 0)
@@ -304,34 +295,6 @@ def test_a_reason_cannot_steer_a_terminal_nor_fill_it():
     assert "?[2Jgone xxx" in said
     assert "\x1b" not in said
     assert len(said) < 1000
-
-
-def test_an_older_healthd_is_asked_by_the_names_that_it_has():
-    server = Server()
-    server.old_node("n1.example.org", "unhealthy", "critical")
-    server.old_node("n2", "unhealthy", "critical", state="acknowledged")
-    server.old_node("n3", "unhealthy", "critical")
-    server.add(NAMED["owner"], "n3", owner="ours")
-    server.old_node("n4", "healthy")
-    server.add(NAMED["owner"], "n4", owner="foreign")
-    server.old_node("n5", "warning", "critical", state="pending")
-    server.old_node("n6", "unhealthy", "worse than ever")
-    said = told(server, 160)
-    assert said.startswith("6 nodes: 1 drained by healthd, 3 broken, 1 of which somebody knows, 1 warning, ")
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if re.match(r"n\d ", line)}
-    assert rows == {
-        "n1": "unhealthy in service gpu_xid/79 61; an older healthd",
-        "n2": "unhealthy in service 1 known to somebody",
-        "n3": "unhealthy drained an older healthd does not say its Reason; gpu_xid/79 61",
-        "n4": "healthy by others an older healthd does not say its Reason",
-        "n5": "warning in service",
-        "n6": "unhealthy in service an older healthd",
-    }
-    fleet = read(server)
-    assert fleet.notes[0].startswith("6 of an older healthd (before 0.2), which does not say the Reason of a drain")
-    assert fleet.notes[1] == "1 series of the answers are none, and are left out"
-    (condition,) = next(n for n in document(fleet, fleet.nodes)["nodes"] if n["node"] == "n1")["conditions"]
-    assert (condition["severity"], condition["enforced"], condition["since"]) == ("critical", None, None)
 
 
 def test_broken_is_known_to_somebody_only_if_it_is():

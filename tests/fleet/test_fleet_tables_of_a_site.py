@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.fleet.ingest import Asked, IngestError, ingest
-from healthd.fleet.sources import failures_file, jobs_file, node_facts, tickets
+from healthd.fleet.sources import jobs_file, node_facts, site_tables
 from healthd.fleet.tables import JOBS
 
 NOON = 1795348800  # 2026-11-22 12:00:00 UTC
@@ -21,7 +21,7 @@ def told(parse, text: str) -> tuple[list[tuple], Noted]:
 
 def test_a_ticket_is_of_each_node_that_it_names():
     found, noted = told(
-        tickets.parse, "node,opened,closed,words\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
+        site_tables.tickets, "node,opened,closed,words\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
     )
     assert found == [
         ("c1", "n1", NOON, None, "fan"),
@@ -33,18 +33,20 @@ def test_a_ticket_is_of_each_node_that_it_names():
 
 def test_tickets_that_cannot_be_are_counted():
     text = "node,opened,closed\nn1,,\n,1795348800,\nn1,1795348800,1795348799\nn1,soon,\nn[1,1795348800,\nn1,-5,\n"
-    found, noted = told(tickets.parse, text)
+    found, noted = told(site_tables.tickets, text)
     assert (found, noted.lines) == ([], [2, 3, 4, 5, 6, 7])
 
 
 def test_a_failure_is_a_node_a_time_and_a_kind():
-    found, noted = told(failures_file.parse, "kind;node;time\ngpu;n[1-2];1795348800\n;n3;1795348800\ngpu;;1795348800\n")
+    found, noted = told(
+        site_tables.failures, "kind;node;time\ngpu;n[1-2];1795348800\n;n3;1795348800\ngpu;;1795348800\n"
+    )
     assert found == [("c1", "n1", NOON, "gpu"), ("c1", "n2", NOON, "gpu"), ("c1", "n3", NOON, "")]
     assert noted.lines == [4]
 
 
 def test_a_cluster_in_the_table_goes_before_the_one_that_was_said():
-    assert told(failures_file.parse, "cluster,node,time,kind\nc9,n1,1795348800,x\n")[0][0][0] == "c9"
+    assert told(site_tables.failures, "cluster,node,time,kind\nc9,n1,1795348800,x\n")[0][0][0] == "c9"
 
 
 HEADER = "job_id,nodes,gpus,submit,start,end,state,restarts,user\n"
@@ -100,7 +102,7 @@ def test_a_rows_number_is_a_bigint_and_its_own(job, submit, restarts):
     assert number != jobs_file.db_index("c1", job, submit, restarts + 1)
 
 
-@given(st.text(max_size=200), st.sampled_from([tickets.parse, failures_file.parse]))
+@given(st.text(max_size=200), st.sampled_from([site_tables.tickets, site_tables.failures]))
 def test_any_text_is_read_counted_or_a_sentence(text, parse):
     header = "node,opened,closed,time,kind\n"
     found, noted = told(parse, header + text)
@@ -174,7 +176,7 @@ def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
 @pytest.mark.one_python
 def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
     path, store = tmp_path / "tickets.csv", tmp_path / "db"
-    wanted = [(tickets.SOURCE, [str(path)])]
+    wanted = [(site_tables.TICKETS, [str(path)])]
     path.write_text("node,opened,closed,words\nn1,1795348800,,fan\n")
     assert ingest(str(store), wanted, Asked(1795400000, "c1")).unread.rows == {"tickets": 1}
     assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}
@@ -187,7 +189,7 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
 @pytest.mark.parametrize(
     ("source", "text", "bad"),
     [
-        (tickets.SOURCE, "node,opened\nn1,1795348800\n", 'has no column "node"'),
+        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'has no column "node"'),
         (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
         (jobs_file.SOURCE, HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n", 'has no column "job_id"'),
     ],
@@ -207,14 +209,14 @@ def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_st
 def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
-    came = ingest(str(tmp_path / "db"), [(tickets.SOURCE, [str(path)])], Asked(1795400000))
+    came = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], Asked(1795400000))
     assert came.failed == [f"tickets: {path}: does not tell the cluster: say --cluster NAME"]
     assert live(tmp_path / "db", "tickets") == []
 
 
 def test_a_missing_column_is_named_with_the_file():
     with pytest.raises(IngestError, match='file: has no column "kind": the first line must name node, time, kind'):
-        told(failures_file.parse, "node,time\n")
+        told(site_tables.failures, "node,time\n")
 
 
 @pytest.mark.one_python

@@ -88,9 +88,9 @@ def test_rows_and_cursors_are_committed_together(tmp_path):
             one.cursor("file", "12")
             one.cursor("other", "x")
         with step(store, "mine ") as one:
-            one.cursor("other", None)
+            one.cursor("other", "y")
     with writing(str(db)) as store:
-        assert store.cursors == {"mine file": "12"}
+        assert store.cursors == {"mine file": "12", "mine other": "y"}
     assert content(db) == {"tickets": [ticket("a")]}
 
 

@@ -42,9 +42,9 @@ from healthd.agent.settings.config import ConfigError, parse_toml
 from healthd.agent.settings.effective import settle
 from healthd.agent.worker.results import said_of
 from healthd.cli.scan import correlate_all
-from healthd.common import guard, mountinfo
+from healthd.common import guard, history, mountinfo
 from healthd.common.codec import ConvertError
-from healthd.common.model import Condition, Mode, RunName, Severity
+from healthd.common.model import Condition, Mode, Observation, ObservationKind, RunName, Severity
 from healthd.common.page import Page
 from healthd.common.slurm.drain_reason import parse_reason, reason
 from healthd.common.slurm.output import SlurmTrouble
@@ -61,6 +61,7 @@ from healthd.validation import document as validation_document
 from healthd.validation import history as validation_history
 from healthd.validation.measurement import Measurement, NotUnderstood
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
+from tests.agent.conditions.test_ledger import FULL
 from tests.checks.test_mutations import CHECKS, Asked, file_of, run
 from tests.common.slurm.test_output import PARSERS
 
@@ -283,7 +284,7 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         *tables,
         *(
             path.read_text("utf-8")
-            for path in sorted([*DATA.glob("7adda38/*.toml"), *(ROOT / "conf/profiles").glob("*.toml")])
+            for path in sorted([*DATA.glob("site_checks/*.toml"), *(ROOT / "conf/profiles").glob("*.toml")])
         ),
     ]
 
@@ -301,7 +302,9 @@ def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
             refused = sentence(LedgerError, decode, _text(data), "/run/healthd/ledger.json")
             assert refused.startswith("/run/healthd/ledger.json: is") or not refused
 
-    return [path.read_bytes() for path in (DATA / "7adda38/ledger.json", DATA / "7adda38/past.json")], take
+    reading = Observation("errors_total", 5.0, ObservationKind.COUNTER, (("port", "1"),))
+    past = {"ib_errors": history.encode(history.update({}, [reading], NOW, BOOT))}
+    return [text.encode() for text in (ledger_codec.encode(FULL), ledger_codec.encode_past(past))], take
 
 
 def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
@@ -311,7 +314,7 @@ def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         for text in (data, gzip.compress(data, 1)):
             sentence(RecordingError, recording.decode, text, "f")
 
-    raw = [(DATA / "7adda38/node.rec").read_bytes()]
+    raw = [(DATA / "recordings/fewer_checks/two_gpus.rec").read_bytes()]
     return [*raw, gzip.decompress(raw[0])[:20_000]], take
 
 

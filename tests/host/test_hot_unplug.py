@@ -13,8 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.host.host import Host
-from healthd.host.hot_unplug import RETRY_SECONDS, HotUnplug, hot_unplug
-from healthd.host.uevents import KOBJECT_UEVENT, OF_THE_KERNEL, Uevent, Uevents, parse
+from healthd.host.hot_unplug import (
+    KOBJECT_UEVENT,
+    OF_THE_KERNEL,
+    RETRY_SECONDS,
+    HotUnplug,
+    Uevent,
+    Uevents,
+    hot_unplug,
+    parse_uevent,
+)
 from tests.e2e.requirements import require, require_root
 
 pytestmark = [pytest.mark.one_python, pytest.mark.alone]  # each daemon of this machine hears of the devices
@@ -117,14 +125,14 @@ def test_only_the_kernel_is_believed(bridge: str, heard: HotUnplug) -> None:
 
 @given(st.binary())
 def test_any_bytes_are_an_event_or_none(message: bytes) -> None:
-    parse(message)
+    parse_uevent(message)
 
 
 def test_an_event_of_the_kernel_is_taken_apart() -> None:
     path = "/devices/pci0000:00/0000:00:1f.0"
     said = f"remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=pci\0MODALIAS=pci:v=1\0SEQNUM=7\0"
-    assert parse(said.encode()) == Uevent("remove", path, "pci")
-    assert parse(b"libudev\0\xfe\xed\xca\xfe") is None, "udevd's"
+    assert parse_uevent(said.encode()) == Uevent("remove", path, "pci")
+    assert parse_uevent(b"libudev\0\xfe\xed\xca\xfe") is None, "udevd's"
 
 
 def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:

@@ -41,7 +41,7 @@ PROBLEMS = (  # what a node may have, the families of faults first
         "other",
     ),
     *("warning", "target_down", "round_stale", "kernel_log", "slurm", "drain_held", "drained_long", "unknown", "ack"),
-    *("paused", "reload", "stream", "too_old", "validation_slow"),
+    *("paused", "reload", "stream", "validation_slow"),
 )
 
 
@@ -79,7 +79,6 @@ def test_rules_and_fleet_status_ask_only_for_metrics_and_labels_that_healthd_has
     for text in expressions():
         for name, matchers in METRIC.findall(text):
             assert name in FAMILIES, name
-            assert FAMILIES[name].deprecated is None, name
             labels = {label for label, _, _ in MATCHER.findall(matchers)}
             assert labels <= {*FAMILIES[name].labels, *OF_PROMETHEUS}, (name, labels)
             named[name] += 1

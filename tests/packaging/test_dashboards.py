@@ -61,11 +61,3 @@ def test_each_metric_of_a_board_is_in_the_reference() -> None:
             for target in panel["targets"]:
                 asked = set(re.findall(r"healthd_\w+", target["expr"]))
                 assert asked <= known, panel["title"]
-
-
-def test_no_board_asks_for_what_is_deprecated() -> None:
-    text = (ROOT / "docs/metrics.md").read_text("utf-8")
-    gone = set(re.findall(r"(?m)^\| `(healthd_\w+)`.*Deprecated", text))
-    asked = {metric for path in FILES for metric in re.findall(r"healthd_\w+", path.read_text("utf-8"))}
-    assert gone
-    assert not gone & asked

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.settings.config import Settings
-from healthd.agent.slurm import job_gpus
+from healthd.agent.slurm import prolog_files
 
 pytestmark = pytest.mark.one_python
 
@@ -113,7 +113,7 @@ def test_what_a_prolog_reads_and_writes_is_there_before_healthd_ran_for_the_firs
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     runtime_dir = made / Settings().runtime_dir.lstrip("/")
-    for folder in (runtime_dir, runtime_dir / job_gpus.FOLDER):
+    for folder in (runtime_dir, runtime_dir / prolog_files.FOLDER):
         assert oct(folder.stat().st_mode & 0o7777) == "0o755", folder
 
 

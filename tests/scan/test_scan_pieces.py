@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import until
 
-from healthd.scan import continuation, literals, messages, parallel, piece_result, split, subprocesses
+from healthd.scan import continuation, literals, messages, parallel, piece_result, subprocesses
 from healthd.scan.events import happened
 from healthd.scan.findings import event_json, judged
 from healthd.scan.lines import Tally
@@ -122,7 +122,7 @@ def test_cut_at_each_byte_it_is_read_as_by_one(monkeypatch: pytest.MonkeyPatch) 
     tried: list[set[int]] = []
     for place in range(1, len(STORY) + 1):
         with file_of(STORY) as file:
-            plan = {piece.begins for piece in split.pieces(file, place, 1)}
+            plan = {piece.begins for piece in parallel.pieces(file, place, 1)}
         if plan in tried:
             continue
         tried.append(plan)
@@ -139,7 +139,7 @@ def test_any_log_is_read_in_pieces_as_by_one(log: bytes, piece: int, kept: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(continuation, "LINES_KEPT", kept)
         patch.setattr(continuation, "OF_OTHER_HOSTS", 1)
-        patch.setattr(split, "LINES_KEPT", kept)
+        patch.setattr(parallel, "LINES_KEPT", kept)
         same(log + ends, Sizes(piece=piece, block=1))
 
 
@@ -153,7 +153,7 @@ def test_so_are_records_of_one_moment_that_lie_on_both_sides_of_a_cut(lines: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(continuation, "LINES_KEPT", kept)
         patch.setattr(continuation, "OF_OTHER_HOSTS", 1)
-        patch.setattr(split, "LINES_KEPT", kept)
+        patch.setattr(parallel, "LINES_KEPT", kept)
         same("\n".join(lines).encode(), Sizes(piece=piece, block=1))
 
 
@@ -215,7 +215,7 @@ def test_what_a_copy_does_not_live_to_answer_the_first_process_reads(dies: int) 
 def test_lines_without_end_are_read_by_one_process_in_bounded_pieces() -> None:
     for log in (b"x" * 20_000_000, b"\0" * 3_000_000 + STORY, b"  indented\n" * 300_000):
         with file_of(log) as file:
-            plan = list(split.pieces(file, 1 << 20))
+            plan = list(parallel.pieces(file, 1 << 20))
         assert plan[-1].last
         assert all(piece.ends - piece.begins < 10 << 20 for piece in plan[:-1])
         same(log, Sizes(piece=1 << 20))
@@ -225,7 +225,7 @@ def test_a_piece_ends_where_one_reader_ends_a_block() -> None:
     lines = [f"[{place:5}.000000] usb 1-1: {'x' * (place % 3000)}\n" for place in range(3000)]
     log = "".join(lines).encode()
     with file_of(log) as file:
-        ends = {piece.ends for piece in split.pieces(file, 1 << 20)}
+        ends = {piece.ends for piece in parallel.pieces(file, 1 << 20)}
     at, blocks = 0, set()
     for block in lines_of(io.BytesIO(log)):
         at += len(block.text) + 1
@@ -432,7 +432,7 @@ def test_no_more_is_kept_than_is_allowed(tmp_path: Path) -> None:
         copies: list[subprocesses.Copy] = [
             Beside(parallel._work(Reader(NOW), file, "log", sizes), reads) for _ in range(4)
         ]
-        given = parallel._Given(split.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
+        given = parallel._Given(parallel.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
         while given.next() is not None:
             assert sum(len(copy.answers) for copy in copies) <= 1
         os.close(reads)

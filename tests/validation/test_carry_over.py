@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.validation.carry_over import with_unanswered
 from healthd.validation.document import FILE, VERDICTS, Result, Validation, as_text, parse, worst
+from healthd.validation.history import with_unanswered
 from healthd.validation.run import keep
 
 A, B = "0000:1b:00.0", "0000:43:00.0"

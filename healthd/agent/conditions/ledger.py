@@ -52,7 +52,6 @@ class Ledger:
     events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
     outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
     A time that is added here, or below, is a `Moment` or a `PastMoment`: it then moves when the clock is set.
-    A field that is added here, or below, has a default and stands in ledger_file.NEWER_FIELDS: older ones refuse it.
     """
 
     version: int = VERSION

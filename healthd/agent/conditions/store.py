@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import healthd
-from healthd.agent.conditions import bounds, endings, ledger_codec, log_lines, state_files
+from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
 from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.condition import ended
@@ -135,11 +135,9 @@ class Memory:
         self.ledger = found
         known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
         self.say(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
-        self._tell(dataclasses.replace(self.ledger, conditions=()))  # all that the stream does not know of yet
         if found.boot_id != boot_id:
             self.booted_at = now
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
-        self.set_conditions(bounds.bounded(self.conditions))  # an older healthd may have kept more
         self.change_mode(mode)
         self.change(boot_id=boot_id)
 

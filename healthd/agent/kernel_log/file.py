@@ -61,8 +61,8 @@ class FollowedFile:
         self._tails: list[Tail] = []
         places = _places(cursor)
         self._boot_id = boot_id
-        # The boot of the lines that are read next, until this boot's begin. Older cursors do not name it.
-        self._boot_of_lines = str(cursor.get("boot_id", boot_id)) if cursor and places is not None else boot_id
+        # The boot of the lines that are read next, until this boot's begin.
+        self._boot_of_lines = str(cursor["boot_id"]) if cursor and places is not None else boot_id
         self._first = places is None
         try:
             for place in places or ():
@@ -401,7 +401,9 @@ def when(found: Stripped, now: float, modified: float) -> float:
 def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
     """The places in a cursor that a FollowedFile left; None if it is no such cursor."""
     try:
-        files: Any = cursor["files"] if cursor else None
+        if not cursor or "boot_id" not in cursor:
+            return None
+        files: Any = cursor["files"]
         return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
     except (KeyError, OverflowError, TypeError, ValueError):
         return None

@@ -48,14 +48,11 @@ Row: TypeAlias = "tuple[Mapping[str, str], float]"
 Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # of a family, by its name in FAMILIES
 
 
-def families(snapshot: Snapshot, deprecated: bool = True) -> list[Metric]:
+def families(snapshot: Snapshot) -> list[Metric]:
     """healthd's own metrics, then the checks' observations by name. Families without a series are left out. All of it
-    is the snapshot's: what changes without another one is in `processes`.
-
-    `deprecated`: also those that are called otherwise now.
-    """
+    is the snapshot's: what changes without another one is in `processes`."""
     observed, refused = _observed(snapshot)
-    own = {name: rows for name, rows in _own(snapshot) if deprecated or FAMILIES[name].deprecated is None}
+    own = dict(_own(snapshot))
     own[REFUSED] = [({"check": check}, float(count)) for check, count in refused]
     return [metric for metric in (*map(_family, own, own.values()), *observed) if metric.series]
 
@@ -108,8 +105,6 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
     # of Prometheus's own.
     jobs = [({**condition_labels(c), "slurm_job": job}, 1.0) for c in conditions for job in c.job.split(",") if job]
     yield "condition_slurm_job", jobs
-    words = [({"severity": c.severity.name.lower(), "state": c.state.value} | condition_labels(c)) for c in conditions]
-    yield "condition", [(labels, 1) for labels in words]
 
 
 def condition_labels(c: Condition) -> dict[str, str]:
@@ -302,7 +297,7 @@ def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
 
 def _family(name: str, rows: Iterable[Row]) -> Metric:
     """Each series once: Prometheus refuses a page on which one stands twice."""
-    return Metric(PREFIX + name, FAMILIES[name].help, {_series(labels.items()): value for labels, value in rows})
+    return Metric(PREFIX + name, FAMILIES[name].text, {_series(labels.items()): value for labels, value in rows})
 
 
 def _series(labels: Iterable[tuple[str, str]]) -> Labels:
@@ -324,14 +319,14 @@ def _clean(words: str) -> str:
 # --- the page and the file
 
 
-def render(snapshot: Snapshot, deprecated: bool = True) -> bytes:
+def render(snapshot: Snapshot) -> bytes:
     """The page in the Prometheus text format."""
-    return standing(snapshot, deprecated, openmetrics=False) + passing(snapshot, openmetrics=False)
+    return standing(snapshot, openmetrics=False) + passing(snapshot, openmetrics=False)
 
 
-def standing(snapshot: Snapshot, deprecated: bool, openmetrics: bool, kept: Written | None = None) -> bytes:
+def standing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
     """The first part of the page, which is the same until there is another snapshot. kept: as of `text`."""
-    return text(families(snapshot, deprecated), openmetrics, kept).encode()
+    return text(families(snapshot), openmetrics, kept).encode()
 
 
 def passing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:

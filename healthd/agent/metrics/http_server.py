@@ -81,10 +81,9 @@ class Pages:
     `files`: None = in the clear, for everybody.
     """
 
-    def __init__(self, get_snapshot: Callable[[], Snapshot], deprecated: bool = True, web_config: str = "") -> None:
+    def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
         """Raises WebConfigError."""
         self._get_snapshot = get_snapshot
-        self._deprecated = deprecated
         self._pages: dict[tuple[bool, bool], _MadePage] = {}
         self._written: dict[bool, tuple[Written, Written]] = {False: ({}, {}), True: ({}, {})}  # of both parts
         self._making = threading.Lock()
@@ -155,7 +154,7 @@ class Pages:
         return made.body
 
     def _standing(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
-        text = families.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics][0])
+        text = families.standing(snapshot, openmetrics, self._written[openmetrics][0])
         return deflated(text) if zipped else text
 
     def _wants_openmetrics(self, accept: str) -> bool:

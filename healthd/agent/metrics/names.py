@@ -13,28 +13,11 @@ from typing import NamedTuple
 PREFIX = "healthd_"
 
 
-class Deprecated(NamedTuple):
-    """use: what says the same now. since, gone: the versions of healthd that first called it so, and that has it no
-    more."""
-
-    use: str
-    since: str
-    gone: str
-
-
 class Family(NamedTuple):
     """labels: all that a series of it may have. text: what the value says, with its unit, as HELP has it."""
 
     labels: tuple[str, ...]
     text: str
-    deprecated: Deprecated | None = None
-
-    @property
-    def help(self) -> str:
-        if self.deprecated is None:
-            return self.text
-        old = self.deprecated
-        return f"Deprecated since {old.since}, gone in {old.gone}: use {old.use}. {self.text}"
 
 
 _CONDITION = ("check", "code", "subject")
@@ -77,11 +60,6 @@ FAMILIES = {
     ),
     "condition_slurm_job": Family(
         (*_CONDITION, "slurm_job"), "Always 1; the label is a Slurm job at the source of a condition that stands."
-    ),
-    "condition": Family(
-        (*_CONDITION, "severity", "state"),
-        "Always 1; a condition that stands, with severity and state as labels.",
-        Deprecated("healthd_condition_severity, _open and _acknowledged", since="0.2", gone="0.3"),
     ),
     # --- the checks and their rounds
     "check_runs_total": Family((*_CHECK, "outcome"), "Runs of a check since the start, by how they ended."),

@@ -162,7 +162,7 @@ class Publisher:
         troubles, web_trouble = [], ""
         try:
             if self._pages is None:  # asked from their own threads
-                self._pages = Pages(lambda: self.shown, config.deprecated, config.web_config)
+                self._pages = Pages(lambda: self.shown, config.web_config)
             for address in waiting:
                 try:
                     port, self._stop_metrics[address] = serve(address, self._pages)

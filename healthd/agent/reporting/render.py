@@ -7,7 +7,6 @@ reaches the terminal as a control character.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from healthd.agent.reporting.endings import ends
@@ -274,7 +273,7 @@ def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:
     if not (d["troubles"] or d["barred"] or hold):
         return
     yield from ("", page.heading("Trouble"))
-    for sentence, command in zip_longest(d["troubles"], d.get("trouble_commands", ()), fillvalue=""):
+    for sentence, command in zip(d["troubles"], d["trouble_commands"], strict=True):
         yield from page.wrap(sentence, "  ")
         if command:
             yield _step("next", command)

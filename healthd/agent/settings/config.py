@@ -160,12 +160,10 @@ class FleetLimits:
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """listen: ADDRESS:PORT, several of them, or "off". textfile: a *.prom file for node_exporter's textfile collector;
-    "" = none. deprecated: also metrics that are called otherwise now, until the version that drops them.
-    web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
+    "" = none. web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
 
     listen: Address | Addresses = "127.0.0.1:9478"
     textfile: AbsolutePathOrNone = ""
-    deprecated: bool = True
     web_config: AbsolutePathOrNone = ""
 
 

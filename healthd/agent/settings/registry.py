@@ -50,9 +50,6 @@ from healthd.host.host import Host
 
 T = TypeVar("T")
 
-# Codes of older versions (or how they begin) that settings may still name.
-RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/link_down"}
-
 
 # Of any check: what agent/conditions/bounds.py counts in one condition.
 OF_OTHERS = Explain(
@@ -252,8 +249,7 @@ class Check:
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                hint = renamed(code) or self._its_codes(written)
-                raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
+                raise ConvertError(f'{where}.severity: there is no code "{code}"{self._its_codes(written)}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):
                 raise ConvertError(f"{where}: {problem}")
@@ -306,15 +302,6 @@ def require_common(config: CheckConfig, where: str) -> None:
 
 
 FEW_CODES = 16  # all of them fit into a sentence
-
-
-def renamed(code: str) -> str:
-    """A hint for a code of an older version, "" for any other."""
-    for old, new in RENAMED.items():
-        if code.startswith(old):
-            now = new + code.removeprefix(old)
-            return f'; it is "{now}" now, of [checks.{now.partition("/")[0]}]'
-    return ""
 
 
 def built_in(only: Collection[str] | None = None) -> dict[str, Check]:

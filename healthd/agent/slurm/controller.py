@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from healthd.agent.conditions import absorb, endings
 from healthd.agent.conditions.store import Memory, tell
 from healthd.agent.settings.config import Settings
-from healthd.agent.slurm import events, fleet_limit, log_lines
+from healthd.agent.slurm import action_log, fleet_limit
 from healthd.agent.slurm.driver import SlurmDriver
 from healthd.agent.slurm.flapping import Flapping, answered_for
-from healthd.agent.slurm.job_gpus import of_this_node
 from healthd.agent.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
-from healthd.agent.slurm.prolog_refusals import told_by_prolog
+from healthd.agent.slurm.prolog_files import of_this_node, refusal_times
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.slurm.slurmd_start import SlurmdStart
 from healthd.common.model import (
@@ -192,10 +191,10 @@ class Hand:
             return None
         known = self._memory.ledger.slurm
         self._take_peoples_word(report)
-        self._memory.say(events.of_look(known.reason, report.lifted, report.acknowledged, report.requeued))
-        tell(log_lines.of_hold(known.hold, report.memory.hold, self._now()))
+        self._memory.say(action_log.report_events(known.reason, report.lifted, report.acknowledged, report.requeued))
+        tell(action_log.hold_lines(known.hold, report.memory.hold, self._now()))
         self._remember(report.memory)
-        tell(log_lines.of_look(report, known.reason, self._told, self._cause))
+        tell(action_log.report_lines(report, known.reason, self._told, self._cause))
         drains = bool(report.memory.reason)
         self.requeued = tuple(dict.fromkeys((*self.requeued, *report.requeued))) if drains else ()
         # a look that ended in trouble has not seen all jobs
@@ -210,7 +209,7 @@ class Hand:
         memory, now = self._memory, self._now()
         conditions = before = memory.conditions
         if report.acknowledged:
-            tell(log_lines.of_resume_by_operator(self._cause))
+            tell(action_log.operator_resume_line(self._cause))
             conditions = endings.resumed_by_operator(conditions, report.acknowledged_before, now)
             memory.forget_growth(c for key, c in conditions.items() if c != before.get(key))
         if report.adopted:
@@ -218,11 +217,11 @@ class Hand:
         memory.set_conditions(conditions)
 
     def _refusals(self) -> tuple[float, ...]:
-        return told_by_prolog(self.settings.runtime_dir)
+        return refusal_times(self.settings.runtime_dir)
 
     def _tell_command(self, command: Command, result: CommandResult | None) -> None:
         """The stream knows of a command before it begins, also where we are killed right after."""
-        self._memory.say(events.of_command(command.argv, result))
+        self._memory.say(action_log.command_events(command.argv, result))
         if result is None:
             self._memory.save()
 
@@ -234,8 +233,8 @@ class Hand:
         was_answered_for = bool(self._began_with.resumed) and not known.resumed
         self._memory.change(slurm=answered_for(slurm) if was_answered_for else slurm)
         self._memory.save()
-        tell(log_lines.of_drain(before, self._cause))
+        tell(action_log.drain_lines(before, self._cause))
 
     @property
-    def _cause(self) -> log_lines.Cause:
-        return log_lines.Cause(self._causes, self._memory.ledger)
+    def _cause(self) -> action_log.Cause:
+        return action_log.Cause(self._causes, self._memory.ledger)

@@ -26,7 +26,6 @@ from typing import TypeVar
 from healthd.agent.conditions.condition import fault_time
 from healthd.agent.slurm import flapping, fleet_limit
 from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
-from healthd.agent.slurm.gres_conf import MOST_BYTES, ascends
 from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.agent.slurm.policy import (
     UNKNOWN_CONTROLLER,
@@ -73,7 +72,7 @@ from healthd.common.slurm import commands
 from healthd.common.slurm.admin_comment import admin_comment
 from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.slurm.drain_reason import parse_reason, reason
-from healthd.common.slurm.gres import Given, given_in
+from healthd.common.slurm.gres import GRES_CONF_BYTES, Given, ascends, given_in
 from healthd.common.slurm.node_states import NOT_TO_RESUME, TAKEN, UNSETTLED
 from healthd.common.slurm.output import (
     Job,
@@ -629,7 +628,7 @@ class _Look:
     def read_gres_conf(self, given: Given) -> Steps[None]:
         """Read it, once a look, where Slurm names GPUs by its numbers. What cannot be read is as good as none."""
         if self.gres_conf is None and any(map(is_decimal, given)):
-            result = yield from self.run(commands.gres_conf(MOST_BYTES))
+            result = yield from self.run(commands.gres_conf(GRES_CONF_BYTES))
             self.gres_conf = result.text if result.status == 0 else ""
 
     def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:

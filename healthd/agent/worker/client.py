@@ -23,12 +23,12 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from healthd.agent.worker import unchanged
-from healthd.agent.worker.process import Setup, as_arguments
+from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import OPS, Asked, CloseNvml, Run, table_of
 from healthd.agent.worker.unchanged import Known
 from healthd.common import ownership
 from healthd.common.atomic_files import open_own_file
-from healthd.common.codec import load
+from healthd.common.codec import dump, load
 from healthd.common.model import Outcome, RunName
 from healthd.common.values import dataclass
 from healthd.host import shortage
@@ -153,7 +153,7 @@ class _Worker:
 def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
     """A worker that is a program, with nothing of this process but the stream. Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), *as_arguments(setup)],
+        [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), json.dumps(dump(setup))],
         pass_fds=[stream.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The worker: the process that may hang, crash or be abandoned. It does one request at a time for the daemon.
 
-    python -m healthd.agent.worker FD SETUP PLACES    FD: a stream socket to the daemon; SETUP, PLACES: JSON, see Setup
+    python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
 Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
 stream is the order to end: an abandoned worker notices it before its next call of NVML, or when it reads the next
@@ -62,14 +62,6 @@ class Setup:
     runtime_dir: str = RUNTIME_DIR
 
 
-def as_arguments(setup: Setup) -> tuple[str, str]:
-    """SETUP and PLACES. An older worker, whose files were installed under a newer daemon, refuses a SETUP with fields
-    that it does not know, and reads no further argument: what is newer stands in that."""
-    table = dump(setup)
-    places = {name: table.pop(name) for name in ("state_dir", "runtime_dir") if name in table}  # it leaves defaults out
-    return json.dumps(table), json.dumps(places)
-
-
 def setup_of(settings: Settings, record: str = "") -> Setup:
     """What the worker of a daemon with these settings is told."""
     return Setup(
@@ -84,7 +76,7 @@ def setup_of(settings: Settings, record: str = "") -> Setup:
 
 def main() -> None:
     stream = socket.socket(fileno=int(sys.argv[1]))
-    serve(load(Setup, {key: value for text in sys.argv[2:4] for key, value in json.loads(text).items()}), stream)
+    serve(load(Setup, json.loads(sys.argv[2])), stream)
 
 
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
@@ -225,13 +217,13 @@ class Worker:
         self.begin(check.name, request["instance"])
         name, boot_id = RunName(check.name, request["instance"]), request["boot_id"]
         kept = self._kept.pop(name, None)
-        if "before" in request and (kept is None or kept.number != request["before"]):
-            raise ValueError(f"it does not know request {request['before']}")
         known = kept if "before" in request else None
+        if "before" in request and (known is None or known.number != request["before"]):
+            raise ValueError(f"it does not know request {request['before']}")
         table = request["config"] if known is None or "config" in request else known.config
         config = self._config(check, table)
         now = request["now"] if "now" in request else self.host.now()  # a caller that keeps no past names no moment
-        same = kept if kept is not None and known is not None and "past" not in request else None
+        same = known if "past" not in request else None
         store = history.decode(request["past"]) if same is None else same.store
         again = (same.made, same.now) if same else None
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": [], "nothing": []}
@@ -247,18 +239,16 @@ class Worker:
         as_before = kept is not None and kept.observations == read
         texts = kept.texts if kept and as_before else _texts(read, kept)
         said = {name: dump(found[name]) for name in ("findings", "repairs", "nothing")} | {"left_out": left_out}
-        answer = {"error": error, "gone": self.host.gpus_gone > gone_before, "keeps": True}
-        brief = known is not None and request.get("brief") is True
-        if not (brief and as_before):
+        answer = {"error": error, "gone": self.host.gpus_gone > gone_before}
+        if known is None or not as_before:
             answer["observations"] = f"[{','.join(texts)}]"
-        answer |= {name: value for name, value in said.items() if not (brief and kept and kept.said[name] == value)}
+        answer |= {name: value for name, value in said.items() if known is None or known.said[name] != value}
         stands = same is not None and as_before and same.boot_id == boot_id and now < same.until
         made, until = (same.made, same.until) if same and stands else (now, 0.0)
         if not stands:
             store = history.update(history.read_again(store, *again) if again else store, read, now, boot_id)
             until = history.stands_until(store, len(read), now, boot_id)
-        if not (stands and brief):
-            answer["past"] = history.encode(history.read_again(store, made, now) if stands else store)
+            answer["past"] = history.encode(store)
         number = request.get("number", 0)
         self._kept[name] = _Kept(number, table, now, boot_id, read, texts, store, made, until, said)
         return answer
@@ -333,7 +323,7 @@ class Worker:
 
     def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> dict[str, Any]:
         """The name of the cluster, as Slurm's settings on this node have it."""
-        from healthd.common.slurm.cluster_name import cluster_name
+        from healthd.common.slurm.slurm_conf import cluster_name
 
         return {"cluster": cluster_name(self.setup.root)}
 

@@ -2,10 +2,8 @@
 
     Run("gpu_ecc", "", {...}, past, boot_id)  <->  {"op": "run", "check": "gpu_ecc", "instance": "", ...}
 
-healthd's files may be replaced under a running daemon: then an older daemon asks a newer worker. So a field that comes
-later has a default, one that this worker does not know is no mistake, and none is renamed. The runner adds "number" and
-"now", and leaves out of a Run what the worker knows (agent/worker/unchanged.py); what is in its `config` and `past` is
-JSON of its own.
+The runner adds "number" and "now" to each request. It leaves out of a Run what the worker has already
+(agent/worker/unchanged.py). `config` and `past` of a Run hold JSON of their own.
 """
 
 from __future__ import annotations
@@ -133,6 +131,7 @@ OPS: Mapping[str, type[Asked]] = {
     "look_at_own_files": LookAtOwnFiles,
     "read_journal": ReadJournal,
 }
+ADDED = ("op", "number", "now")  # to the fields of each request
 _NAMES = {kind: name for name, kind in OPS.items()}
 
 
@@ -152,8 +151,8 @@ def _fields_of(value: Asked | JournalGap) -> dict[str, Any]:
 
 
 def asked_in(table: Mapping[str, Any]) -> Asked:
-    """What came over the stream. Raises ConvertError, or KeyError where there is no such request."""
+    """Return the request that came over the stream. Raises ConvertError, or KeyError if there is no such request."""
     kind = OPS[table["op"]]
     names = {field.name.rstrip("_"): field.name for field in dataclasses.fields(kind)}
-    asked: Asked = load(kind, {field: table[name] for name, field in names.items() if name in table})
+    asked: Asked = load(kind, {names.get(name, name): table[name] for name in table if name not in ADDED})
     return asked

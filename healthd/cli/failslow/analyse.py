@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import traceback
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from healthd.failslow.model import Evidence, Judgement, Series
     from healthd.failslow.readers.columns import Columns
 
+WHO = "healthd failslow"
 EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 wrong use."
 
 
@@ -91,15 +93,47 @@ def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
     )
 
 
-def _evidence(series: Sequence[Series], folder: str | None, notes: list[str]) -> list[Evidence]:
-    """What the nodes told, if a store was named. Raises Stop."""
-    if folder is None:
-        return []
-    from healthd.cli.failslow.node_evidence import evidence_of
+def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], str]:
+    """Return what the fleet's store has about the nodes of these series at their time, and a sentence on how much.
 
-    found, how_much = evidence_of(series, folder)
-    notes.append(how_much)
-    return found
+    Times are as in Series.index; the sentence has no full stop. Raises Stop: 64 if no series has a node or the index is
+    no time, 3 if the store cannot answer.
+    """
+    from healthd.cli.fleet.answers import at_the_store
+    from healthd.cli.fleet.ingest import at_the_centre
+    from healthd.failslow import times
+    from healthd.failslow.model import Evidence
+
+    nodes = sorted({one.node for one in series} - {""})
+    if not nodes:
+        raise Stop(f"{WHO}: --db: no series has a node: --node names the column that has it")
+    first = min(float(one.index[0]) for one in series if one.node)
+    last = max(float(one.index[-1]) for one in series if one.node)
+    unit = times.units_a_second(first, last)
+    if unit is None:
+        raise Stop(f"{WHO}: --db: the index is no time: --index names a column with ISO 8601 or the time since 1970")
+    with at_the_centre(WHO):
+        from healthd.fleet.node_evidence import BEFORE_SECONDS, told_by
+
+    # A condition may slow down what begins up to ten minutes after it was reported.
+    flags = _store_flags(folder, math.floor(first / unit) - BEFORE_SECONDS, math.floor(last / unit) + 1)
+    with at_the_store(flags, who=WHO) as study:
+        told = told_by(study, nodes)
+    found = [
+        Evidence(one.node, one.begin * unit, None if one.end is None else one.end * unit, one.code, one.what)
+        for one in told
+    ]
+    telling, count = len({one.node for one in found}), len(found)
+    findings = f"{count:,} finding{'' if count == 1 else 's'}"
+    return found, f"the store has {findings} of {telling:,} of its {len(nodes):,} nodes at that time"
+
+
+def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
+    """Return the flags with which a store is opened. begin, end: seconds since 1970."""
+    from healthd.cli.fleet.answers import CHOICES
+
+    flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")
+    return argparse.Namespace(**flags, db=folder, from_time=str(begin), to_time=str(end))
 
 
 def _check_plot(path: str | None, files: Sequence[str]) -> None:
@@ -136,7 +170,11 @@ def _failslow(args: argparse.Namespace) -> int:
         from healthd.failslow.readers.folder import read
 
         series, notes, unread, stops = read(args.files, columns)
-        judgement = judged(series, _evidence(series, args.db, notes))
+        evidence: list[Evidence] = []
+        if args.db is not None:
+            evidence, how_much = _evidence(series, args.db)
+            notes.append(how_much)
+        judgement = judged(series, evidence)
         told = report.document(args.files, series, judgement, notes, unread, stops)
     status = REFUSED if report.found(told) else OK
     if args.json:

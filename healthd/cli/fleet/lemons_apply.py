@@ -44,7 +44,7 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
     """Names of nodes are alike in many clusters: the store's has to be the one whose slurmctld is asked. said: by
     --cluster."""
     from healthd.common.slurm import commands
-    from healthd.common.slurm.cluster_name import parse_cluster_name
+    from healthd.common.slurm.slurm_conf import parse_cluster_name
 
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:

@@ -5,7 +5,7 @@ NVML finds them, by PCI address, else the order of gres.conf (github.com/SchedMD
 _sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
 ("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). slurmd counts anew
 when it starts, without a GPU that is gone. So a number counts only where it can mean but one GPU (`in_slurms_order`),
-and where gres.conf lists the GPUs in that order (`gres_conf.ascends`).
+and where gres.conf lists the GPUs in that order (`ascends`).
 MIG devices are counted one by one, mps and shards by the GPU that they are a share of (gres_c_s.c: "must match the
 order in which SHARINGs are defined").
 """
@@ -207,3 +207,86 @@ def pci_of(given: Given, order: Sequence[str] | None, by_uuid: Mapping[str, str]
             return None
         found.add(pci)
     return frozenset(found)
+
+
+# --- gres.conf
+
+GRES_CONF_BYTES = 256 << 10
+MOST_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers
+DETECTED = frozenset({"nvml", "nvidia"})
+_PAIR = regex(r"[ \t]*([A-Za-z_]{1,32})[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\"\s]+))(?=[ \t]|$)")
+_FILE = regex(r"(?:/[^\[\],/]{1,255}){1,32}/nvidia(?:([0-9]{1,4})|\[([0-9,-]{1,100})\])")
+
+
+def ascends(text: str, node: str, gpus: int) -> bool:
+    """Return True if gres.conf numbers the GPUs in the order of their device files (/dev/nvidia0 is 0, and so on).
+
+    slurmd numbers GPUs in the order of its list: the lines of gres.conf, or, with AutoDetect, the detected GPUs sorted
+    by the text of their device files (nvidia10 before nvidia2), then by NVLinks (github.com/SchedMD/slurm,
+    src/plugins/gres/gpu/gres_gpu.c: _merge_system_gres_conf()). If lines name several types, slurmctld numbers by type
+    and in the order of slurm.conf. The grammar is that of src/common/parse_config.c. Any line that cannot be parsed and
+    may concern this node counts as another order.
+
+    Args:
+        text: gres.conf; empty if the file does not exist.
+        gpus: how many GPUs the node has, without MIG devices.
+    """
+    if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next one
+        return False
+    files: list[int] = []
+    types, detect = set(), set()
+    for line in text.split("\n"):
+        if not (line := line.partition("#")[0].strip()):
+            continue
+        pairs = _pairs(line)
+        if pairs is None:  # also "include FILE"
+            return False
+        if "nodename" in pairs and not in_hostlist(node, pairs["nodename"]):
+            continue
+        if "autodetect" in pairs:
+            detect.add(pairs["autodetect"].lower())
+        if pairs.get("name", "").lower() == "gpu":
+            if "multiplefiles" in pairs or "file" not in pairs:
+                return False
+            if not (found := _device_numbers(pairs["file"])):
+                return False
+            types.add(pairs.get("type", ""))
+            files.extend(found)
+    found_out = bool(detect & DETECTED)
+    if len(types) > 1 or not detect <= DETECTED | {"off"} or (found_out and gpus > MOST_DETECTED):
+        return False
+    # AutoDetect in a line of this node overrides the global one: without device files both must detect the GPUs.
+    return files == list(range(gpus)) or (not files and found_out and "off" not in detect)
+
+
+def _pairs(line: str) -> Mapping[str, str] | None:
+    """Return the "Key=Value" words of a line by lower-case key, or None if it has any other word."""
+    found = dict(_each(line))
+    return None if "" in found else found
+
+
+def _each(line: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(line):
+        match = _PAIR.match(line, at)
+        if match is None:
+            yield "", ""
+            return
+        yield match[1].lower(), match[2] or match[3] or ""
+        at = match.end()
+
+
+def _device_numbers(files: str) -> list[int] | None:
+    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are GPU files in ascending order."""
+    found: list[int] = []
+    parts = _PART.findall(files)
+    if ",".join(parts) != files:
+        return None
+    for part in parts:
+        match = _FILE.fullmatch(part)
+        for words in (match[1] or match[2]).split(",") if match else [""]:
+            numbers = numbers_in(words)
+            if not numbers:
+                return None
+            found.extend(sorted(numbers))
+    return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from healthd.failslow.live.period import LEAST
+from healthd.failslow.live.iterations import LEAST
 
 SHARE = 0.001  # of a core
 OVER_SECONDS = 60.0

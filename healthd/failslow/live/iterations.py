@@ -1,24 +1,156 @@
-"""From what a counter had counted, at moments that are not quite equally far apart, to how long iterations took. Pure.
+"""How long the iterations of a job take, from the readings of a counter, for a job that reports nothing. Pure.
 
-The rate is taken on a grid: what was counted between two readings is spread evenly over the time between them, so that
-a reading that comes late, or not at all, moves little. Each octave halves the rate of the one before it: a period of 20
-to 44 samples (period.py) is 2 to 4.4 s in the first octave of a reading each 0.1 s, 4 to 8.8 s in the second, ... 64 to
-140 s in the last. An octave looks at its last 160 samples each 40: it says the mean of four to eight iterations.
+A training job computes, then communicates: the bytes that a link counts each 0.1 s rise and fall once per iteration.
+`rhythm` finds the period of a window of rates. If the rate agrees with itself k samples later, k is a period:
 
-Who speaks: one octave at a time, and only after it found the same period twice. Another one takes over when that has
-been silent for longer than a window of the other: iterations that became longer than 44 samples are found an octave
-lower.
+    ACF_k = 1/(L-k) sum_{t=1..L-k} (x_t - mean)(x_{t+k} - mean)  /  1/L sum_{t=1..L} (x_t - mean)^2
+
+This is FALCON's rule (arXiv 2410.12588, 2.2 step 2) with one change. FALCON divides both sums by the same number, so
+that its value shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is for
+names of operations, which agree or do not. A rate has noise, and ACF_k is the share of its variance that the period
+explains. Therefore:
+
+- THRESHOLD: more than half of the variance. Noise without memory gives a normal value with deviation 1/sqrt(L-k), 0.09:
+  half is 5.6 deviations, a chance of one in a hundred million per lag. The other rules exclude series with memory and
+  no period (a random walk, irregular transfers). docs/fail-slow-counters.md has measured how often all rules fail.
+- The lag is a local peak with a valley before it. There are peaks at two and three times the lag too, as far as the
+  window has two periods of them.
+- The smallest such lag that is about as high as the highest one is taken: a multiple of a period is also a period.
+  Micro-batches are a shorter period within an iteration. If the iterations agree no better than their micro-batches,
+  the micro-batches are taken, and their slowness is the job's. With `near`, the previous period, that one is kept if
+  it still qualifies.
+- At least LEAST samples: a shorter period is not measured well enough to see 10 %.
+
+If these conditions do not hold, there is no period: the result is None, never a guess.
+
+`Iterations` computes the rates on a grid: the count between two readings is spread evenly over the time between them,
+so that a late or missing reading changes little. Each octave halves the rate of the one before it: a period of 20 to 44
+samples is 2 to 4.4 s in the first octave of a reading each 0.1 s, 4 to 8.8 s in the second, ... 64 to 140 s in the
+last. An octave tests its last 160 samples after each 40 new ones: its result is the mean of four to eight iterations.
+
+One octave at a time gives results, and only after it found the same period twice. Another one takes over if the first
+has had no result for longer than a window of the other: iterations that become longer than 44 samples are found an
+octave lower.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import NamedTuple
 
-from healthd.failslow.live.period import LEAST, MOST, WINDOW, rhythm
+WINDOW = 160  # samples
+LEAST, MOST = 20, 44  # samples of a period: the window has three of them, or more
+THRESHOLD = 0.5
+ABOUT_AS_HIGH = 0.12  # below the highest peak: two lags of one rhythm differ by this much by chance
+STAYS = 0.25  # the same for the previous period
+VALLEY = 0.35  # how far the valley lies below the peak, as a share of the peak's height
+LEAST_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
+MULTIPLE = 0.6  # least height of the peaks at multiples, as a share of the first peak's height
+
+
+class Rhythm(NamedTuple):
+    """period: samples. strength: the share of the variance that is the rhythm, 0 to 1."""
+
+    period: float
+    strength: float
+
+
+def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
+    """Return the period of the last WINDOW rates, which are equally far apart.
+
+    None if there is no period between LEAST and MOST samples, or too few rates. `near`: the previous period.
+    """
+    if len(rates) < WINDOW:
+        return None
+    found = acf(clipped(rates[-WINDOW:]), WINDOW - LEAST)
+    if found is None:
+        return None
+    peaks = [lag for lag in range(2, MOST + 1) if found[lag] >= THRESHOLD and _is_rhythm(found, lag)]
+    if not peaks:
+        return None
+    highest = max(found[lag] for lag in peaks)
+    lag = next(one for one in peaks if found[one] >= highest - ABOUT_AS_HIGH)
+    if near is not None:
+        last = near
+        stays = [one for one in peaks if found[one] >= highest - STAYS and one >= LEAST]
+        if stays:
+            lag = min(stays, key=lambda one: abs(math.log(one / last)))
+    if lag < LEAST:
+        return None
+    return Rhythm(_fine(found, lag), min(1.0, found[lag]))
+
+
+def acf(rates: Sequence[float], most: int) -> list[float] | None:
+    """Return the unbiased autocorrelation at lags 0 to `most`, or None for constant or non-finite rates."""
+    count, unit = len(rates), max(map(abs, rates))
+    if not 0 < unit < math.inf or not all(map(math.isfinite, rates)):
+        return None
+    parts = [one / unit for one in rates]  # no square of these overflows
+    mean = math.fsum(parts) / count
+    off = [one - mean for one in parts]
+    variance = sum(map(mul, off, off)) / count
+    if variance <= (LEAST_VARIATION * mean) ** 2:
+        return None
+    return [sum(map(mul, off, off[lag:])) / ((count - lag) * variance) for lag in range(most + 1)]
+
+
+def clipped(rates: Sequence[float]) -> list[float]:
+    """Return the rates without extreme peaks: a checkpoint is a single burst in a window."""
+    high = 1.5 * sorted(rates)[len(rates) * 94 // 100]
+    return [min(one, high) for one in rates] if high > 0 else list(rates)
+
+
+def _is_rhythm(found: Sequence[float], lag: int) -> bool:
+    if not _is_peak(found, lag, lag) or min(found[1:lag]) > (1 - VALLEY) * found[lag]:
+        return False
+    multiples = [one for one in (2 * lag, 3 * lag) if one + lag < len(found)]
+    return all(_height(found, one, lag) >= MULTIPLE * found[lag] for one in multiples)
+
+
+def _is_peak(found: Sequence[float], lag: int, period: int) -> bool:
+    return found[lag] >= _height(found, lag, period)
+
+
+def _height(found: Sequence[float], lag: int, period: int) -> float:
+    """Return the highest value near a lag. Durations vary, so the range grows with the number of periods."""
+    reach = max(1, period // 8)
+    return max(found[max(1, lag - reach) : lag + reach + 1])
+
+
+def _fine(found: Sequence[float], lag: int) -> float:
+    """Return the period as a fraction of samples, from the farthest multiple of which the window has two periods."""
+    period = _top(found, lag)
+    for times in (2, 3):
+        goal = round(times * period)
+        if goal + 2 * lag > len(found) + LEAST:
+            break
+        reach = max(1, lag // 8)
+        around = range(max(1, goal - reach), min(len(found) - 1, goal + reach + 1))
+        if not around:
+            break
+        at = max(around, key=found.__getitem__)
+        if found[at] < MULTIPLE * found[lag]:
+            break
+        period = _top(found, at) / times
+    return period
+
+
+def _top(found: Sequence[float], lag: int) -> float:
+    """Return the position of the maximum of the parabola through a peak and its neighbours."""
+    if not 0 < lag < len(found) - 1:
+        return float(lag)
+    before, here, after = found[lag - 1 : lag + 2]
+    bend = before - 2 * here + after
+    if bend >= 0:
+        return float(lag)
+    return lag + max(-0.5, min(0.5, (before - after) / (2 * bend)))
+
+
+# --- a counter's readings
 
 OCTAVES = 6
 STRIDE = WINDOW // 4
@@ -27,8 +159,11 @@ SAME = 1.15  # two windows have the same period if they differ by no more than t
 
 
 class Iteration(NamedTuple):
-    """time: of the newest reading in it, on the readings' clock. seconds: how long iterations took in the mean of a
-    window. strength: as Rhythm has it. step: how far apart the samples are that it was found in."""
+    """The mean duration of the iterations in a window.
+
+    time: of the newest reading, on the readings' clock. strength: as in Rhythm. step: seconds between the samples in
+    which the period was found.
+    """
 
     time: float
     seconds: float
@@ -47,7 +182,7 @@ class _Octave:
 
 @dataclass(slots=True)
 class Iterations:
-    """One counter's readings, `seconds` apart. speaks: the octave that was heard last, None before the first."""
+    """One counter's readings, `seconds` apart. speaks: the octave of the last result, None before the first."""
 
     seconds: float
     speaks: int | None = None
@@ -58,8 +193,11 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """A reading: what was counted until then. Time or a count that goes back, and a hole of more than MOST_MISSED
-        readings, begin anew; what is no number is left out."""
+        """Add a reading: the count at a time. Yields the durations that it completes.
+
+        A time or count that decreases, and a gap of more than MOST_MISSED readings, restart everything. Non-finite
+        values are ignored.
+        """
         if not (math.isfinite(time) and math.isfinite(count)):
             return
         last, self._last = self._last, (time, count)
@@ -76,7 +214,7 @@ class Iterations:
         self._until += rate * (time - begin)
 
     def period_seconds(self) -> float | None:
-        """What is known of the period now; None: no rhythm is heard."""
+        """Return the current period, or None if there is none."""
         if self.speaks is None:
             return None
         period = self._octaves[self.speaks].period
@@ -119,5 +257,5 @@ class Iterations:
 
 
 def seen_from(seconds: float) -> tuple[float, float]:
-    """The shortest and the longest period that is seen in readings so far apart."""
+    """Return the shortest and the longest period that can be found in readings `seconds` apart."""
     return LEAST * seconds, MOST * seconds * 2 ** (OCTAVES - 1)

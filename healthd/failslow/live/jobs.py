@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import MOST_RECENT, JobTold, Lost, sentence
 from healthd.failslow.live.evidence import Said, is_of_hardware
-from healthd.failslow.live.sample import Sample
-from healthd.failslow.live.series import Series
+from healthd.failslow.live.series import Sample, Series
 from healthd.failslow.live.settings import Watched
 from healthd.failslow.live.suspect import Channel, Judged, RankSeen, judge
 from healthd.failslow.model import Cause, Kind

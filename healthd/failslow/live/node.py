@@ -1,29 +1,33 @@
-"""Reads what this node shows of itself, through Host. /proc and sysfs only: no file system of others, no NVML (what
-that said stands in `gpus`, from the process that samples).
+"""Readings of this node from /proc and sysfs, and those of the last hour, to compare before and after a job slows down.
 
-A port's counters are asked of the adapter's firmware, which may take a minute to be dead: after LOOK_SECONDS no other
-port is read.
+No other file system and no NVML: `gpus` has the NVML values, from the process that samples. A port's counters come from
+the adapter's firmware, which may block for a minute if it is dead: after LOOK_SECONDS no further port is read.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from healthd.common.text import is_decimal, regex
 from healthd.failslow.live import node_reading
+from healthd.failslow.live.evidence import Said, evidence
 from healthd.failslow.live.node_reading import Gpu, Link, Reading
+from healthd.failslow.model import Cause
 from healthd.host import infiniband
 from healthd.host.host import PCI_DEVICES, Host
 from healthd.host.job_processes import job_processes
+from healthd.host.wakeup import FOREVER
 
 LOOK_SECONDS = 2.0
 MOST_PROCESSES = 256
 MOST_PORTS = 64
-# What grows where a link, the fabric or a receiver is the matter (Linux, sysfs-class-infiniband; NVIDIA, "Understanding
-# mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) are not in sysfs, in ethtool -S only.
+# Counters that grow if a link, the fabric or a receiver is the cause (Linux, sysfs-class-infiniband; NVIDIA,
+# "Understanding mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) are only in ethtool -S, not in sysfs.
 COUNTERS = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
 )
@@ -36,7 +40,7 @@ _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 
 
 def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic) -> Reading:
-    """Now. Nothing raises: what cannot be read is missing."""
+    """Return the node's current state. Nothing raises: values that cannot be read are missing."""
     until = monotonic() + LOOK_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, until, monotonic))
@@ -67,7 +71,7 @@ def _gpu(told: Mapping[str, Any]) -> Gpu:
 
 
 def _devices(host: Host) -> Iterator[str]:
-    """GPUs and network adapters, but for their virtual functions."""
+    """Yield the GPUs and network adapters, without virtual functions."""
     try:
         functions = host.pci_functions()
     except (OSError, ValueError):
@@ -116,3 +120,54 @@ def _pinned(host: Host) -> dict[str, int]:
         if allowed:
             found[allowed[1]] = found.get(allowed[1], 0) + 1
     return found
+
+
+# --- the last hour
+
+EACH_SECONDS = 60.0
+KEPT = 60
+BEFORE = 10  # readings before the onset that later ones are compared with
+FRESH_SECONDS = 10.0  # a reading of this age still counts as current
+
+
+@dataclass(slots=True)
+class Readings:
+    """Readings of the last hour, one a minute while a job is watched. Jobs that come and go cause no further readings.
+
+    read: returns the node's current state. deadline: the time of the next reading (monotonic), or FOREVER.
+    """
+
+    read: Callable[[], Reading]
+    deadline: float = FOREVER
+    _next: float = 0.0
+    _fresh_until: float = 0.0
+    _kept: deque[Reading] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def step(self, now: float, wanted: bool) -> None:
+        """Read the node if that is due. If no job is watched (`wanted` is False), forget all readings."""
+        if not wanted:
+            self._kept.clear()
+            self.deadline = FOREVER
+            return
+        if now >= self._next:
+            self._next = now + EACH_SECONDS
+            self._take(now)
+        self.deadline = self._next
+
+    def _take(self, now: float) -> None:
+        self._fresh_until = now + FRESH_SECONDS
+        self._kept.append(self.read())
+
+    def evidence(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[Said, ...]:
+        """Return what changed since the onset (epoch seconds). Readings newer than the last one are ignored: the
+        clock was set back."""
+        if now >= self._fresh_until:
+            self._take(now)
+        if not self._kept:
+            return ()
+        newest = self._kept[-1].time
+        ordered = [reading for reading in self._kept if reading.time <= newest]
+        began = newest if onset is None else onset
+        before = [reading for reading in ordered if reading.time < began][-BEFORE:]
+        since = [reading for reading in ordered if reading.time >= began] or ordered[-1:]
+        return evidence(before, since, cause, gpu)

@@ -30,13 +30,12 @@ from healthd.failslow.live.advice_files import Advising
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import FILE, Dropped, Told, as_text, sentence
 from healthd.failslow.live.evidence import Said
-from healthd.failslow.live.gpus import gpu_of
+from healthd.failslow.live.job_gpus import gpu_of
 from healthd.failslow.live.jobs import Jobs
-from healthd.failslow.live.node import read
+from healthd.failslow.live.node import Readings, read
 from healthd.failslow.live.node_reading import Reading
 from healthd.failslow.live.receiver import SOCKET, Left, Receiver
-from healthd.failslow.live.recent_readings import Readings
-from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import Place, Watched, watched
 from healthd.failslow.mitigation.planner import Overheads
 from healthd.failslow.model import Cause

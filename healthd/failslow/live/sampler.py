@@ -16,8 +16,8 @@ from typing import Any
 
 from healthd.common.codec import dump
 from healthd.common.text import printable
-from healthd.failslow.live.sample import Sample
 from healthd.failslow.live.sampling import ALIVE_SECONDS, Setup
+from healthd.failslow.live.series import Sample
 from healthd.failslow.model import Kind
 from healthd.host.wakeup import FOREVER
 

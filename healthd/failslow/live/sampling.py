@@ -28,8 +28,8 @@ from healthd.common.errors import HealthdError
 from healthd.common.values import dataclass
 from healthd.failslow.live.budget import SHARE, Budget, Less, less
 from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
-from healthd.failslow.live.exclusive_job import Here, look
 from healthd.failslow.live.iterations import STRIDE, Iteration, Iterations, seen_from
+from healthd.failslow.live.job_gpus import Here, look
 from healthd.host.host import Host
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll

@@ -1,27 +1,51 @@
-"""One series of times while it runs: since when it is slow, and what that has cost so far."""
+"""A series of iteration times of a running job: its samples, since when it is slow, and the time lost. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from healthd.failslow.detect import KEPT, Detector, Limits
 from healthd.failslow.model import Kind, Point
 
-POINTS = 4  # of a job that becomes slow again and again only the last are kept
-STRICTER = 0.7  # of slow_percent: what must be exceeded for certain (detect.LIMITS: 7 % of 10 %)
+
+class Sample(NamedTuple):
+    """Duration of an iteration of a job, as measured by one source.
+
+    job     the job's number in Slurm ("4711")
+    series  the series within the job and the source: a rank's connection, a kind of counter ("ib")
+    time    when the iteration ended, epoch seconds
+    value   seconds, more than 0
+    kind    ITERATION, or BUSY for a rank's own work in it
+    steps   number of iterations that `value` is the mean of
+    """
+
+    job: str
+    series: str
+    time: float
+    value: float
+    kind: Kind = Kind.ITERATION
+    steps: int = 1
+
+
+POINTS = 4  # of a job that becomes slow repeatedly, only the last points are kept
+STRICTER = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
 
 
 def limits_of(percent: float) -> Limits:
-    """slow_percent as the detector knows it."""
+    """Return the detector's limits for a value of slow_percent."""
     return Limits(math.log1p(percent / 100), math.log1p(STRICTER * percent / 100))
 
 
 @dataclass(slots=True)
 class Series:
-    """since: when the slowness that lasts began (epoch seconds), None if there is none. lost_seconds: of all iterations
-    that were slow, what each took longer than a healthy one."""
+    """One series and its detector.
+
+    since: when the current slowness began (epoch seconds), or None. lost_seconds: how much longer all slow iterations
+    took than healthy ones.
+    """
 
     kind: Kind
     percent: float
@@ -43,7 +67,7 @@ class Series:
         return self.detector.slow
 
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:
-        """value: seconds of one step, in the mean of so many. True: it became slow, or recovered."""
+        """Add the mean of `steps` steps, in seconds. Return True if the series became slow or recovered."""
         detector = self.detector
         before = detector.slow
         detector.add(value)

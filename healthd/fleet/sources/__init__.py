@@ -1,1 +1,1 @@
-"""Readers of the store's sources, one per file."""
+"""Readers of the sources of the store."""

@@ -22,14 +22,12 @@ def text_of(read: Runs) -> str:
 
 
 def of_text(text: str) -> Runs:
-    """The same. A store of before has only until when: since when is not known, so that --from asks it again."""
+    """Return the stretches of such a text."""
     read = Runs()
     for word in text.split():
-        first, dash, until = word.partition("-")
-        if dash and int(first) < int(until):
+        first, _, until = word.partition("-")
+        if int(first) < int(until):
             read.add(int(first), int(until) - 1)
-        elif not dash:
-            read.add(int(first) - 1, int(first) - 1)
     return read
 
 
@@ -65,17 +63,3 @@ def not_ahead(run: Run, read: Runs, whose: str) -> Runs:
         "yet: a clock was ahead, and this stretch is read anew"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)
-
-
-def of_ingests(run: Run, names: str, cluster: str | None = None) -> Runs:
-    """What the table of ingests says was read: of a store whose cursor did not say of whom. `names`: how they begin."""
-    from healthd.fleet.store import explained, select  # late: --help needs no DuckDB
-
-    store = run.store
-    with explained(store):
-        told = store.connection.execute(
-            f"SELECT from_time, to_time FROM ({select(store.connection, 'ingests', store.files('ingests'))}) "
-            "WHERE source = ? AND starts_with(name, ?) AND coalesce(cluster = ?, true) AND from_time < to_time",
-            [run.source.name, names, cluster],
-        ).fetchall()
-    return Runs((begin, end - 1) for begin, end in told)

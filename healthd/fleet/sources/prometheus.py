@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from healthd.common import toml
 from healthd.common.codec import ConvertError, nearest
 from healthd.common.values import dataclass
-from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
-from healthd.fleet.sources.covered_times import not_ahead, of_ingests, of_text, text_of, to_ask, until_of
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask, until_of
 from healthd.fleet.sources.pieces import tell_unknown
 from healthd.fleet.sources.prometheus_server import Server, ServerError, TooMuch, ask, server
 from healthd.fleet.sources.reading import Reading
@@ -37,12 +36,10 @@ from healthd.fleet.tables import SCRAPED_CONDITIONS
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
-# floor(time) * 8 + 4 if it is enforced + severity. What an older healthd shows (severity is a label) only where the new
-# series are not there: on most pages a condition stands as both.
+# floor(time) * 8 + 4 if it is enforced + severity.
 QUERY = (
     "floor(timestamp(healthd_condition_severity{%s})) * 8"
     " + 4 * healthd_condition_enforced{%s} + healthd_condition_severity{%s}"
-    " or floor(timestamp(healthd_condition{%s})) * 8 unless ignoring (severity, state) healthd_condition_severity{%s}"
 )
 SEVERITIES = ("info", "warning", "degraded", "critical")
 MOST_POINTS = 11_000
@@ -51,7 +48,7 @@ STEP_SECONDS = 60  # Prometheus' default scrape_interval is a minute
 SETTLED_SECONDS = 60
 NODE_LABELS = ("node", "nodename", "instance")
 
-Row: TypeAlias = "tuple[str, str, str, str, str, str, int, int, int, str, int, bool | None]"
+Row: TypeAlias = "tuple[str, str, str, str, str, str, int, int, int, str, int, bool]"
 Series: TypeAlias = "tuple[str, str, str, str, str]"  # cluster, node, check, code, subject
 Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 
@@ -62,7 +59,7 @@ class Span:
 
     severity         the worst, a place in SEVERITIES; first_severity: of the first scrape
     worst            the first scrape that showed `severity`
-    observed         no scrape showed it as enforced; None: an older healthd does not say
+    observed         no scrape showed it as enforced
     """
 
     first: int
@@ -71,7 +68,7 @@ class Span:
     severity: int
     first_severity: int
     worst: int
-    observed: bool | None
+    observed: bool
 
     def row(self, series: Series, step: int) -> Row:
         worst, began = SEVERITIES[self.severity], SEVERITIES[self.first_severity]
@@ -83,7 +80,7 @@ class Point(NamedTuple):
 
     scrape: int
     severity: int
-    observed: bool | None
+    observed: bool
 
 
 @dataclass
@@ -99,17 +96,13 @@ class Scraped:
 
     @staticmethod
     def of_text(text: str) -> tuple[Scraped, str]:
-        """And the stretches that were read; "": a store of before, which did not say."""
-        until, standing, *stretches = json.loads(text)
-        return Scraped(until, dict(map(_span_of, standing))), "".join(stretches)
+        """Return also the text of the stretches that were read."""
+        until, standing, stretches = json.loads(text)
+        return Scraped(until, dict(map(_span_of, standing))), stretches
 
 
 def _span_of(row: list[Any]) -> tuple[Series, Span]:
-    """A store of before has the severity before the times, and nothing behind them."""
     cluster, node, check, code, subject, *more = row
-    if len(more) == 4:
-        severity = SEVERITIES.index(more[0])
-        more = [*more[1:], severity, severity, more[1], None]
     return (cluster, node, check, code, subject), Span(*more)
 
 
@@ -171,7 +164,7 @@ def spans(
         try:
             labels, values = one["metric"], one["values"]
             series = series_of(labels, reading)
-            told = {_whole(at): _point(_whole(value), labels) for at, value in values}
+            told = {_whole(at): _point(_whole(value)) for at, value in values}
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             reading.unread(number, f"a series that is none: {str(error)[:100]}")
             continue
@@ -194,7 +187,7 @@ def spans(
                     severity=max(span.severity, point.severity),
                     first_severity=span.first_severity,
                     worst=max(span.last, scrape) if is_worse else span.worst,
-                    observed=_both(span.observed, point.observed),
+                    observed=span.observed and point.observed,
                 )
                 continue
             if span is not None and span is not standing.get(series):
@@ -219,23 +212,13 @@ def series_of(labels: Mapping[str, str], reading: Reading) -> Series:
     return reading.cluster_of(labels.get("cluster")), node, check, labels["code"], subject
 
 
-def _point(value: int, labels: Mapping[str, str]) -> Point:
-    """ValueError: the label of an older healthd is no severity."""
-    if "severity" in labels:
-        return Point(value // 8, SEVERITIES.index(labels["severity"]), None)
+def _point(value: int) -> Point:
     return Point(value // 8, value % 4, value % 8 < 4)
 
 
 def _worse(one: Point, other: Point) -> Point:
-    observed = _both(one.observed, other.observed)
+    observed = one.observed and other.observed
     return Point(max(one.scrape, other.scrape), max(one.severity, other.severity), observed)
-
-
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Whether it is only observed: what counted once was enforced, and what is not known of one is not known."""
-    if one is None or other is None:
-        return False if False in (one, other) else None
-    return one and other
 
 
 def node_of(instance: str) -> str:
@@ -312,19 +295,12 @@ def ingest(run: Run, files: list[str]) -> None:
 def _server(run: Run, at: Server, step: int, matchers: str) -> None:
     """All stretches that are to be asked (covered_times.py), counted from the first point to a step behind the last."""
     reading, asked = Reading.of(run, at.url), partial(ask, at)
-    unnamed = f"{at.url} {matchers} {step}"
-    tenant = at.headers.get("X-Scope-OrgID")
-    cursor = f"{unnamed} {tenant}" if tenant else unnamed
+    cursor = f"{at.url} {matchers} {step}"
+    if tenant := at.headers.get("X-Scope-OrgID"):
+        cursor += f" {tenant}"
     text = run.cursor(cursor)
-    took = False
-    if text is None and tenant and (old := run.cursor(unnamed)) and not Scraped.of_text(old)[1]:
-        text, took = old, True  # a store of before did not tell tenants apart: the first one goes on with it
     newest, stretches = Scraped.of_text(text) if text else (None, "")
-    was_read = of_text(stretches)
-    if newest and not stretches:
-        was_read = Runs((begin, min(last, newest.until - 1) + step) for begin, last in of_ingests(run, f"{at.url} "))
-        was_read.add(newest.until, newest.until + step - 1)
-    was_read = not_ahead(run, was_read, at.url)
+    was_read = not_ahead(run, of_text(stretches), at.url)
     if until_of(was_read) is None and run.from_time is None:
         raise IngestError(f"{at.url}: since when is it to be asked? Say --from")
     until = run.now - max(step, SETTLED_SECONDS)
@@ -346,8 +322,6 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
                 one.cursor(cursor, newest.text(text_of(was_read)))
-                if took:
-                    one.cursor(unnamed, None)
             since = state.until + step
 
 

@@ -1,24 +1,42 @@
-"""Jobs from sacct: --parsable2 text or --json in files, or asked of Slurm by ourselves (sacct_calls.py).
+"""Jobs from sacct: --parsable2 text or --json in files, or from calls of sacct, one for each day.
 
-Of a text file the header says which columns it has, in which order, and what stands between them.
+The header of a text file gives its columns, their order and the separator. Calls request only columns that are stored
+or hashed:
+
+    SLURM_TIME_FORMAT=%s   epoch seconds: no time zone, no repeated hour (src/common/parse_time.c, slurm_make_time_str)
+    --duplicates           a requeued job keeps its id: without this option only its last run is printed
+    --allusers --allocations --noconvert, --starttime=uts1763769600 (parse_time() accepts "uts" and epoch seconds)
+    --delimiter            random for each call, so that no user's text can contain it
+    --format               the last column has no free text: it ends the record
+
+The call for a day prints all jobs that waited or ran on that day, so the last day of a job gives its final record.
+sacct prints a job only from the time at which it may start: the call for today covers a year ahead, for jobs with a
+later start. A rerun starts some days before the end of what was read of that cluster (covered_times.py), because
+slurmctld sends records to slurmdbd late. Jobs that have no end in the store and that the last day did not print (an
+operator ended them as runaway) are requested by their ids.
 """
 
 from __future__ import annotations
 
+import secrets
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from operator import itemgetter
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from healthd.common.text import regex
+from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
-from healthd.fleet.sources import sacct_calls, sacct_json
+from healthd.fleet.sources import sacct_json
+from healthd.fleet.sources.calls import EPOCH, output
+from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
 from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, CutOff, JobRows, NotReadable, Row
 from healthd.fleet.sources.lines import opened
 from healthd.fleet.sources.pieces import read_together
 from healthd.fleet.sources.reading import Reading
 from healthd.fleet.sources.records import records
-from healthd.fleet.sources.sacct_json import json_rows
+from healthd.fleet.sources.sacct_json import jobs_of, json_rows
 from healthd.fleet.sources.staged_jobs import staged_jobs
 
 if TYPE_CHECKING:
@@ -26,7 +44,7 @@ if TYPE_CHECKING:
 
 NAME = "sacct"
 
-# The form of a field, as far as it tells one column from another: src/sacct/print.c.
+# The form of each field, to recognise columns: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
 _TIME = r"|\d{10}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,9}|Unknown|None"
 _WORD = r"\S*"
@@ -58,7 +76,7 @@ _NEEDED = ("State", "Submit")
 
 
 class SacctText:
-    """What is known of the columns of sacct."""
+    """The columns of sacct and the form of their fields."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         lower = {name.lower() for name in names}
@@ -77,7 +95,10 @@ class SacctText:
 def text_rows(
     file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[Row | None]:
-    """The jobs of a text; None for each that is not to be kept (a step). Raises NotReadable: a column is missing."""
+    """Yield the jobs of a text, and None for each row that is not stored (a step).
+
+    Raises NotReadable if a column is missing.
+    """
     header: tuple[str, ...] | None = None
     pick: Callable[[list[str]], tuple[str, ...]] = tuple
     for batch in records(file, SacctText(), unread, delimiter):
@@ -92,7 +113,7 @@ def text_rows(
 
 
 def _picked(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
-    """From the fields of a row, and "" behind them, to those that are read."""
+    """Return a function that selects the fields to read from a row. The row has an additional "" at its end."""
     place = {name.lower(): at for at, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in place:
@@ -100,9 +121,176 @@ def _picked(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
     return itemgetter(*(place.get(name.lower(), len(header)) for name in FIELDS))
 
 
+# --- calls of sacct
+
+DAY = 86_400
+FIRST_DAYS = 365  # for a first run without --from
+LATE_DAYS = 2
+AHEAD_DAYS = 366
+ASKED_AT_ONCE = 200  # ids in one call
+MOST_ASKED = 5_000
+
+LAST = "DBIndex"
+_NOT_ASKED = ("NCPUS", "Timelimit", LAST)  # AllocCPUS and TimelimitRaw have the same content
+COLUMNS = (*(name for name in FIELDS if name not in _NOT_ASKED), LAST)
+NEWER = frozenset({"Restarts"})  # from 24.11
+_NO_FIELD = regex(r"Invalid field requested: \"(\w+)\"")
+
+
+def arguments(columns: Sequence[str], delimiter: str, cluster: str) -> list[str]:
+    """Return the command without the options that select jobs."""
+    cluster_option = [f"--clusters={cluster}"] if cluster else []
+    return [
+        *("sacct", "--allusers", "--duplicates", "--allocations", "--noconvert", "--parsable2"),
+        *(f"--delimiter={delimiter}", f"--format={','.join(columns)}", *cluster_option),
+    ]
+
+
+def _ingest_calls(run: Run) -> None:
+    """Ingest the days that are new, one step for each day, then the jobs that have no end yet."""
+    asking = _Asking(run)
+    days = days_of(run.now, asking.was_read, run.from_time, run.to_time)
+    for begin in run.watch(days, unit="days"):
+        asking.day(begin)
+    if days and days[-1] + DAY > run.now:
+        asking.open_jobs()
+
+
+def days_of(now: int, was_read: Runs, from_time: int | None, to_time: int | None) -> list[int]:
+    """Return the start of each day (UTC) that is to be requested."""
+    end = now + 1 if to_time is None else min(to_time, now + 1)
+    asked = to_ask(was_read, from_time, end, LATE_DAYS * DAY, now - FIRST_DAYS * DAY)
+    return sorted({day for begin, until in asked for day in range(begin - begin % DAY, until, DAY)})
+
+
+class _Asking:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.columns: tuple[str, ...] = COLUMNS
+        self.open: set[str] = set()  # ids of the jobs that had no end on the last day
+        about = _config()
+        self.cluster = run.cluster or about.get("ClusterName", "")
+        # Without --cluster it is the cluster of the local Slurm commands.
+        self.cursor = f"days of {self.cluster}"
+        self.was_read = not_ahead(run, of_text(run.cursor(self.cursor) or ""), self.cursor)
+        # True if slurmdbd stores the scripts: slurm.conf(5).
+        self.scripts = "job_script" in about.get("AccountingStoreFlags", "").lower()
+
+    def day(self, begin: int) -> None:
+        run = self.run
+        until = min(begin + DAY, run.now)
+        name = f"day {datetime.fromtimestamp(begin, timezone.utc):%Y-%m-%d}"
+        with run.step(name, begin, until, self.cluster or None) as step, staged_jobs(step) as jobs:
+            is_today = begin + DAY > run.now
+            end = begin + (AHEAD_DAYS if is_today else 1) * DAY
+            rows = self._asked(name, f"--starttime=uts{begin}", f"--endtime=uts{end}")
+            self.open = {row.job_id for row in rows if row.end_time is None}
+            for row in self._with_scripts(rows):
+                jobs.add(row)
+            step.covers(begin, until, *jobs.clusters)
+            if len(jobs.clusters) == 1:
+                (self.cluster,) = jobs.clusters
+            self.was_read.add(begin, until - 1)
+            step.cursor(self.cursor, text_of(self.was_read))
+
+    def open_jobs(self) -> None:
+        """Request the jobs that have no end in the store and that the last day did not print."""
+        run = self.run
+        with run.step("open jobs", None, run.now, self.cluster or None) as step:
+            ids = self._stale(step)
+            with staged_jobs(step) as jobs:
+                for at in range(0, len(ids), ASKED_AT_ONCE):
+                    asked = ",".join(ids[at : at + ASKED_AT_ONCE])
+                    for row in self._asked("open jobs", f"--jobs={asked}"):
+                        jobs.add(row)
+
+    def _stale(self, step: Step) -> list[str]:
+        found = step.execute(
+            f"SELECT DISTINCT job_id FROM {step.live('jobs')} WHERE end_time IS NULL AND source = ? AND cluster = ? "
+            "ORDER BY job_id",
+            (self.run.source.name, self.cluster),
+        ).fetchall()
+        return [str(job) for (job,) in found if str(job) not in self.open][:MOST_ASKED]
+
+    def _asked(self, name: str, *which: str) -> list[Row]:
+        """Return the jobs that sacct prints. An older sacct is called again without the columns it does not have."""
+        run = self.run
+        while True:
+            delimiter = f"\x1f{secrets.token_hex(6)}\x1f"
+            argv = [*arguments(self.columns, delimiter, run.cluster), *which]
+            unread: list[tuple[int, str]] = []
+            rows = JobRows(run.private, timezone.utc, run.cluster, run.source.name)
+            try:
+                with output(argv, EPOCH) as out:
+                    found = text_rows(out, rows, lambda line, why: unread.append((line, why)), delimiter)  # noqa: B023
+                    told = [row for row in found if row is not None]
+            except NotReadable as error:
+                raise IngestError(f"{name}: {error}") from None
+            except IngestError as error:
+                unknown = _NO_FIELD.search(str(error))
+                if unknown is None or unknown[1] not in NEWER.intersection(self.columns):
+                    raise
+                self.columns = tuple(column for column in self.columns if column != unknown[1])
+                continue
+            for line, why in unread:
+                run.unread(f"sacct, {name}", line, why)
+            run.read(len(told))
+            return told
+
+    def _with_scripts(self, rows: list[Row]) -> Iterator[Row]:
+        """Yield these jobs; batch jobs with the nodes that their scripts exclude, if the site stores scripts."""
+        batch = [row.job_id for row in rows if row.batch]
+        scripts: dict[tuple[str, int], str] = {}
+        if batch and self.scripts:
+            ids = sorted(set(batch))
+            for at in range(0, len(ids), ASKED_AT_ONCE):
+                scripts |= self._asked_scripts(ids[at : at + ASKED_AT_ONCE])
+        for row in rows:
+            script = scripts.get((row.job_id, row.submit_time), "")
+            yield row.with_script(script) if script else row
+
+    def _asked_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
+        """Return the scripts of these jobs by (job id, submit time).
+
+        They are requested as JSON: in the text of --batch-script a script could imitate the header of the next one.
+        """
+        argv = ["sacct", "--allusers", "--duplicates", "--allocations", "--batch-script", "--json"]
+        cluster = [f"--clusters={self.run.cluster}"] if self.run.cluster else []
+        found: dict[tuple[str, int], str] = {}
+        try:
+            with output([*argv, *cluster, f"--jobs={','.join(ids)}"]) as out:
+                for _, job in jobs_of(out, lambda line, why: None):
+                    script, submitted = job.get("script"), _submitted(job)
+                    if isinstance(script, str) and script and submitted is not None:
+                        found[str(job.get("job_id")), submitted] = script
+        except (IngestError, NotReadable) as error:  # keep the jobs without their scripts
+            self.scripts = False
+            self.run.say(f"sacct: the scripts are not looked through for nodes that they exclude: {error}")
+        return found
+
+
+def _config() -> dict[str, str]:
+    """Return slurmctld's settings, or {} if it does not answer: sacct may work without it."""
+    try:
+        with output(["scontrol", "show", "config"]) as out:
+            lines = out.read(1 << 20).decode("utf-8", "replace").split("\n")
+    except IngestError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _submitted(job: Mapping[str, Any]) -> int | None:
+    times = job.get("time")
+    found = times.get("submission") if isinstance(times, dict) else None
+    return found if isinstance(found, int) else None
+
+
+# --- the source
+
+
 def ingest(run: Run, files: list[str]) -> None:
     if not files:
-        sacct_calls.ingest(run, text_rows)
+        _ingest_calls(run)
 
     def stage(step: Step, reading: Reading) -> None:
         with staged_jobs(step) as jobs:
@@ -114,7 +302,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
-    """The jobs of the time that was asked for; all are counted. Raises IngestError."""
+    """Yield the jobs in the requested time; all jobs count as read. Raises IngestError."""
     count = 0
     with opened(reading.name) as file:
         try:

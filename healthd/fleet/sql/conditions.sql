@@ -10,7 +10,7 @@
 --   times         how often it was seen, as the node counted; empty for what was scraped
 --   moments       at how many moments it is known to have been seen
 --   origin        events | scraped
---   observed      whether it rests only on a source that a user can forge, so that it decided nothing (or the store is older than this column); empty where a scrape of an older healthd does not say
+--   observed      whether it rests only on a source that a user can forge, so that it decided nothing (or the store is older than this column)
 --   history       whether it rests only on what the log held before healthd's first start there; empty for what was scraped
 --   step_seconds  of what was scraped: what is shorter than this is missing
 -- source: docs/events.md

@@ -8,7 +8,7 @@
 --   what        onset | growth (it became worse than it ever was) | seen; of what is history always seen
 --   origin      events | scraped
 --   kind        edge (it happened at that moment) | level (it is seen at each look); of what was scraped: level
---   observed    whether only a source that a user can forge tells of it (or the store is older than this column); empty where a scrape of an older healthd does not say
+--   observed    whether only a source that a user can forge tells of it (or the store is older than this column)
 --   history     whether it was in the log before healthd's first start there; empty for what was scraped
 -- source: docs/events.md, "The condition"
 

@@ -40,8 +40,7 @@ STATUS_OF = {  # the exit status
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A condition that stands. severity: 0 to 3, an index of SEVERITIES; since: epoch seconds, 0 = not known;
-    enforced: None = an older healthd does not say."""
+    """A condition that stands. severity: 0 to 3, an index of SEVERITIES; since: epoch seconds, 0 = not known."""
 
     check: str
     code: str
@@ -49,13 +48,13 @@ class Standing:
     severity: int
     open: bool = True
     acknowledged: bool = False
-    enforced: bool | None = True
+    enforced: bool = True
     since: float = 0.0
 
     @property
     def acts(self) -> bool:
         """Whether it counts: confirmed, known to nobody, and from no log that is known to be open to users."""
-        return self.open and self.enforced is not False and not self.acknowledged
+        return self.open and self.enforced and not self.acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class NodeNow:
     paused_until, waits_since   epoch seconds, 0 = not paused; no drain waits for the fleet
     held_in       the partition whose fleet limit holds the drain back
     stale_seconds how long ago its last round began, if that is too long
-    older         of a healthd before 0.2, which says less
     conditions    the worst first
     """
 
@@ -90,7 +88,6 @@ class NodeNow:
     waits_since: float = 0.0
     held_in: str = ""
     stale_seconds: float = 0.0
-    older: bool = False
     conditions: tuple[Standing, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 A target that does not answer has no series but `up`, so the nodes are those of `up`, and where node_exporter's textfile
 collector carries the metrics those of healthd_node_info: one that is not seen is listed, never left out. A node that
-both show is one, by its own target. An older healthd (before 0.2) has other names, and says less: it is asked for them.
+both show is one, by its own target.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from healthd.common.text import regex
 from healthd.common.values import dataclass
 from healthd.fleet.sources.prometheus_server import ServerError
-from healthd.fleet.status.node import SEVERITIES, NodeNow, Standing
+from healthd.fleet.status.node import NodeNow, Standing
 
 Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
 Labels: TypeAlias = "Mapping[str, str]"
@@ -57,8 +57,6 @@ CONDITIONS = {
     "forgeable": "healthd_condition_enforced == 0",
     "since": "healthd_condition_since_timestamp_seconds",
 }
-# Of an older healthd, with severity and state as labels: only where the new series are not there.
-OLD_CONDITIONS = "healthd_condition unless ignoring (severity, state) healthd_condition_severity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,6 @@ def read(ask: Ask, job: str = "") -> Fleet:
             waits_since=moment("waits_since"),
             held_in=label("held", "partition"),
             stale_seconds=min(max(values["stale_seconds"].get(at, 0.0), 0.0), queries.time),
-            older=at in named["health"] and at not in named["node"],
             conditions=tuple(sorted(conditions.get(at, ()), key=lambda c: (not c.acts, -c.severity, c.code))),
         )
     once, doubled = _once(nodes, started, own)
@@ -165,11 +162,6 @@ def read(ask: Ask, job: str = "") -> Fleet:
         notes.append(
             f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
             "give each cluster's targets a label cluster"
-        )
-    if older := sum(node.older for node in once):
-        notes.append(
-            f"{older:,} of an older healthd (before 0.2), which does not say the Reason of a drain, nor since when "
-            "anything stands, nor whether users can forge it"
         )
     if queries.unread:
         notes.append(f"{queries.unread:,} series of the answers are none, and are left out")
@@ -227,33 +219,16 @@ def _conditions(queries: _Queries) -> dict[Where, list[Standing]]:
             since=queries.moment(found["since"].get(key, 0.0)),
         )
         conditions.setdefault(at, []).append(standing)
-    for labels, _ in queries.vector(OLD_CONDITIONS):
-        if labels.get("severity") not in SEVERITIES:
-            queries.unread += 1
-            continue
-        at, check, code, subject = _condition(labels)
-        state = labels.get("state")
-        standing = Standing(
-            check,
-            code,
-            subject,
-            severity=SEVERITIES.index(labels["severity"]),
-            open=state != "pending",
-            acknowledged=state == "acknowledged",
-            enforced=None,
-        )
-        conditions.setdefault(at, []).append(standing)
     return conditions
 
 
 def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict[Where, tuple[str, float]], list[str]]:
     """(name in Slurm, epoch seconds) of those that do not answer; what could not be found out. A week of all targets
-    would be too much to ask: only theirs. An older healthd has a build_info and no node_info."""
+    would be too much to ask: only theirs."""
     found: dict[Where, tuple[str, float]] = {}
     for first in range(0, len(down), AT_ONCE):
         instances = json.dumps("|".join(re.escape(at[2]) for at in down[first : first + AT_ONCE]))
-        names = '__name__=~"healthd_(node|build)_info"'
-        series = f"{{{names},job={json.dumps(job)},instance=~{instances}}}"
+        series = f"healthd_node_info{{job={json.dumps(job)},instance=~{instances}}}"
         week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{LOOKS_MINUTES}m])"
         query = f"max_over_time(timestamp({series})[{LOOKS_MINUTES}m:1s]) or {week}"
         try:

@@ -141,8 +141,7 @@ def why(fleet: Fleet, node: NodeNow) -> str:
     acting = [c for c in node.conditions if c.acts and c.severity]
     worst = _short(f"{acting[0].code} {acting[0].subject}".strip(), LONGEST) if acting else ""
     if node.drained_by:
-        unknown = "an older healthd does not say its Reason" if node.older else "no reason is known"
-        reason = _short(node.reason, LONGEST) or unknown
+        reason = _short(node.reason, LONGEST) or "no reason is known"
         ours = node.drained_by in OURS
         said.append(reason.removeprefix("healthd: ") if ours else reason)
         worst = "" if ours and any(c.code in node.reason for c in acting) else worst
@@ -152,8 +151,8 @@ def why(fleet: Fleet, node: NodeNow) -> str:
         held = " and ".join(HOLDS[name] for name in node.held_by) or "healthd status there says why"
         where = f" of {_short(node.held_in, 48)}" if node.held_in else ""
         said.append(f"not drained: {held}{where}")
-    elif node.group is Group.BROKEN and not node.acknowledged and (node.older or not said):
-        said.append("an older healthd" if node.older else "healthd status there says why")
+    elif node.group is Group.BROKEN and not node.acknowledged and not said:
+        said.append("healthd status there says why")
     known = sum(c.acknowledged for c in node.conditions)
     if known:
         said.append(f"{known} known to somebody")

@@ -15,8 +15,6 @@ from healthd.agent.conditions import bounds, endings, intake
 from healthd.agent.conditions.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, MOST_OF_ALL, OTHERS, bounded, with_others
 from healthd.agent.conditions.condition import acts, fault_time
 from healthd.agent.conditions.ledger import Ledger, with_conditions
-from healthd.agent.conditions.ledger_codec import decode, encode
-from healthd.agent.conditions.store import Memory
 from healthd.agent.conditions.verdict import judge, next_look
 from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.agent.settings import registry
@@ -31,7 +29,6 @@ from healthd.common.model import (
     ConditionState,
     Finding,
     KernelEvent,
-    Mode,
     Outcome,
     RunName,
     Severity,
@@ -591,22 +588,6 @@ def test_a_result_shows_no_more_findings_than_there_are_conditions() -> None:
     assert with_others(shown, {}) == shown
     few = replace(result, findings=result.findings[:MOST_OF_A_CODE])
     assert with_others(few, {}) is few
-
-
-# --- a ledger of an older healthd
-
-
-def test_an_older_ledger_with_more_is_read_and_bounded(tmp_path: object) -> None:
-    old = Ledger(
-        boot_id="b", mode="act", conditions=tuple(condition(n, severity=Severity.CRITICAL) for n in range(6000))
-    )
-    memory = Memory(str(tmp_path), lambda: NOW)
-    with open(f"{tmp_path}/ledger.json", "w", encoding="ascii") as file:
-        file.write(encode(old))
-    memory.recall(dict, "b", Mode.ACT)
-    assert len(memory.conditions) == MOST_OF_A_CODE
-    assert memory.conditions["gpu_xid/31", OTHERS].count == 6000 - MOST_OF_A_CODE + 1
-    assert decode(encode(memory.ledger), "here") == memory.ledger
 
 
 def test_the_words_for_a_code_of_others_can_be_asked_for() -> None:

@@ -44,7 +44,7 @@ def test_a_text_in_pieces_is_written_as_if_it_were_one(tmp_path: Path) -> None:
     assert rooms(tmp_path)["pieces"][1] == rooms(tmp_path)["whole"][1]
 
 
-def test_a_file_that_an_older_healthd_wrote_gets_room_at_the_first_save(tmp_path: Path) -> None:
+def test_a_file_without_room_gets_it_at_the_first_save(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text("{}")
     rewrite_file(str(path), "{}")

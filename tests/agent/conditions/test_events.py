@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.agent.conditions import endings, events, ledger_codec
-from healthd.agent.conditions.ledger import KEEP_CLEARED, Ledger
+from healthd.agent.conditions.ledger import KEEP_CLEARED
 from healthd.agent.conditions.store import Memory
 from healthd.agent.control import commands
 from healthd.common import guard
@@ -519,18 +519,6 @@ def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node)
     assert [e["event"] for e in lines] == ["opened", "started"], "what waited is written; what stands is not told again"
     assert [e["seq"] for e in lines] == [2, 1]
     assert lines[0]["stream_id"] == before.stream_id != lines[1]["stream_id"]
-
-
-def test_what_an_older_healthd_found_is_told_by_the_name_that_it_had(node: Node) -> None:
-    node.has(MOUNT)
-    (opened,) = node.told()
-    older = dataclasses.replace(node.memory.ledger, outbox=Ledger().outbox, told=Ledger().told)
-    (node.directory / ledger_codec.FILE).write_text(ledger_codec.encode(older))
-    node.start()
-    started, again = node.told()
-    assert (started["event"], again["event"]) == ("started", "opened")
-    assert again["condition"] == opened["condition"]
-    assert again["stream_id"] != opened["stream_id"]
 
 
 def test_a_cluster_that_no_setting_names_is_that_of_slurms_settings(tmp_path: Path) -> None:

@@ -250,7 +250,9 @@ def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daem
     assert trouble.startswith(f"kernel log: what {tmp_path}/kern.log says is only observed")
     assert "kernel_log.trust_file = true" in trouble
     assert b"\nhealthd_kernel_log_observed_only 1.0\n" in render(daemon.snapshot())
-    assert b'healthd_condition{check="gpu_xid",code="gpu_xid/79"' in render(daemon.snapshot())
+    assert b'healthd_condition_enforced{check="gpu_xid",code="gpu_xid/79",subject="0000:61:00.0"} 0.0' in render(
+        daemon.snapshot()
+    )
     document = status_json(daemon.snapshot())
     assert [(c["code"], c["severity"], c["observed"]) for c in document["conditions"]] == [
         ("gpu_xid/79", "critical", True)

@@ -17,8 +17,7 @@ from slurm_text import columns
 from status_daemon import StatusDaemon
 
 from healthd.agent.doctor import files, parallel, service, slurm, visibility
-from healthd.agent.doctor.result import Line, State, absent, fails, limited, line_json, status, works
-from healthd.agent.doctor.text import text
+from healthd.agent.doctor.result import Line, State, absent, fails, limited, line_json, status, text, works
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import MetricsConfig, Settings
 from healthd.cli import flags

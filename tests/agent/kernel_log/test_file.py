@@ -136,7 +136,6 @@ def test_what_was_unread_of_the_boot_before_is_history_and_this_boots_lines_are_
     append(log, OF_LAST_BOOT * 2 + first.replace("%(now)s", now) + "NVRM: Xid (PCI:0000:3b:00): 79, again\n")
     assert histories(log, cursor, "b1")[0] == [False] * 4, "the same boot"
     assert histories(log, cursor, "b2")[0] == [True, True, False, False]
-    assert histories(log, {"files": cursor["files"]}, "b2")[0] == [False] * 4, "an older healthd's cursor"
 
 
 def test_a_restart_in_the_middle_of_what_the_boot_before_left_keeps_the_rest_history(log):
@@ -428,7 +427,17 @@ def test_its_descriptor_tells_when_to_read(log, sources, change):
     assert select.select([source.fileno()], [], [], 0)[0] == []
 
 
-@pytest.mark.parametrize("cursor", [{}, {"files": 3}, {"files": [[1]]}, {"sequence": 1}, {"files": [["a"] * 4]}])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        {},
+        {"sequence": 1},
+        {"boot_id": "b", "files": 3},
+        {"boot_id": "b", "files": [[1]]},
+        {"boot_id": "b", "files": [["a"] * 4]},
+        {"files": []},
+    ],
+)
 def test_a_cursor_that_does_not_fit_is_as_none(log, sources, cursor):
     append(log, "one\n")
     assert texts(sources(log, cursor)) == ["one"]

@@ -19,7 +19,6 @@ from trees import plain_machine
 
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.metrics.families import render
-from healthd.agent.metrics.names import FAMILIES
 from healthd.agent.reporting.status import Snapshot
 from healthd.agent.settings import registry
 from healthd.agent.worker.process import Setup, Worker
@@ -236,20 +235,6 @@ def test_no_series_of_a_condition_becomes_another_when_it_is_confirmed_worsens_o
     assert [value(one, "condition_enforced", **of) for one in shown] == [1, 1, 1, 0]
     assert [value(one, "condition_acknowledged", **of) for one in shown] == [0, 0, 0, 1]
     assert [value(one, "condition_since_timestamp_seconds", **of) for one in shown] == [NOW, NOW + 60, NOW, NOW]
-
-
-def test_what_is_called_otherwise_now_stays_until_the_version_that_drops_it(troubled: Snapshot) -> None:
-    of = {**XID, "subject": "0000:1b:00.0"}
-    assert value(troubled, "condition", **of, severity="critical", state="open") == 1
-    page = render(troubled).decode()
-    said = "# HELP healthd_condition Deprecated since 0.2, gone in 0.3: use healthd_condition_severity, "
-    assert said in page
-    without = render(troubled, deprecated=False).decode()
-    assert "healthd_condition{" not in without
-    assert "Deprecated" not in without
-    old = {name for name, family in FAMILIES.items() if family.deprecated}
-    assert old, "else the setting metrics.deprecated does nothing"
-    assert set(without.splitlines()) < set(page.splitlines())
 
 
 def test_a_gpu_has_the_labels_of_dcgm_exporter() -> None:

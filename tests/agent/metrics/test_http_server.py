@@ -320,9 +320,9 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
     made, asked, shown = [], [], [PLAIN]
     families, processes = metrics.families, metrics.processes
 
-    def counted(snapshot: Snapshot, deprecated: bool) -> list[Metric]:
+    def counted(snapshot: Snapshot) -> list[Metric]:
         made.append(snapshot)
-        return families(snapshot, deprecated)
+        return families(snapshot)
 
     def read(snapshot: Snapshot) -> list[Metric]:
         asked.append(snapshot)

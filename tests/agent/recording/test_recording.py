@@ -992,6 +992,16 @@ def test_a_real_h100_after_a_program_crashed_on_it_is_well_and_its_kernel_log_is
     assert {result["outcome"] for result in done.document["results"]} == {"completed"}
 
 
+def test_a_recording_with_fewer_checks_gives_the_verdict_of_then() -> None:
+    """It was made of a fake DGX H100 with 30 of today's checks. Checks that it lacks do not run."""
+    done = run("check", "--replay", str(KEPT / "fewer_checks/two_gpus.rec"), "--json")
+    assert found_in(done.document) == {
+        "health": "unhealthy",
+        "conditions": ["critical gpu_access/lost 0000:61:00.0", "critical gpu_row_remap/failure 0000:c3:00.0"],
+    }
+    assert [result["outcome"] for result in done.document["results"]] == ["completed"] * 30
+
+
 def write_kept(name: str, tmp_path: Path) -> None:
     KEPT.mkdir(exist_ok=True)
     root, scenario = tmp_path / "tree", tmp_path / "scenario.toml"

@@ -103,6 +103,7 @@ def believed(**changes: Any) -> dict[str, Any]:
         "pause": None,
         "barred": {},
         "troubles": [],
+        "trouble_commands": [],
         "inventory": {"gpus": [], "devices": [], "driver_version": "", "dmi_product": ""},
         **changes,
     }
@@ -339,6 +340,7 @@ def test_a_pause_a_hung_worker_and_trouble_are_told():
         pause={"until": NOW + 1800, "why": "driver upgrade", "who": "root (uid 0)"},
         barred={"nvml": 4711},
         troubles=["the ledger cannot be copied"],
+        trouble_commands=[""],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
     )
     assert (
@@ -348,7 +350,7 @@ def test_a_pause_a_hung_worker_and_trouble_are_told():
         "  worker 4711 hangs in nvml: what needs it waits\n    next: ps -o pid,stat,etime,wchan:30,args -p 4711\n"
         in text
     )
-    assert "  the ledger cannot be copied\n  worker" in text, "an older daemon tells no command"
+    assert "  the ledger cannot be copied\n  worker" in text
     assert "  cleared 60 s ago: gpu_xid/79 0000:61:00.0 (repaired by root)\n" in text
 
 
@@ -490,10 +492,11 @@ def test_nothing_that_a_document_says_steers_the_terminal(text, width):
     page = Page(width)
     bad = condition(message=text, subject=text, job=text, code=text, cleared_at=NOW, cleared_by=text)
     slurm = {"state": [text], "reason": text, "reason_user": text, "owner": text, "read_at": NOW, "trouble": text}
+    troubles = {"troubles": [text], "trouble_commands": [text]}
     found = result(finding(subject=text), instance=text)
     shown = [
         render.check(looked(node=text, conditions=[bad], results=[found], unknown=[text]), page),
-        status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, troubles=[text]),
+        status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, **troubles),
         status(page, barred={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
         render.settings([(text, text, text), (text, [text], text)], page),
     ]

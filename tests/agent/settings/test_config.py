@@ -125,15 +125,6 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             '[checks.gpu_xid.severity]\n"the bus is gone" = "info"',
             'checks.gpu_xid.severity: there is no code "the bus is gone"',
         ),
-        (
-            '[checks.gpu_xid.severity]\n"gpu_xid/sxid-20034" = "info"',
-            'checks.gpu_xid.severity: there is no code "gpu_xid/sxid-20034"; it is "sxid/20034" now, of [checks.sxid]',
-        ),
-        (
-            '[checks.gpu_xid.severity]\n"gpu_xid/pciehp_link_down" = "info"',
-            'checks.gpu_xid.severity: there is no code "gpu_xid/pciehp_link_down"; '
-            'it is "pcie_hotplug/link_down" now, of [checks.pcie_hotplug]',
-        ),
         ("[checks.mount]\nfstyp = 1", 'checks.mount: unknown setting "fstyp"; did you mean "fstype"?'),
         (
             '[checks.mount."/data"]\nfstyp = "nfs"',

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthd.agent.slurm.events import of_command, of_look
+from healthd.agent.slurm.action_log import command_events, report_events
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import CommandResult
 
@@ -15,7 +15,7 @@ REFUSED = CommandResult(1, b"", "slurm_update error: Invalid node name specified
 
 
 def told(argv: tuple[str, ...], result: CommandResult | None = None) -> list[tuple[str, dict[str, Any]]]:
-    return [(event.name, dict(event.fields)) for event in of_command(argv, result)]
+    return [(event.name, dict(event.fields)) for event in command_events(argv, result)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_comment_on_a_job_changes_nothing_that_is_told():
 def look(
     lifted: bool = False, acknowledged: bool = False, requeued: tuple[str, ...] = ()
 ) -> list[tuple[str, dict[str, Any]]]:
-    return [(event.name, dict(event.fields)) for event in of_look("healthd: a", lifted, acknowledged, requeued)]
+    return [(event.name, dict(event.fields)) for event in report_events("healthd: a", lifted, acknowledged, requeued)]
 
 
 def test_the_end_of_our_drain_is_told_with_who_ended_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from healthd.agent.conditions.log_lines import Line
-from healthd.agent.slurm.log_lines import Cause, of_drain, of_hold, of_look, of_resume_by_operator
+from healthd.agent.slurm.action_log import Cause, drain_lines, hold_lines, operator_resume_line, report_lines
 from healthd.agent.slurm.reconcile import HELD, ReconcileReport
 from healthd.common.model import FleetHold, Severity, SlurmMemory
 from healthd.common.slurm.drain_reason import head
@@ -19,38 +19,38 @@ OF_CAUSE = {"CODE": STANDS.code, "SUBJECT": STANDS.subject, "SEVERITY": STANDS.s
 
 
 def words(report: ReconcileReport, told: tuple[tuple[str, str], ...] = ()) -> list[str]:
-    return [line.words for line in of_look(report, REASON, told, OURS)]
+    return [line.words for line in report_lines(report, REASON, told, OURS)]
 
 
 def test_a_drain_is_told_when_the_ledger_has_it_and_once() -> None:
     fields = {"NODE_ACTION": "drain", **OF_CAUSE}
-    assert list(of_drain("", OURS)) == [Line(Severity.WARNING, f"drained the node: {REASON}", fields)]
-    assert list(of_drain(REASON, OURS)) == []
-    assert list(of_drain(REASON, Cause((), LIVE))) == []
+    assert list(drain_lines("", OURS)) == [Line(Severity.WARNING, f"drained the node: {REASON}", fields)]
+    assert list(drain_lines(REASON, OURS)) == []
+    assert list(drain_lines(REASON, Cause((), LIVE))) == []
 
 
 def test_the_end_of_our_drain_is_told_with_the_cause_that_it_had_though_nothing_stands_any_more() -> None:
     cleared = Cause((), replace(LIVE, conditions=(), cleared=(STANDS,)))
-    (line,) = of_look(replace(REPORT, lifted=True), REASON, (), cleared)
+    (line,) = report_lines(replace(REPORT, lifted=True), REASON, (), cleared)
     assert line == Line(Severity.WARNING, f"resumed the node: {REASON}", {"NODE_ACTION": "resume", **OF_CAUSE})
     forgotten = Cause((), replace(LIVE, conditions=()))
-    (line,) = of_look(replace(REPORT, lifted=True), REASON, (), forgotten)
+    (line,) = report_lines(replace(REPORT, lifted=True), REASON, (), forgotten)
     assert line.fields == {"NODE_ACTION": "resume", "CODE": STANDS.code, "SUBJECT": STANDS.subject}
 
 
 def test_of_a_node_that_our_prolog_drained_the_resume_names_slurms_words() -> None:
-    (line,) = of_look(replace(REPORT, lifted=True), "", (), Cause((), LIVE))
+    (line,) = report_lines(replace(REPORT, lifted=True), "", (), Cause((), LIVE))
     assert line.words == "resumed the node: Prolog error"
 
 
 def test_an_operators_resume_is_another_action() -> None:
-    (line,) = of_resume_by_operator(OURS)
+    (line,) = operator_resume_line(OURS)
     assert line.fields == {"NODE_ACTION": "operator_resume", **OF_CAUSE}
 
 
 def test_each_job_that_was_requeued_is_named_in_its_line_and_one_that_was_spared_is_told_once() -> None:
     report = replace(REPORT, requeued=("7", "8"), held=("8",), spared=(("9", "its GPUs are well"),))
-    lines = list(of_look(report, REASON, (), OURS))
+    lines = list(report_lines(report, REASON, (), OURS))
     assert [line.words for line in lines] == [
         "job 7 was requeued",
         f"job 8 was requeued, held: {HELD}",
@@ -69,10 +69,10 @@ def test_what_is_wrong_with_slurm_is_told() -> None:
 def test_a_wait_for_the_fleet_is_told_at_each_try_and_is_an_error_when_the_limit_holds() -> None:
     first = FleetHold(100.0, 160.0)
     held = FleetHold(100.0, 400.0, 1, False, "batch", 10, 3, 3)
-    (line,) = of_hold(None, first, 100.0)
+    (line,) = hold_lines(None, first, 100.0)
     assert line.severity is Severity.INFO
     assert line.words.endswith("; tried again in 60 s")
-    (line,) = of_hold(first, held, 160.0)
+    (line,) = hold_lines(first, held, 160.0)
     assert line.severity > Severity.WARNING
     assert line.words.startswith("held by the fleet limit: healthd holds 3 of the 10 nodes of partition batch")
-    assert list(of_hold(held, held, 170.0)) == list(of_hold(held, None, 170.0)) == []
+    assert list(hold_lines(held, held, 170.0)) == list(hold_lines(held, None, 170.0)) == []

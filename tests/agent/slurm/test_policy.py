@@ -266,7 +266,7 @@ def test_whose_drain_it_is(state: NodeState, memory: SlurmMemory, whose: Owner) 
     ("state", "refusals", "memory", "is_ours"),
     [
         (PROLOG_ERROR, [NOW], SlurmMemory(), True),
-        (PROLOG_ERROR, [NOW + 5], SlurmMemory(), True),  # the clocks; and an older prolog, which notes the last only
+        (PROLOG_ERROR, [NOW + 5], SlurmMemory(), True),  # the clocks
         (PROLOG_ERROR, [NOW + 5.1], SlurmMemory(), False),  # it was drained before: another prolog
         (PROLOG_ERROR, [NOW, NOW + 30, NOW + 50], SlurmMemory(), True),  # Slurm keeps the time of the first
         (PROLOG_ERROR, [NOW - 15], SlurmMemory(), True),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.worker.process import Setup, Worker
-from healthd.agent.worker.unchanged import Known, restored, shortened
+from healthd.agent.worker.unchanged import SAID_AGAIN, Known, restored, shortened
 from healthd.common import history
 from healthd.common.model import Observation, ObservationKind
 from healthd.host.host import Host
@@ -60,10 +60,11 @@ class Pair:
         self.number += 1
         table = {"op": "run", "check": "echo", "instance": "", "config": {"readings": readings}}
         table |= {"past": self.past, "boot_id": "b", "now": NOW + 60 * self.number}
-        request = {**shortened(table, self.known if self.brief else None), "number": self.number}
+        known = self.known if self.brief else None
+        request = {**shortened(table, known), "number": self.number}
         self.sent.append(request)
         answer = json.loads(self.worker.answer_line(json.dumps(request).encode()))
-        answer, self.known = restored(answer, table, self.number, self.known)
+        answer, self.known = restored(answer, table, self.number, known)
         self.past = answer["past"]
         return answer
 
@@ -92,7 +93,7 @@ def test_a_worker_that_knows_a_run_is_told_only_what_is_new(echo: Setup) -> None
         answer = pair.ask([1.0, 2.0])
     assert [sorted(sent) for sent in pair.sent] == [
         ["boot_id", "check", "config", "instance", "now", "number", "op", "past"],
-        *[["before", "boot_id", "brief", "check", "instance", "now", "number", "op"]] * 2,
+        *[["before", "boot_id", "check", "instance", "now", "number", "op"]] * 2,
     ]
     assert [item["value"] for item in json.loads(answer["observations"])] == [1.0, 2.0]
     pair.past = ""
@@ -114,16 +115,14 @@ def test_a_worker_that_is_asked_for_what_it_does_not_know_says_so_and_is_told_al
     assert restored(answer, {}, 2, kept) == (answer, None)
 
 
-def test_an_older_worker_which_keeps_nothing_is_told_all_each_time() -> None:
-    request = {"op": "run", "check": "echo", "instance": "", "config": {}, "past": "{}", "boot_id": "b"}
-    answer = {"error": "", "findings": [], "observations": "[]", "past": "{}"}
-    assert restored(answer, request, 1, None) == (answer, None)
+def test_a_request_without_a_moment_is_never_shortened(echo: Setup) -> None:
+    worker = Worker(echo, Host("/"))
+    request = {"op": "run", "check": "echo", "instance": "", "config": {"readings": [1.0]}, "past": "", "boot_id": "b"}
+    for number in (1, 2):
+        answer = json.loads(worker.answer_line(json.dumps({**request, "number": number}).encode()))
+        assert {*SAID_AGAIN, "past"} <= set(answer)
+        assert restored(answer, request, number, None) == (answer, None)
     assert shortened(request, None) == request
-
-
-def test_an_older_daemon_which_names_no_request_is_told_all_each_time(echo: Setup) -> None:
-    pair = Pair(echo, brief=False)
-    assert ["observations" in pair.ask([1.0]) for _ in range(3)] == [True] * 3
 
 
 READINGS = st.lists(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.slurm.cluster_name import cluster_name, parse_cluster_name
+from healthd.common.slurm.slurm_conf import cluster_name, parse_cluster_name
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from trees import Refusing, aer, pci_device, write
 from healthd.failslow.live import node_reading
 from healthd.failslow.live.evidence import MOST_SAID, OF_PORTS, Said, is_of_hardware
 from healthd.failslow.live.evidence import evidence as said_of
-from healthd.failslow.live.node import read
+from healthd.failslow.live.node import Readings, read
 from healthd.failslow.live.node_reading import Gpu, Link, Reading, Slow
-from healthd.failslow.live.recent_readings import Readings
 from healthd.failslow.model import Cause
 from healthd.host.host import Host
 from healthd.host.wakeup import FOREVER

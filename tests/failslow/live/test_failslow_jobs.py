@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import MOST_RECENT, Told, as_text, read
 from healthd.failslow.live.jobs import MOST_LOOKS, Jobs
-from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import Watched
 from healthd.failslow.live.suspect import Channel, RankSeen, judge
 from healthd.failslow.model import Kind, Point

@@ -6,7 +6,7 @@ import pytest
 
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.jobs import Jobs
-from healthd.failslow.live.sample import Sample
+from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import Watched
 
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.detect import Detector
-from healthd.failslow.live.iterations import OCTAVES, Iteration, Iterations, seen_from
-from healthd.failslow.live.period import LEAST, MOST, WINDOW, acf, rhythm
+from healthd.failslow.live.iterations import LEAST, MOST, OCTAVES, WINDOW, Iteration, Iterations, acf, rhythm, seen_from
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from failslow import counters

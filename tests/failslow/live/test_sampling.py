@@ -24,8 +24,8 @@ from failslow.counters import bursts
 
 from healthd.failslow.live.budget import OVER_SECONDS, SHARE, Budget, Less, less
 from healthd.failslow.live.counters import Counts
-from healthd.failslow.live.exclusive_job import Here, look
 from healthd.failslow.live.iterations import STRIDE
+from healthd.failslow.live.job_gpus import Here, look
 from healthd.failslow.live.sampler import Sampler
 from healthd.failslow.live.sampling import LOOK_SECONDS, SETTLED_SECONDS, Sampling, Setup
 from healthd.host.host import Host

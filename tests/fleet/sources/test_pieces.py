@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -13,14 +12,13 @@ from healthd.fleet import times
 from healthd.fleet.ingest import Asked, IngestError, ingest
 from healthd.fleet.sources import (
     calls,
-    failures_file,
     jobs_file,
     node_facts,
-    node_states,
     pieces,
     preemptions,
     sacct,
-    tickets,
+    sacctmgr,
+    site_tables,
 )
 
 
@@ -101,8 +99,8 @@ NOON = "2026-11-01T12:00:00"
 JOBS = f"JobID|State|Submit|Start|End\n7|COMPLETED|{NOON}|{NOON}|2026-11-01T13:00:00\n"
 TAKEN = f"[{NOON}.000] preempted JobId=7 has been requeued to reclaim resources for JobId=9\n"
 WITHOUT_A_ZONE = {
-    "tickets": (tickets.SOURCE, f"node,opened,words\nn1,{NOON},fan\n"),
-    "failures": (failures_file.SOURCE, f"node,time,kind\nn1,{NOON},gpu\n"),
+    "tickets": (site_tables.TICKETS, f"node,opened,words\nn1,{NOON},fan\n"),
+    "failures": (site_tables.FAILURES, f"node,time,kind\nn1,{NOON},gpu\n"),
     "jobs": (sacct.SOURCE, JOBS),
     "preemptions": (preemptions.SOURCE, TAKEN * 60),
 }
@@ -157,7 +155,7 @@ def test_of_a_wrong_time_zone_no_file_is_read_not_those_that_are_new_either(tmp_
 def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
     (tmp_path / "nodes.csv").write_text("node,gpus\nn[1-2],8\n")
     (tmp_path / "tickets.csv").write_text("node,opened\nn1,1795348800\nN2.example.org,1795348800\nn[3-9],1795348800\n")
-    wanted = [(tickets.SOURCE, [str(tmp_path / "tickets.csv")])]
+    wanted = [(site_tables.TICKETS, [str(tmp_path / "tickets.csv")])]
     ingest(str(tmp_path / "first"), wanted, Asked(1795400000, "c1"))
     assert capsys.readouterr().err == "", "the store knows no nodes yet"
     ingest(str(tmp_path / "db"), [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted], Asked(1795400000, "c1"))
@@ -182,7 +180,7 @@ def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earli
     now, hour = 1795400000, 3600
 
     def asked(at=now, **values):
-        came = ingest(str(tmp_path / "db"), [(node_states.SOURCE, [])], Asked(at, **values))
+        came = ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], Asked(at, **values))
         assert came.failed == []
         if not (slurm / "calls").exists():
             return []
@@ -198,10 +196,6 @@ def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earli
     assert capsys.readouterr().err == ""
     assert asked() == [("c1", -61 * hour + 1, 0)], "a clock was ahead: the stretch is read anew"
     assert "a clock was ahead" in capsys.readouterr().err
-    manifest = json.loads((tmp_path / "db" / "manifest.json").read_text())
-    manifest["cursors"] = {"node_states until c1": str(now)}
-    (tmp_path / "db" / "manifest.json").write_text(json.dumps(manifest))
-    assert asked(now + hour) == [("c1", -hour, hour)], "a store of before"
 
 
 @pytest.mark.one_python
@@ -211,7 +205,7 @@ def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
     now, hour = 1795400000, 3600
 
     def covered(at: int, **values: int) -> list[tuple]:
-        assert ingest(str(tmp_path / "db"), [(node_states.SOURCE, [])], Asked(at, **values)).failed == []
+        assert ingest(str(tmp_path / "db"), [(sacctmgr.NODE_STATES, [])], Asked(at, **values)).failed == []
         return sorted((row["cluster"], row["from_time"], row["to_time"]) for row in live(tmp_path / "db", "ingests"))
 
     first = ("c1", pieces.EARLIEST, now)
@@ -221,9 +215,9 @@ def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
 
 
 FILES = {
-    "node_states": (node_states.SOURCE, "Cluster|NodeName|TimeStart|TimeEnd|State\n{c}|n1|{a}|{b}|DOWN\n"),
-    "tickets": (tickets.SOURCE, "cluster,node,opened,closed\n{c},n1,{a},{b}\n"),
-    "failures": (failures_file.SOURCE, "cluster,node,time,kind\n{c},n1,{a},x\n{c},n1,{b},x\n"),
+    "node_states": (sacctmgr.NODE_STATES, "Cluster|NodeName|TimeStart|TimeEnd|State\n{c}|n1|{a}|{b}|DOWN\n"),
+    "tickets": (site_tables.TICKETS, "cluster,node,opened,closed\n{c},n1,{a},{b}\n"),
+    "failures": (site_tables.FAILURES, "cluster,node,time,kind\n{c},n1,{a},x\n{c},n1,{b},x\n"),
     "jobs": (jobs_file.SOURCE, "cluster,job_id,nodes,submit,start,end,state\n{c},1,n1,{a},{a},{b},FAILED\n"),
 }
 
@@ -254,6 +248,6 @@ def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_le
 def test_what_lasts_has_only_a_beginning_and_rows_of_several_clusters_are_of_none_alone(tmp_path):
     file = tmp_path / "tickets.csv"
     file.write_text("cluster,node,opened,closed\nc1,n1,1795000500,\nc2,n1,1795000000,1795000100\nc2,n2,3600,\n")
-    assert ingest(str(tmp_path / "db"), [(tickets.SOURCE, [str(file)])], Asked(1795400000)).failed == []
+    assert ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(file)])], Asked(1795400000)).failed == []
     (row,) = live(tmp_path / "db", "ingests")
     assert (row["cluster"], row["from_time"], row["to_time"], row["rows_read"]) == ("", 1795000000, 1795000500, 3)

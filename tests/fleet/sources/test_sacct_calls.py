@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from healthd.events.sequence import Runs
 from healthd.fleet.ingest import Asked, Came, ingest
 from healthd.fleet.sources import calls as programs
 from healthd.fleet.sources import sacct
-from healthd.fleet.sources.sacct_calls import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
+from healthd.fleet.sources.sacct import COLUMNS, DAY, FIRST_DAYS, LATE_DAYS, days_of
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
@@ -148,25 +147,6 @@ def test_a_rerun_with_from_reads_what_is_new_and_an_earlier_from_what_was_before
     assert asked_days(folder) == [7, 6, 2, 1, 0]
     run(tmp_path, from_time=NOON - 7 * DAY, to_time=NOON - 6 * DAY)
     assert not (folder / "calls").exists()
-
-
-def with_old_cursor(tmp_path: Path, until: int) -> None:
-    """A store of before: one cursor for all clusters, which says only until when."""
-    path = tmp_path / "db" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["cursors"] = {"sacct days": str(until)}
-    path.write_text(json.dumps(manifest))
-
-
-def test_a_store_whose_cursor_did_not_say_of_which_cluster_it_is_is_read_on(stand: Stand, tmp_path: Path) -> None:
-    folder = stand(scontrol="echo 'ClusterName = c1'")
-    run(tmp_path, from_time=NOON - 5 * DAY)
-    asked_days(folder)
-    with_old_cursor(tmp_path, NOON)
-    run(tmp_path, cluster="c2", from_time=NOON - 4 * DAY)
-    assert asked_days(folder) == [4, 3, 2, 1, 0]
-    run(tmp_path, from_time=NOON - 6 * DAY)
-    assert asked_days(folder) == [6, 2, 1, 0]
 
 
 def test_a_clock_that_was_ahead_once_stops_nothing(

@@ -1,10 +1,6 @@
 """Whether an idle node swaps, or has a GPU that does not answer."""
 
-from healthd.agent.settings.config import CheckConfig
-from healthd.common.history import Past
-from healthd.common.model import Clears, Explain, Finding, Severity
-from healthd.host.host import Host
-from healthd.nvidia.nvml import NvmlError, NvmlErrorKind
+from healthd.api import CheckConfig, Clears, Explain, Finding, Host, NvmlError, NvmlErrorKind, Past, Severity
 
 Config = CheckConfig
 USES = "nvml"

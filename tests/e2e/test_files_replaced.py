@@ -1,10 +1,9 @@
 """The files are replaced under a daemon that runs, as an upgrade of the package does, and a rollback: it goes on, and
-the one that is started after it knows what it knew.
+the daemon that is started after it has its conditions.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, looked_since, xid
 from machine import GPUS, Machine
-from old_healthd import OLD
 
 SHIPPED = ("healthd", "checks", "conf/profiles")
 # An editable installation gives what is missing here from the repository.
@@ -23,7 +21,7 @@ ALONE = """\
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 """
-OLD_VERSION = "0.1.0+old"
+OTHER_VERSION = "0.1.0+other"
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
 CONFIG = """\
 profile = "none"
@@ -35,7 +33,6 @@ command_seconds = 1.0
 interval_seconds = 1.0
 """
 SXID = "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"
-MOMENT = 1_700_000_000.0  # what is larger in the old ledger is a moment
 
 
 @pytest.fixture
@@ -48,13 +45,13 @@ def installed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def install_old(installed: Path) -> None:
+def install_other_version(installed: Path) -> None:
     """Install the same program under another version: the daemon sees other files and another version."""
-    install_new(installed)
-    (installed / "healthd/__init__.py").write_text(f'"""It says which it is."""\n\n__version__ = "{OLD_VERSION}"\n')
+    install_checkout(installed)
+    (installed / "healthd/__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n')
 
 
-def install_new(installed: Path) -> None:
+def install_checkout(installed: Path) -> None:
     _remove(installed)
     for part in SHIPPED:
         ignored = shutil.ignore_patterns("__pycache__")
@@ -67,12 +64,12 @@ def _remove(installed: Path) -> None:
         shutil.rmtree(part.rename(installed.parent / "removed"))
 
 
-def daemon_of(installed: Path, machine: Machine, config: str = CONFIG, mode: str = "observe") -> Healthd:
+def daemon_of(installed: Path, machine: Machine) -> Healthd:
     machine.now()
     return Healthd(
-        *("--root", str(machine.root), "--mode", mode, "--node-name", "n1"),
+        *("--root", str(machine.root), "--mode", "observe", "--node-name", "n1"),
         directory=machine.root.parent,
-        config=config,
+        config=CONFIG,
         fake_nvml=str(machine.scenario),
         env={"PYTHONPATH": str(installed), **NO_SLURM},
     )
@@ -91,28 +88,20 @@ def replaced_under(daemon: Healthd) -> None:
     assert daemon.worker() != before
 
 
-def moved(value: Any, seconds: float) -> Any:
-    """The same ledger, written so much later."""
-    if isinstance(value, dict):
-        return {key: moved(item, seconds) for key, item in value.items()}
-    if isinstance(value, list):
-        return [moved(item, seconds) for item in value]
-    return value + seconds if isinstance(value, float) and value > MOMENT else value
-
-
-@pytest.mark.parametrize("first", ["old", "new"])
+@pytest.mark.parametrize("first", ["other", "checkout"])
 def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_next_one_takes_over(
     first: str, installed: Path, directory: Path
 ) -> None:
     """An upgrade and a rollback."""
-    install, install_other = (install_old, install_new) if first == "old" else (install_new, install_old)
-    install(installed)
+    installs = [install_other_version, install_checkout]
+    install_first, install_second = installs if first == "other" else reversed(installs)
+    install_first(installed)
     machine = Machine(directory)
     machine.gpus("gpu.5.remap_pending = true")
     with daemon_of(installed, machine) as daemon:
         running = daemon.until(lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs")
-        assert (running["version"] == OLD_VERSION) == (first == "old")
-        install_other(installed)
+        assert (running["version"] == OTHER_VERSION) == (first == "other")
+        install_second(installed)
         replaced_under(daemon)
         status = daemon.until(lambda s: "timed_out" not in outcomes(s).values(), "each check had the time it needs")
         assert status["version"] == running["version"]
@@ -134,58 +123,3 @@ def test_a_daemon_whose_files_are_replaced_under_it_finishes_its_rounds_and_the_
         daemon.until(lambda s: outcomes(s) == outcomes(running), "it looks at the same itself")
         daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
         daemon.until(lambda s: condition(s, "gpu_xid/31", GPUS[1]), "an Xid after it")
-
-
-def test_a_daemon_goes_on_from_an_older_ones_ledger(installed: Path, directory: Path) -> None:
-    install_new(installed)
-    written = json.loads((OLD / "ledger.json").read_text())
-    file = directory / "run/ledger.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(moved(written, time.time() - written["slurm"]["confirmed_at"])))
-    shutil.copy(OLD / "past.json", file.parent)
-    machine = Machine(directory)
-    machine.gpus("gpu.5.remap_pending = true")
-    machine.ethernet(up=False)
-    with daemon_of(
-        installed, machine, f"{CONFIG}[checks.eth_link]\nexpected_mbps = {{ eth0 = 100000 }}\n", "act"
-    ) as daemon:
-        status = daemon.status()
-        assert {found["code"]: found["state"] for found in status["conditions"]} == {
-            "eth_link/down": "acknowledged",
-            "gpu_row_remap/pending": "open",
-            "gpu_xid/13": "open",
-            "gpu_xid/79": "open",
-        }
-        assert status["pause"]["why"] == "driver upgrade"
-        daemon.until(lambda s: "gpu_xid/79" in s["decision"]["would"], "it would drain")
-        daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
-        daemon.until(lambda s: condition(s, "gpu_xid/31"), "another Xid")
-    ledger = json.loads(file.read_text())
-    assert [(event["code"], event["sequence"]) for event in ledger["events"]] == [
-        ("31", 1),
-        ("79", 2),
-        ("13", 3),
-        ("31", 4),
-    ]
-    assert [found["code"] for found in ledger["cleared"]] == ["gpu_xid/31"]
-    assert ledger["slurm"]["requeued"][0]["job"] == "1"
-    assert "unreadable" not in daemon.log.read_text()
-
-
-def test_a_sites_checks_of_then_are_run_by_the_daemon(installed: Path, directory: Path) -> None:
-    install_new(installed)
-    shutil.copytree(OLD / "checks.d", directory / "checks.d", ignore=shutil.ignore_patterns("__pycache__"))
-    site = (OLD / "site.toml").read_text().replace("CHECKS_DIR", str(directory / "checks.d"))
-    site = site.replace("max_errors = 20", "max_errors = 20\ninterval_seconds = 3600.0")
-    site += "[checks.leaf.rail2]\ninterval_seconds = 1.0\ntimeout_seconds = 5.0\n"
-    machine = Machine(directory)
-    machine.write({"/leaf": "up 5\n"})
-    with daemon_of(installed, machine, site) as daemon:
-        machine.write({"/leaf": "up 50\n"})
-        daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
-        found = daemon.until(
-            lambda s: condition(s, "leaf/errors"), "it looks after an Xid, and knows what it read before"
-        )
-        assert "45 errors within an hour" in str(condition(found, "leaf/errors"))
-        machine.write({"/leaf-hangs": "yes\n"})
-        daemon.until(lambda s: condition(s, "leaf/hang", "rail2"), "what it says of a run that hangs")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from healthd.fleet import engine, questions
 from healthd.fleet.ingest import Asked, ingest
-from healthd.fleet.sources import node_states, reservations
+from healthd.fleet.sources import sacctmgr
 from healthd.fleet.store import reading
 from healthd.fleet.tables import TABLES
 
@@ -20,7 +20,7 @@ DEFAULT = "Cluster|NodeName|TimeStart|TimeEnd|State|Reason|User\n"
 
 def states(text: str) -> tuple[list[tuple], Noted]:
     noted = Noted()
-    return list(node_states.parse(numbered(text), noted.reading)), noted
+    return list(sacctmgr.states(numbered(text), noted.reading)), noted
 
 
 def test_a_state_that_lasts_has_no_end_and_the_user_no_number():
@@ -60,7 +60,7 @@ def test_iso_times_are_read_in_the_zone_that_was_said():
     ],
 )
 def test_whose_doing_a_state_is_is_told_by_its_user_and_for_root_by_its_reason(user, reason, slurm_user, by):
-    assert node_states.set_by(user, reason, slurm_user) == by
+    assert sacctmgr.set_by(user, reason, slurm_user) == by
 
 
 @pytest.mark.one_python
@@ -71,7 +71,7 @@ def test_who_took_a_node_out_is_known_whatever_is_kept_of_users(tmp_path, users)
     lines = (f"c1|{node}|1700000000|1700000600|DOWN|{text}" for node, text in who.items())
     states.write_text(OURS + "".join(f"{line}\n" for line in lines))
     db = str(tmp_path / "db")
-    came = ingest(db, [(node_states.SOURCE, [str(states)])], Asked(1700086400, users=users))
+    came = ingest(db, [(sacctmgr.NODE_STATES, [str(states)])], Asked(1700086400, users=users))
     assert came.failed == []
     needed = questions.needed(questions.built_in()["out_of_service"], questions.built_in())
     asked = engine.Asked(1699990000, 1700086400, questions.parameters(needed, {}))
@@ -89,9 +89,9 @@ def test_slurms_user_is_asked_of_the_cluster_here_and_else_is_slurm(tmp_path, mo
     scontrol = tmp_path / "scontrol"
     scontrol.write_text('#!/bin/sh\necho "ClusterName             = c1"; echo "SlurmUser               = batch(77)"\n')
     scontrol.chmod(0o755)
-    assert [node_states.slurm_user(cluster) for cluster in ("c1", "c2")] == ["batch", "slurm"]
+    assert [sacctmgr.slurm_user(cluster) for cluster in ("c1", "c2")] == ["batch", "slurm"]
     scontrol.write_text("#!/bin/sh\nexit 1\n")
-    assert node_states.slurm_user("c1") == "slurm"
+    assert sacctmgr.slurm_user("c1") == "slurm"
 
 
 def test_an_event_of_the_whole_cluster_is_no_nodes():
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_counted_with_its_line():
 
 
 def test_the_call_asks_for_every_state_between_two_times():
-    assert node_states.command(1700000000, 1700086400, "c1") == [
+    assert sacctmgr.states_command(1700000000, 1700086400, "c1") == [
         "sacctmgr",
         "--readonly",
         "--parsable2",
@@ -125,7 +125,7 @@ RESERVATIONS = "Cluster|Name|TimeStart|TimeEnd|Flags|NodeName\n"
 
 def reserved(text: str) -> tuple[list[tuple], Noted]:
     noted = Noted()
-    return list(reservations.parse(numbered(text), noted.reading)), noted
+    return list(sacctmgr.reservations(numbered(text), noted.reading)), noted
 
 
 def test_a_reservation_has_a_row_for_each_node_and_maintenance_is_its_flag():
@@ -159,12 +159,12 @@ def test_any_reason_comes_back_as_it_was(reason, start, lasted, header):
     row = f"c1|n1|{start}|{start + lasted}|DOWN|"
     row += f"root(0)|{reason}" if header == OURS else f"{reason}|root(0)"
     noted = Noted()
-    found = list(node_states.parse([(1, header.strip()), (2, row)], noted.reading))
+    found = list(sacctmgr.states([(1, header.strip()), (2, row)], noted.reading))
     assert [row[:7] for row in found] == [("c1", "n1", start, start + lasted, "DOWN", reason.strip() or None, "root")]
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_counted(text):
     noted = Noted()
-    found = list(node_states.parse(numbered(OURS + text), noted.reading))
+    found = list(sacctmgr.states(numbered(OURS + text), noted.reading))
     assert len(found) == sum(noted.read)

@@ -1,13 +1,21 @@
-"""The leaf switch of each rail answers: every hook that a site's check had, but those of swap.py."""
+"""Whether the leaf switch of each rail answers. Uses all that a check may declare, but what swap.py uses."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.agent.settings.config import CheckConfig
-from healthd.common.history import Past
-from healthd.common.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
-from healthd.host.host import Host
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    Finding,
+    Host,
+    Observation,
+    ObservationKind,
+    Past,
+    Repair,
+    Severity,
+)
 
 USES = ""
 PER = "rail"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.slurm.epilog_timeout import FOREVER, epilog_timeout, parse_epilog_timeout
+from healthd.common.slurm.slurm_conf import FOREVER, epilog_timeout, parse_epilog_timeout
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_TEXT
 
-from healthd.agent.slurm.gres_conf import MOST_BYTES, ascends
 from healthd.common.slurm.commands import gres_conf
+from healthd.common.slurm.gres import GRES_CONF_BYTES, ascends
 
 LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
 
@@ -90,8 +90,8 @@ def test_from_eleven_gpus_on_slurm_sorts_those_that_it_finds_otherwise() -> None
 
 
 def test_a_file_that_may_be_cut_off_tells_nothing() -> None:
-    assert ascends(LISTED.ljust(MOST_BYTES - 1, "\n"), "n1", 8)
-    assert not ascends(LISTED.ljust(MOST_BYTES, "\n"), "n1", 8)
+    assert ascends(LISTED.ljust(GRES_CONF_BYTES - 1, "\n"), "n1", 8)
+    assert not ascends(LISTED.ljust(GRES_CONF_BYTES, "\n"), "n1", 8)
 
 
 @given(ANY_TEXT | st.text('NodeName=Name=gpuFile/dev/nvidia[0-7], ="\\\n#', max_size=80))
@@ -118,7 +118,7 @@ def test_gres_conf_lies_beside_slurm_conf(tmp_path: Path) -> None:
 
 def test_without_slurm_conf_nothing_but_gres_confs_is_read() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
-    done = subprocess.run(gres_conf(MOST_BYTES), env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(gres_conf(GRES_CONF_BYTES), env=environment, capture_output=True, text=True, timeout=240)
     found = [path for path in ("/etc/slurm", "/run/slurm/conf", "/usr/local/etc") if Path(path, "gres.conf").exists()]
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == bool(found)

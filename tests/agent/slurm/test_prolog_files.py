@@ -11,8 +11,8 @@ import pytest
 from fakes import standing
 from trees import write
 
-from healthd.agent.slurm.job_gpus import FILES, of_this_node
 from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.agent.slurm.prolog_files import FILES, of_this_node
 from healthd.common.model import Gpu, Inventory
 from healthd.host.inventory import when_whole
 from healthd.host.job_processes import open_gpus

@@ -1,0 +1,53 @@
+"""Files that this node's prolog writes: the GPUs of each job, and the jobs that it refused.
+
+RUNTIME_DIR/jobs/N: what Slurm gave to a job, as "JOB NUMBERS [UUIDS]" (gres.told_by_prolog()). N is the job's number
+modulo 1024, so the number of files is bounded and nothing has to remove them. A file that another job has overwritten
+counts as missing. The files are on tmpfs and live as long as the jobs.
+
+RUNTIME_DIR/refused: one line for each job that the prolog refused because of healthd's verdict, "EPOCH_SECONDS JOB".
+The prolog keeps the last lines only.
+
+A file that other users could change is not read.
+"""
+
+from __future__ import annotations
+
+import os
+
+from healthd.agent.slurm.node_gpus import NodeGpus
+from healthd.common import ownership
+from healthd.common.model import Gpu, Inventory
+from healthd.common.text import is_decimal
+from healthd.host.job_processes import open_gpus
+
+FOLDER = "jobs"
+FILES = 1024  # the same number as in the prolog
+FILE = "refused"
+LINES = 64  # the prolog keeps fewer
+MOST_BYTES = 16 << 10
+
+
+def of_this_node(inventory: Inventory, whole: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
+    """Return the GPUs of this node's jobs, as given by Slurm and as opened by their processes. Slurm is not queried."""
+    return NodeGpus(
+        inventory,
+        whole,
+        lambda job: _read(os.path.join(runtime_dir, FOLDER, str(int(job) % FILES))),
+        lambda processes: open_gpus(processes, root),
+    )
+
+
+def refusal_times(runtime_dir: str) -> tuple[float, ...]:
+    """Return when the prolog refused jobs, in epoch seconds. Empty if the file is missing or untrusted."""
+    text, _ = _read(os.path.join(runtime_dir, FILE))
+    words = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
+    return tuple(float(word) for word in words if is_decimal(word) and len(word) <= 12)
+
+
+def _read(path: str) -> tuple[str, float]:
+    """Return a file's text and modification time, or ("", 0) if the file is missing or untrusted."""
+    try:
+        with ownership.opened(path) as descriptor:
+            return os.read(descriptor, MOST_BYTES).decode("ascii", "replace"), os.fstat(descriptor).st_mtime
+    except OSError:
+        return "", 0.0

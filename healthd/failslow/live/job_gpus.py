@@ -1,0 +1,67 @@
+"""Jobs on this node, by the cgroups of their processes, and the GPUs that these processes have open.
+
+CUDA opens the device file of each GPU that a process may use. For a process with several open GPUs the local rank,
+which the job reports, selects one of them. The minor numbers of the device files are in
+/proc/driver/nvidia/gpus/PCI/information as "Device Minor".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from healthd.common.text import regex
+from healthd.host.host import Host
+from healthd.host.job_processes import job_processes, jobs_here, open_gpus
+
+DRIVER = "/proc/driver/nvidia/gpus"
+_MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
+
+
+class Here(NamedTuple):
+    """jobs: all with a process on this node. gpu_process: a process that has a GPU open, 0 if none was found."""
+
+    jobs: frozenset[str]
+    gpu_process: int = 0
+
+
+def look(root: str, gpus_wanted: bool, last: Here) -> Here:
+    """Return the jobs on this node and, if a job is alone, one of its processes with an open GPU.
+
+    `last`: the previous result. Its process is tried first, because each process has hundreds of descriptors.
+    """
+    jobs = jobs_here(root)
+    if not gpus_wanted or len(jobs) != 1:
+        return Here(jobs)
+    processes = job_processes(root)
+    if last.gpu_process in processes and _holds({last.gpu_process: processes[last.gpu_process]}, root):
+        return Here(jobs, last.gpu_process)
+    return Here(jobs, next((pid for pid, job in processes.items() if _holds({pid: job}, root)), 0))
+
+
+def _holds(processes: Mapping[int, str], root: str) -> bool:
+    return any(open_gpus(processes, root)[0].values())
+
+
+def by_minor(host: Host) -> dict[int, str]:
+    """Return N of /dev/nvidiaN -> PCI address; empty without the driver."""
+    found = {}
+    try:
+        names = host.list(DRIVER)
+    except OSError:
+        return {}
+    for pci in names:
+        minor = _MINOR.search(host.told(f"{DRIVER}/{pci}/information"))
+        if minor:
+            found[int(minor[1])] = pci.lower()
+    return found
+
+
+def gpu_of(host: Host, pid: int, job: str, local_rank: int) -> str:
+    """Return the PCI address of a process's GPU, or "" if it is ambiguous."""
+    pci = by_minor(host)
+    held, _ = open_gpus({pid: job}, host.root or "/")
+    minors = sorted(held.get(job, frozenset()) & pci.keys())
+    if len(minors) == 1:
+        return pci[minors[0]]
+    return pci[minors[local_rank]] if 0 <= local_rank < len(minors) else ""

@@ -1,0 +1,172 @@
+"""What slurmdbd keeps of nodes, as sacctmgr prints it: `show event` (node states) and `show reservation`.
+
+The text is that of --parsable2 with a header line. Columns are found by their names, which are the same in 22.05 to
+26.05 (github.com/SchedMD/slurm, src/sacctmgr/common.c, sacctmgr_process_format_list(); reservation_functions.c).
+
+Node states: TimeEnd is "Unknown" while a state lasts (src/common/parse_time.c, _make_time_str_internal()). User is
+"root(0)", in 22.05 cut after 19 characters (src/sacctmgr/event_functions.c). Rows without a node are events of the
+whole cluster and are skipped.
+
+Reservations: there is one row for each node. slurmctld's own list (`scontrol show reservation`) forgets reservations
+that are over. The flags are separated by commas and begin with MAINT for maintenance
+(src/common/slurm_protocol_defs.c, reservation_flags_string()). A change of a reservation makes a new record with a
+later TimeStart.
+
+The commands need SLURM_TIME_FORMAT=%s; parse_time() accepts a time as uts%s (src/common/parse_time.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from healthd.common.slurm.builtin_reasons import is_slurms_own
+from healthd.common.slurm.hostlist import expand
+from healthd.fleet.ingest import IngestError, Run, Source
+from healthd.fleet.sources.columns import Columns, rows
+from healthd.fleet.sources.pieces import configured, since_last_time, whole_files
+from healthd.fleet.sources.reading import Reading
+
+SACCTMGR = ("sacctmgr", "--readonly", "--parsable2", "show")
+
+# --- node states
+
+STATE_COLUMNS = Columns(
+    ("nodename", "timestart", "timeend", "state"),
+    ("cluster", "reason", "user"),
+    free="reason",  # it may contain the separator, because nothing is quoted
+)
+HEALTHD, SLURM, PERSON = "healthd", "slurm", "person"
+ROOT = "root"
+State: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None, str | None]"
+
+
+def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
+    """Return the command for all states of all nodes that lasted at any moment between the two times.
+
+    Without State= all states are included; without a Start= only yesterday's (src/sacctmgr/event_functions.c,
+    _set_cond()). slurmdbd keys them by node and start (accounting_storage_mysql.c: primary key (node_name,
+    time_start)), and so does the table.
+    """
+    where = (f"start=uts{from_time}", f"end=uts{to_time}", f"clusters={cluster}")
+    form = "format=Cluster,NodeName,Start,End,State,User,Reason"
+    return [*SACCTMGR, "event", "events=node", *where, form]
+
+
+def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
+    """Return who set a state: healthd, slurm or person; None if the text does not show it.
+
+    `user`: None if there is no such column; "" if slurmctld named no user, which means slurmctld itself. Slurm's own
+    states have the name of SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a person
+    who is root has that name too: then, and for any root, the Reason decides.
+    """
+    if reason.startswith("healthd:"):
+        return HEALTHD
+    if user is None:
+        return None
+    if not user or (user == slurm_user and user != ROOT):
+        return SLURM
+    return SLURM if user == ROOT and is_slurms_own(reason) else PERSON
+
+
+def slurm_user(cluster: str) -> str:
+    """Return SlurmUser if slurmctld of this cluster answers on this machine, else "slurm"."""
+    try:
+        here = configured("ClusterName", "SlurmUser")
+    except IngestError:  # slurmdbd's machine needs no slurmctld, and its states are read nevertheless
+        return SLURM
+    user = here.get("SlurmUser", "").partition("(")[0]
+    return user if user and here.get("ClusterName") == cluster else SLURM
+
+
+def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
+    """Yield (cluster, node, start, end, state, reason, user, set by). `slurm_user`: the user of Slurm's own states."""
+    for number, row in rows(lines, STATE_COLUMNS, reading, "|"):
+        node = row["nodename"]
+        if not node:
+            continue
+        try:
+            start, end = reading.seconds(row["timestart"]), reading.maybe_seconds(row["timeend"])
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        if end is not None and end < start:
+            reading.unread(number, f"the state of {node} ends before it starts")
+            continue
+        reading.read(1)
+        if not reading.wants(start, end):
+            continue
+        user, reason = row.get("user"), row.get("reason", "")
+        user = None if user is None else user.partition("(")[0]
+        cluster = reading.cluster_of(row.get("cluster"))
+        kept = reading.user(user) if user else None
+        yield cluster, node, start, end, row["state"], reason or None, kept, set_by(user, reason, slurm_user)
+
+
+def _ingest_states(run: Run, files: list[str]) -> None:
+    """Without files, query from an hour before the last time on: states that ended meanwhile now have an end."""
+    whole_files(run, files, "node_states", states)
+    if not files:
+        since_last_time(run, "sacctmgr show event", "node_states", states_command, _states_here)
+
+
+def _states_here(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[State]:
+    return states(lines, reading, slurm_user(reading.cluster))
+
+
+NODE_STATES = Source(
+    "node_states",
+    "--node-states",
+    "FILE",
+    "what `sacctmgr show event` prints; without FILE it is run here",
+    _ingest_states,
+    runs=True,
+)
+
+# --- reservations
+
+RESERVATION_COLUMNS = Columns(("name", "timestart", "timeend", "flags", "nodename"), ("cluster",))
+MAINTENANCE = "MAINT"
+Reservation: TypeAlias = "tuple[str, str, str | None, int, int | None, str, bool]"
+
+
+def reservations_command(from_time: int, to_time: int, cluster: str) -> list[str]:
+    """Return the command for all reservations that lasted at any moment between the two times."""
+    where = (f"start=uts{from_time}", f"end=uts{to_time}", f"clusters={cluster}")
+    form = "format=Cluster,Name,TimeStart,TimeEnd,Flags,NodeNames"
+    return [*SACCTMGR, "reservation", *where, form]
+
+
+def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Reservation]:
+    """Yield (cluster, name, node, start, end, flags, is maintenance). The node of a reservation of licenses is None."""
+    for number, row in rows(lines, RESERVATION_COLUMNS, reading, "|"):
+        try:
+            start, end = reading.seconds(row["timestart"]), reading.maybe_seconds(row["timeend"])
+            nodes = expand(row["nodename"]) if row["nodename"] else (None,)
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        if end is not None and end < start:
+            reading.unread(number, f"the reservation {row['name']} ends before it starts")
+            continue
+        maintenance = MAINTENANCE in row["flags"].split(",")
+        reading.read(1)
+        for node in nodes if reading.wants(start, end) else ():
+            yield reading.cluster_of(row.get("cluster")), row["name"], node, start, end, row["flags"], maintenance
+
+
+def _ingest_reservations(run: Run, files: list[str]) -> None:
+    """Without files, query from an hour before the last time on: reservations that ended meanwhile now have an end."""
+    whole_files(run, files, "reservations", reservations)
+    if not files:
+        since_last_time(run, "sacctmgr show reservation", "reservations", reservations_command, reservations)
+
+
+RESERVATIONS = Source(
+    "reservations",
+    "--reservations",
+    "FILE",
+    "what `sacctmgr show reservation` prints; without FILE it is run here",
+    _ingest_reservations,
+    runs=True,
+)

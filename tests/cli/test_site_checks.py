@@ -1,0 +1,73 @@
+"""A site's own checks: what they find, explain, refuse and declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from machine import Machine
+from site_checks import install_checks
+
+from healthd.agent.settings import registry
+from tests.cli.test_cli import run
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> list[str]:
+    """Return the flags for a machine with a lost GPU, a leaf that is down and a swap device in use."""
+    machine = Machine(tmp_path)
+    machine.gpus("gpu.3.lost = true")
+    machine.write(
+        {"/leaf": "down 5\n", "/proc/swaps": "Filename Type Size Used Priority\n/dev/sda2 partition 9 1 -2\n"}
+    )
+    machine.now()
+    config = tmp_path / "healthd.toml"
+    config.write_text(install_checks(tmp_path))
+    return ["--config", str(config), "--root", str(machine.root), "--fake-nvml", str(machine.scenario)]
+
+
+def test_site_checks_report_their_findings_and_failures(site: list[str]) -> None:
+    found = run("check", "leaf", "swap", "--json", *site).document
+    assert {(c["code"], c["subject"], c["severity"], c["message"]) for c in found["conditions"]} == {
+        ("leaf/down", "rail0", "degraded", "the leaf of rail0 is down"),
+        ("swap/used", "/dev/sda2", "warning", "is in use"),
+    }
+    assert {(r["check"], r["instance"], r["outcome"]) for r in found["results"]} == {
+        ("swap", "", "completed"),
+        ("leaf", "rail0", "completed"),
+        ("leaf", "rail1", "failed"),
+    }
+
+
+@pytest.mark.one_python
+def test_site_checks_explain_their_codes(site: list[str]) -> None:
+    for code, words in {
+        "leaf/down": ("The leaf is down.", "The rail has no network.", "Look at it."),
+        "leaf/hang": ("The leaf is ill.", "Look at its log."),
+        "swap/gpu": ("A GPU is silent.", "Its jobs fail.", "dmesg"),
+    }.items():
+        said = run("explain", code, *site[:2]).out
+        assert all(word in said for word in words), said
+    codes = run("list", "--codes", *site[:2]).out
+    assert all(code in codes for code in ("leaf/down", "leaf/errors", "leaf/hang", "swap/used", "swap/gpu"))
+
+
+def test_site_checks_refuse_a_setting(site: list[str]) -> None:
+    config = Path(site[1])
+    config.write_text(config.read_text().replace("max_errors = 20", "max_errors = -1"))
+    done = run("config", "check", str(config))
+    assert done.status == 64
+    assert done.err.endswith("max_errors must not be negative\n")
+
+
+def test_registry_knows_what_site_checks_declare(site: list[str]) -> None:
+    checks = registry.find(str(Path(site[1]).with_name("checks.d")))
+    leaf, swap = checks["leaf"], checks["swap"]
+    config = leaf.make_config({"name": "rail0", "overdue_seconds": 1.0}, "leaf")
+    assert (leaf.per, leaf.uses, leaf.after_events) == ("rail", "", ("xid", "job_end"))
+    assert not leaf.holds_resume(config)
+    assert [finding.code for finding in leaf.overdue(config, 2.0)] == ["leaf/hang"]
+    assert not list(leaf.overdue(config, 0.5))
+    assert (swap.when, swap.uses) == ("idle", "nvml")
+    assert not swap.holds_resume(swap.make_config({}, "swap")), "its codes only warn"
+    assert swap.holds_resume(swap.make_config({"severity": {"swap/used": "degraded"}}, "swap"))

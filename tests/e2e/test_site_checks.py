@@ -1,0 +1,30 @@
+"""A site's own checks in a daemon: after an event, with their past, and when they hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from healthd_daemon import Healthd, condition, xid
+from machine import GPUS, Machine
+from site_checks import install_checks
+
+
+def test_site_checks_run_in_the_daemon(directory: Path) -> None:
+    config = install_checks(directory).replace("max_errors = 20", "max_errors = 20\ninterval_seconds = 3600.0")
+    config += "[checks.leaf.rail2]\ninterval_seconds = 1.0\ntimeout_seconds = 5.0\n"
+    machine = Machine(directory)
+    machine.write({"/leaf": "up 5\n"})
+    machine.now()
+    with Healthd(
+        *("--root", str(machine.root), "--mode", "observe", "--node-name", "n1"),
+        directory=directory,
+        config=config,
+        fake_nvml=str(machine.scenario),
+        env={"SLURM_CONF": "/nonexistent/slurm.conf"},
+    ) as daemon:
+        machine.write({"/leaf": "up 50\n"})
+        daemon.kernel_line(xid(31, GPUS[1].removesuffix(".0")))
+        found = daemon.until(lambda s: condition(s, "leaf/errors"), "the check runs after an Xid, with its past")
+        assert "45 errors within an hour" in str(condition(found, "leaf/errors"))
+        machine.write({"/leaf-hangs": "yes\n"})
+        daemon.until(lambda s: condition(s, "leaf/hang", "rail2"), "a run that hangs is a condition")

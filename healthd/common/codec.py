@@ -113,7 +113,9 @@ def _is_list(kind: Any) -> bool:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     one = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # a site's check may add notes of its own
+    rules = [note for note in notes if isinstance(note, Rule)]  # a moment's note, or one of a site's check, is none
+    if not rules:
+        return one
 
     def load_ruled(data: Any, where: str | None) -> Any:
         value = one(data, where)

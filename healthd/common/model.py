@@ -2,8 +2,8 @@
 
 fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
 
-Times are seconds since the epoch (float), durations are seconds, PCI addresses are written as the kernel does
-in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
+Times are seconds since the epoch (`Moment` in what the ledger keeps), durations are seconds, PCI addresses are written
+as the kernel does in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import enum
 from dataclasses import field
 from typing import Any, NamedTuple, TypeAlias
 
+from healthd.common.moments import Moment, PastMoment
 from healthd.common.values import dataclass
 
 
@@ -68,6 +69,19 @@ class Clears(enum.Enum):
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
     REBOOT = "reboot"  # another boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
+
+
+class Ending(enum.Enum):
+    """How a condition ended. `Clears` is what a condition waits for; a condition may also end in another way."""
+
+    PASS = "pass"  # clean runs of its check
+    WINDOW = "window"  # nothing new in its window
+    RESET = "reset"  # evidence of a reset of the part (a check's `Repair`)
+    REBOOT = "reboot"  # another boot id, or evidence of a reboot
+    REPAIRED = "repaired"  # `healthd repaired`
+    RECOVERED = "recovered"  # a kernel line reports that the fault is over
+    RENAMED = "renamed"  # the part got another name, and a condition of that name replaces this one
+    UNCHECKED = "unchecked"  # its check no longer runs: not configured, or only on an idle node
 
 
 class Remedy(enum.Enum):
@@ -133,7 +147,7 @@ class Slowness:
     """
 
     slowdown: float
-    onset: float
+    onset: Moment
     jobs: tuple[str, ...] = ()
 
 
@@ -276,13 +290,13 @@ class KernelEvent:
     kind: str
     code: str = ""
     pci: str = ""
-    time: float = 0.0
+    time: Moment = 0.0
     text: str = ""
     pid: int | None = None
     process: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
     boot_id: str = ""
-    last_time: float = 0.0
+    last_time: Moment = 0.0
     lines: int = 1
     sequence: int = 0
     history: bool = False
@@ -380,11 +394,11 @@ class ConditionState(enum.Enum):
 class Ack:
     """`healthd ack`: a person knows of a condition, from `given` to `until`. `severity`: how bad they know it."""
 
-    until: float
+    until: Moment
     why: str
     who: str
     severity: Severity
-    given: float = 0.0
+    given: Moment = 0.0
 
 
 # The events that a check fails on, and how; None: only on several of them together.
@@ -413,6 +427,7 @@ class Condition:
     history          it rests only on lines that the log held before healthd's first start
     observed         it rests only on lines of a source that can be forged: it never drains and holds no resume
     boot_id          the boot in which it was last seen
+    ending           how it ended (None: it did not); `cleared_by` is the same as text, with user or evidence
     job              Slurm job at the source, if known
     slowness         how slow, as the last sight had it; None: it is no slowness that was measured
     """
@@ -425,8 +440,8 @@ class Condition:
     message: str
     clears: Clears
     state: ConditionState
-    first_seen: float
-    last_seen: float
+    first_seen: Moment
+    last_seen: Moment
     count: int
     boot_id: str
     confirm_seconds: float = 0.0
@@ -434,16 +449,17 @@ class Condition:
     worsens: Worsens | None = None
     evidence: str = ""
     shared_cause: bool = False
-    last_level_seen: float = 0.0
-    last_event: float = 0.0
+    last_level_seen: Moment = 0.0
+    last_event: Moment = 0.0
     last_sequence: int = 0
-    acknowledged_at: float = 0.0
+    acknowledged_at: PastMoment = 0.0
     acknowledged_evidence: str = ""
-    persists_since: float = 0.0
-    opened_at: float = 0.0
-    critical_at: float = 0.0
-    cleared_at: float = 0.0
+    persists_since: Moment = 0.0
+    opened_at: Moment = 0.0
+    critical_at: Moment = 0.0
+    cleared_at: Moment = 0.0
     cleared_by: str = ""
+    ending: Ending | None = None
     clean_runs: int = 0
     quiet_seconds: float = 0.0
     repaired: bool = False
@@ -619,7 +635,7 @@ class Requeued:
 
     job: str
     restarts: int
-    time: float
+    time: Moment
 
 
 LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that waits for the fleet
@@ -636,8 +652,8 @@ class FleetHold:
     partition     the strictest one at the last count; then its nodes, how many healthd held, how many it may hold
     """
 
-    since: float
-    until: float
+    since: Moment
+    until: Moment
     times: int = 0
     own_hardware: bool = False
     partition: str = ""
@@ -659,7 +675,7 @@ class PartitionCount:
 class FleetCount:
     """A complete count of this node's partitions, at `time` (epoch seconds)."""
 
-    time: float
+    time: Moment
     partitions: tuple[PartitionCount, ...]
 
 
@@ -679,7 +695,7 @@ class Lifted:
     reason: str
     words: str
     stamp: float
-    time: float
+    time: PastMoment
     saved: bool = False
     controller: str = ""
 
@@ -693,7 +709,7 @@ class Unsaved:
                 could not be read
     """
 
-    time: float
+    time: PastMoment
     controller: str
 
 
@@ -701,8 +717,8 @@ class Unsaved:
 class Resumed:
     """A drain of ours that we lifted: when it began to stand and when it was lifted (epoch seconds)."""
 
-    drained_at: float
-    time: float
+    drained_at: Moment
+    time: Moment
     own_hardware: bool
 
 
@@ -744,30 +760,30 @@ class SlurmMemory:
 
     reason: str = ""
     writing: str = ""
-    written_at: float = 0.0
+    written_at: Moment = 0.0
     overruled: str = ""
     adopted: str = ""
-    confirmed_at: float = 0.0
+    confirmed_at: Moment = 0.0
     boot_id: str = ""
     rebooting: bool = False
-    resumed_at: float = 0.0
+    resumed_at: Moment = 0.0
     requeued: tuple[Requeued, ...] = field(default_factory=tuple)
     hold: FleetHold | None = None
     uncounted: bool = False
     lifted: Lifted | None = None
     stamp: float = 0.0
     earlier: tuple[Lifted, ...] = ()
-    drained_at: float = 0.0
+    drained_at: PastMoment = 0.0
     own_hardware: bool = False
-    clean_since: float = 0.0
+    clean_since: PastMoment = 0.0
     clean_seconds: float = 0.0
     resumed: tuple[Resumed, ...] = ()
     spared: tuple[Spared, ...] = ()
     refused: float = 0.0
     unsaved: Unsaved | None = None
     counted: FleetCount | None = None
-    uncounted_since: float = 0.0
-    uncounted_at: float = 0.0
+    uncounted_since: PastMoment = 0.0
+    uncounted_at: PastMoment = 0.0
 
 
 # --- what a node has, for its baseline

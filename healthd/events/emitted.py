@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import field
 
 from healthd.common.model import Severity
+from healthd.common.moments import Moment
 from healthd.common.values import dataclass
 
 
@@ -24,8 +24,8 @@ class ToldCondition:
     worst: Severity
     acknowledged: bool
     count: int
-    last: float
-    at: float
+    last: Moment
+    at: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ToldCheck:
     instance: str
     of_version: str
     settings: str
-    since: float
+    since: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,6 @@ class Told:
     checks: tuple[ToldCheck, ...] = ()
     cluster: str = ""
     stopped: bool = False
-    alive_at: float = 0.0
-    job_ended: float = 0.0
-    ended_again: float = 0.0
-
-
-def moved(told: Told, move: Callable[[float], float]) -> Told:
-    """The clock was set: its moments by the new one. What a condition is called stays, though a moment is in it."""
-    return replace(
-        told,
-        conditions={
-            key: replace(said, last=move(said.last), at=move(said.at)) for key, said in told.conditions.items()
-        },
-        checks=tuple(replace(check, since=move(check.since)) for check in told.checks),
-        alive_at=move(told.alive_at),
-        job_ended=move(told.job_ended),
-        ended_again=move(told.ended_again),
-    )
+    alive_at: Moment = 0.0
+    job_ended: Moment = 0.0
+    ended_again: Moment = 0.0

@@ -28,7 +28,7 @@ PURE_OF = {
     "agent.settings": "limits node_sections",
     "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
     "agent.worker": "requests unchanged",
-    "common": "codec duration errors history model mountinfo page paths text",
+    "common": "codec duration errors history model moments mountinfo page paths text",
     "common.slurm": (
         "admin_comment builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
     ),

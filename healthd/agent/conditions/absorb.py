@@ -24,6 +24,7 @@ from healthd.common.model import (
     Condition,
     ConditionKey,
     ConditionState,
+    Ending,
     Finding,
     Found,
     KernelEvent,
@@ -36,6 +37,7 @@ from healthd.common.text import printable
 
 # A REBOOT fault that opens again so soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
+RELAPSES_AFTER = frozenset({Ending.REBOOT, Ending.REPAIRED})
 UNREAD_SECONDS = 3600.0  # as in the check "kernel"
 CONFIRMS_SECONDS = 600.0  # so long the kernel's word on a part spares what is found there its confirm time: two rounds
 
@@ -119,7 +121,7 @@ def _first_sight(
     relapse = any(
         past.key == finding.key
         and not past.observed
-        and (past.cleared_by.startswith(("reboot", "repaired by ")) or not reboots)
+        and (past.ending in RELAPSES_AFTER or not reboots)
         and now - past.cleared_at < within
         for past in cleared
     )
@@ -210,7 +212,7 @@ def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
     clean = replace(old, clean_runs=old.clean_runs + 1)
     by_pass = old.clears is Clears.PASS or (old.state is ConditionState.ACKNOWLEDGED and old.ack is None)
     if by_pass and clean.clean_runs >= clear_after:
-        return ended(clean, "pass", now)
+        return ended(clean, Ending.PASS, now)
     return clean
 
 
@@ -242,7 +244,7 @@ def absorb_events(
         if finding.over:
             weaker = old is not None and sight is Standing.OBSERVED < standing(old)
             if old is not None and old.clears not in LATCHED and old.last_seen <= when and not weaker:
-                new[key] = ended(old, finding.message, when)
+                new[key] = ended(old, Ending.RECOVERED, when, finding.message)
             continue
         if old is not None and sight < standing(old):
             continue  # history adds nothing to a condition that was seen live, nor does a line that can be forged

@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, KernelEvent, Severity
+from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, Ending, KernelEvent, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
@@ -48,8 +48,10 @@ def opened(condition: Condition, now: float) -> Condition:
     )
 
 
-def ended(condition: Condition, by: str, now: float) -> Condition:
-    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by)
+def ended(condition: Condition, ending: Ending, now: float, text: str | None = None) -> Condition:
+    """Return the condition as cleared. `text` is for people and decides nothing; by default the ending's value."""
+    by = ending.value if text is None else text
+    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by, ending=ending)
 
 
 def found_severity(condition: Condition) -> Severity:
@@ -70,42 +72,6 @@ def acknowledged(condition: Condition, now: float) -> Condition:
         acknowledged_evidence=condition.evidence,
         ack=None,
     )
-
-
-def shifted(condition: Condition, seconds: float, since: float = 0.0, until: float = float("inf")) -> Condition:
-    """The clock was set: the condition's moments by the new clock, so that no confirm time is cut short.
-
-    Only moments in `since`..`until` (by the old clock) move: others were written while it was right.
-    """
-
-    def move(moment: float) -> float:
-        return moment + seconds if moment and since <= moment <= until else moment
-
-    return replace(
-        condition,
-        first_seen=move(condition.first_seen),
-        last_seen=move(condition.last_seen),
-        last_level_seen=move(condition.last_level_seen),
-        last_event=move(condition.last_event),
-        acknowledged_at=move(condition.acknowledged_at),
-        persists_since=move(condition.persists_since),
-        opened_at=move(condition.opened_at),
-        critical_at=move(condition.critical_at),
-        cleared_at=move(condition.cleared_at),
-        ack=replace(ack, until=moved_end(ack.until, seconds, until), given=min(move(ack.given), until + seconds))
-        if (ack := condition.ack)
-        else None,
-        slowness=replace(slow, onset=move(slow.onset)) if (slow := condition.slowness) else None,
-    )
-
-
-def moved_end(moment: float, seconds: float, now: float) -> float:
-    """When a pause or an ack ends after the clock was set at `now` of the old clock: it lasts as long as was said.
-
-    An end that is further away was given while the clock was right: this machine booted in the year 2000. One that was
-    given while the clock stood further ahead was given by now.
-    """
-    return moment + seconds if moment <= now + LONGEST_WISH_SECONDS else moment
 
 
 def acts(condition: Condition, trusted_since: float) -> bool:

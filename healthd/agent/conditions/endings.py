@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from healthd.agent.conditions.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
-from healthd.common.model import Ack, Clears, Condition, ConditionKey, ConditionState, Repair, Severity
+from healthd.common.model import Ack, Clears, Condition, ConditionKey, ConditionState, Ending, Repair, Severity
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
@@ -18,7 +18,7 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 
     def booted(condition: Condition) -> Condition:
         if condition.clears in (Clears.REBOOT, Clears.GPU_RESET):
-            return ended(condition, "reboot", now)
+            return ended(condition, Ending.REBOOT, now)
         return replace(condition, repaired=True, persists_since=now)
 
     kept = {key: c for key, c in conditions.items() if c.boot_id == boot_id or c.state is not ConditionState.PENDING}
@@ -32,7 +32,8 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
         for key, c in new.items():
             if c.subject == repair.subject and last_sight(c) <= repair.before and c.state in STANDING:
                 if c.clears is repair.clears:
-                    new[key] = ended(c, f"{repair.clears.name.lower()}: {repair.message}", now)
+                    ending = Ending.REBOOT if repair.clears is Clears.REBOOT else Ending.RESET
+                    new[key] = ended(c, ending, now, f"{repair.clears.name.lower()}: {repair.message}")
                 elif c.window_seconds:
                     new[key] = replace(c, repaired=True)
     return new
@@ -49,7 +50,7 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
     def quieter(condition: Condition) -> Condition:
         quiet = condition.quiet_seconds + max(0.0, min(seconds, now - condition.last_seen))
         if quiet >= condition.window_seconds:
-            return ended(condition, "window", now)
+            return ended(condition, Ending.WINDOW, now)
         return replace(condition, quiet_seconds=quiet)
 
     return changed(
@@ -75,7 +76,7 @@ def repaired(
     def settle(condition: Condition) -> Condition:
         if condition.evidence and condition.last_level_seen:
             return acknowledged(condition, now)
-        return ended(condition, f"repaired by {by}", now)
+        return ended(condition, Ending.REPAIRED, now, f"repaired by {by}")
 
     return changed(
         conditions,

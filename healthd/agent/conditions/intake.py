@@ -26,6 +26,7 @@ from healthd.common.model import (
     CheckResult,
     Condition,
     ConditionKey,
+    Ending,
     Failures,
     Finding,
     Inventory,
@@ -280,7 +281,7 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
     for key, events in said:  # the part of these has another name now
         to, old = moved.get((key.code, events)), conditions.get(key)
         if to is not None and old is not None and not old.last_level_seen:
-            conditions[key] = ended(old, f"it is {to}", old.last_seen)
+            conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"it is {to}")
     return with_conditions(after, bounds.bounded(conditions))
 
 

@@ -6,11 +6,12 @@ An event's count and the cursor behind it are in one value, so that a restart co
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
-from healthd.agent.conditions.condition import moved_end, shifted
+from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS
 from healthd.common.model import (
     LONGEST_HOLD_SECONDS,
+    Ack,
     Condition,
     ConditionKey,
     ConditionState,
@@ -20,8 +21,9 @@ from healthd.common.model import (
     KernelEvent,
     SlurmMemory,
 )
+from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, with_moments
 from healthd.common.values import dataclass
-from healthd.events.emitted import Told, moved
+from healthd.events.emitted import Told
 from healthd.events.outbox import Outbox
 
 VERSION = 1
@@ -34,10 +36,13 @@ SEEN = ("last_seen", "last_level_seen", "count")  # of a condition: what another
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    until: float
+    until: Moment
     why: str
     who: str
-    given: float = 0.0
+    given: Moment = 0.0
+
+
+Wish = TypeVar("Wish", Ack, Pause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,15 @@ class Ledger:
     end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
     events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
     outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
+
+    A time that is added here, or below, is a `Moment` or a `PastMoment`: it then moves when the clock is set.
     """
 
     version: int = VERSION
-    born: float = 0.0
+    born: Moment = 0.0
     boot_id: str = ""
     mode: str = ""
-    trusted_since: float = 0.0
+    trusted_since: PastMoment = 0.0
     conditions: tuple[Condition, ...] = ()
     cleared: tuple[Condition, ...] = ()
     events: tuple[KernelEvent, ...] = ()
@@ -99,7 +106,7 @@ def with_short_history(ledger: Ledger, now: float) -> Ledger:
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
-    """The clock was set by `seconds`: the moments in `since`..`until` of the old clock move to the new one.
+    """Return the ledger after the clock was set by `seconds`: moments in `since`..`until` of the old clock move too.
 
     A machine that boots in the year 2000 until NTP answers wrote only what lies in that range: the rest is right.
     """
@@ -107,86 +114,43 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
-    slurm, pause = ledger.slurm, ledger.pause
-    return dataclasses.replace(
-        ledger,
-        born=move(ledger.born),
-        trusted_since=move(ledger.trusted_since),
-        conditions=tuple(shifted(c, seconds, since, until) for c in ledger.conditions),
-        cleared=tuple(shifted(c, seconds, since, until) for c in ledger.cleared),
-        events=tuple(dataclasses.replace(e, time=move(e.time), last_time=move(e.last_time)) for e in ledger.events),
-        slurm=dataclasses.replace(
-            slurm,
-            written_at=move(slurm.written_at),
-            confirmed_at=move(slurm.confirmed_at),
-            resumed_at=move(slurm.resumed_at),
-            lifted=dataclasses.replace(slurm.lifted, time=move(slurm.lifted.time)) if slurm.lifted else None,
-            earlier=tuple(dataclasses.replace(old, time=move(old.time)) for old in slurm.earlier),
-            requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
-            drained_at=move(slurm.drained_at),
-            clean_since=move(slurm.clean_since),
-            resumed=tuple(
-                dataclasses.replace(r, drained_at=move(r.drained_at), time=move(r.time)) for r in slurm.resumed
-            ),
-            hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
-            unsaved=dataclasses.replace(slurm.unsaved, time=move(slurm.unsaved.time)) if slurm.unsaved else None,
-            counted=dataclasses.replace(slurm.counted, time=move(slurm.counted.time)) if slurm.counted else None,
-            uncounted_since=move(slurm.uncounted_since),
-            uncounted_at=move(slurm.uncounted_at),
-        ),
-        pause=dataclasses.replace(
-            pause, until=moved_end(pause.until, seconds, until), given=min(move(pause.given), until + seconds)
-        )
-        if pause
-        else None,
-        told=moved(ledger.told, move),
-    )
+    def moved_wish(wish: Wish) -> Wish:
+        # It lasts as long as requested. An end further away than a wish can last was recorded while the clock was
+        # right; a wish that was recorded while the clock stood further ahead had begun by now.
+        is_old = wish.until <= until + LONGEST_WISH_SECONDS
+        end = wish.until + seconds if is_old else wish.until
+        return dataclasses.replace(wish, until=end, given=min(move(wish.given), until + seconds))
+
+    def moved_hold(hold: FleetHold) -> FleetHold:
+        if not since <= hold.since <= until:  # it was recorded while the clock was right
+            return hold
+        return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
+
+    whole: Changes = {Ack: moved_wish, Pause: moved_wish, FleetHold: moved_hold}
+    moved: Ledger = with_moments(ledger, MOMENT, move, whole)
+    return moved
 
 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
-    """A pause, an ack or a hold that begins in the future was written while the clock stood ahead: it lasts as long as
-    was said, from now on. A drain of ours began, or was over, by now, an operator resumed by now, and we are trusted
-    since then at the latest: nothing would drain until that moment comes. When those that we lifted in the future
-    really came is not known: they count for nothing, or they would be in a row with the next one for ever."""
+    """Return the ledger without beginnings that lie in the future: they were recorded while the clock stood ahead.
+
+    A pause, an ack or a hold lasts as long as requested, from now on. A `PastMoment` is now at the latest: nothing
+    would drain before that moment. Drains that were lifted in the future are dropped: when that really was is not
+    known, and they would be in a row with the next one for ever.
+    """
 
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)
 
-    def known(condition: Condition) -> Condition:
-        if condition.acknowledged_at > now:
-            condition = dataclasses.replace(condition, acknowledged_at=now)
-        if (ack := condition.ack) is None or ack.given <= now:
-            return condition
-        return dataclasses.replace(condition, ack=dataclasses.replace(ack, until=end(ack.given, ack.until), given=now))
+    def wish_by_now(wish: Wish) -> Wish:
+        return dataclasses.replace(wish, until=end(wish.given, wish.until), given=min(wish.given, now))
 
-    pause, slurm, hold = ledger.pause, ledger.slurm, ledger.slurm.hold
-    if pause:
-        pause = dataclasses.replace(pause, until=end(pause.given, pause.until), given=min(pause.given, now))
-    if hold:
+    def hold_by_now(hold: FleetHold) -> FleetHold:
         until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # the clock was ahead at a later try
-        hold = dataclasses.replace(hold, since=min(hold.since, now), until=until)
-    return dataclasses.replace(
-        ledger,
-        trusted_since=min(ledger.trusted_since, now),
-        conditions=tuple(known(condition) for condition in ledger.conditions),
-        pause=pause,
-        slurm=dataclasses.replace(
-            slurm,
-            hold=hold,
-            lifted=dataclasses.replace(slurm.lifted, time=min(slurm.lifted.time, now)) if slurm.lifted else None,
-            earlier=tuple(dataclasses.replace(old, time=min(old.time, now)) for old in slurm.earlier),
-            drained_at=min(slurm.drained_at, now),
-            clean_since=min(slurm.clean_since, now),
-            unsaved=dataclasses.replace(slurm.unsaved, time=min(slurm.unsaved.time, now)) if slurm.unsaved else None,
-            uncounted_since=min(slurm.uncounted_since, now),
-            uncounted_at=min(slurm.uncounted_at, now),
-            resumed=tuple(old for old in slurm.resumed if max(old.drained_at, old.time) <= now),
-        ),
-    )
+        return dataclasses.replace(hold, since=min(hold.since, now), until=until)
 
-
-def shifted_hold(hold: FleetHold, seconds: float, since: float, until: float) -> FleetHold:
-    """As with conditions: only a hold that began in that range was written by the old clock."""
-    if not since <= hold.since <= until:
-        return hold
-    return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
+    whole: Changes = {Ack: wish_by_now, Pause: wish_by_now, FleetHold: hold_by_now}
+    standing = dataclasses.replace(ledger, cleared=())
+    found: Ledger = with_moments(standing, PAST, lambda moment: min(moment, now), whole)
+    resumed = tuple(old for old in found.slurm.resumed if max(old.drained_at, old.time) <= now)
+    return dataclasses.replace(found, cleared=ledger.cleared, slurm=dataclasses.replace(found.slurm, resumed=resumed))

@@ -14,13 +14,14 @@ import healthd
 from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
 from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import ledger as ledgers
+from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.durable_file import rewrite_file
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.conditions.state_files import LedgerError
 from healthd.common import guard, history
 from healthd.common.guard import LEDGER, LOG, STREAM
-from healthd.common.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
+from healthd.common.model import Condition, ConditionKey, Ending, Mode, RunName, Severity
 from healthd.events import outbox
 from healthd.events.emitted import Told
 from healthd.events.outbox import Outbox
@@ -286,10 +287,7 @@ class Memory:
         """Clear what these runs have found."""
         now = self._now()
         conditions = {
-            key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
-            if c.run in names
-            else c
-            for key, c in self.conditions.items()
+            key: ended(c, Ending.UNCHECKED, now, why) if c.run in names else c for key, c in self.conditions.items()
         }
         self.set_conditions(conditions)
 

@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, SM
+from healthd.agent.kernel_log.parse import RULES
+from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, PARTS, SM
 from healthd.common.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
-
-# Fields that differ between two lines of the same fault: everything else tells faults apart.
-_VARIES = frozenset(
-    [
-        "register",
-        "agent",
-        "layer",
-        "reporter",
-        "driver",
-        "status",
-        "caused_by",
-        "recovery_from",
-        "job",
-        "bit",
-        "bank",
-        "record",
-        "section",
-        "error_type",
-        "seconds",
-        "scope",
-        "cgroup",
-        "cqn",
-        "count",
-        "leaks",
-        SM,
-    ]
-)
 
 # An application's own mistake raises exceptions on most processors of a GPU, a broken one on its own: of an event that
 # names more of them than this no one is told.
 MOST_SMS = 8
 EVERYWHERE = "many"
 
-# The fields that name a part where a line has no PCI address.
-_PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
-
 Key = tuple[object, ...]
 
 
+@functools.cache
+def varying_fields(kind: str) -> frozenset[str]:
+    """Return the fields that may differ between two lines of one fault: those that a rule of the kind declares, and
+    "job", which with_jobs() adds to any event."""
+    return frozenset({"job"}).union(*(rule.varies for rule in RULES if rule.kind == kind))
+
+
 def key(event: KernelEvent) -> Key:
-    """What two lines must share to be one fault: kind, code, part, boot, and link, unit, severity where given."""
-    fields = tuple(item for item in event.fields if item[0] not in _VARIES)
+    """What two lines must share to be one fault: kind, code, part, boot, and each field that does not vary."""
+    varying = varying_fields(event.kind)
+    fields = tuple(item for item in event.fields if item[0] not in varying)
     return (event.boot_id, event.kind, event.code, event.pci, fields)
 
 
@@ -68,7 +48,8 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     last_time = max(event.last_time, new.last_time)
     fault, other = (new, event) if details == 1 and is_detail(event) else (event, new)
     known = {name for name, _ in fault.fields}
-    learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
+    varying = varying_fields(fault.kind)
+    learnt = tuple(item for item in other.fields if item[0] in varying and item[0] not in known)
     gathered = _gathered(event, new)
     if fault is new and fault.kind == "oops":
         learnt = ()  # a place named before the oops is a WARNING's: an oops names its own below
@@ -94,7 +75,7 @@ def is_detail(event: KernelEvent) -> bool:
 
 def part(event: KernelEvent) -> Key:
     """What a detail shares with its fault. The details of an SXid also share its code."""
-    named = tuple(item for item in event.fields if item[0] in _PARTS)
+    named = tuple(item for item in event.fields if item[0] in PARTS)
     return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
 

@@ -24,6 +24,7 @@ from life import (
 )
 
 from healthd.agent.conditions import absorb, endings, intake
+from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
@@ -32,6 +33,7 @@ from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
+    Ending,
     Finding,
     Found,
     Health,
@@ -188,6 +190,40 @@ def test_a_fault_that_comes_back_within_its_relapse_time_waits_for_an_operator_a
     assert node.repaired(slow.code).conditions == {}
     again = Node().run(slow).run().quiet(3600.0).run(slow, after=1.1 * DAY).run()
     assert again.only.clears is Clears.WINDOW
+
+
+ENDED_TEXTS = ("", "reboot", "reboot: it was off", "repaired by root", "the log says: repaired by itself", "pass")
+
+
+def after(ending: Ending, finding: Finding, text: str) -> Condition:
+    """The condition of a finding that comes back a minute after its condition ended in this way."""
+    node = Node().run(finding)
+    node.take({key: ended(c, ending, node.now, text) for key, c in node.conditions.items()})
+    return node.run(finding, after=60.0).only
+
+
+@pytest.mark.parametrize("text", ENDED_TEXTS)
+@pytest.mark.parametrize(
+    ("ending", "relapse"),
+    [
+        (Ending.PASS, False),
+        (Ending.WINDOW, False),
+        (Ending.RESET, False),
+        (Ending.REBOOT, True),
+        (Ending.REPAIRED, True),
+        (Ending.RECOVERED, False),
+        (Ending.RENAMED, False),
+        (Ending.UNCHECKED, False),
+    ],
+)
+def test_relapse_depends_on_ending_not_on_its_text(ending: Ending, relapse: bool, text: str) -> None:
+    assert after(ending, GONE, text).clears is (Clears.OPERATOR if relapse else Clears.REBOOT)
+    assert after(ending, RESET, text).clears is Clears.GPU_RESET, "waits for a reset: never a relapse"
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_relapse_with_relapse_seconds_follows_every_ending(ending: Ending) -> None:
+    assert after(ending, replace(RATE, relapse_seconds=DAY), "").clears is Clears.OPERATOR
 
 
 def test_a_reset_fault_that_comes_again_after_a_reboot_is_no_relapse() -> None:
@@ -499,7 +535,9 @@ def test_what_the_log_itself_takes_back_is_over_at_once_and_comes_back_with_the_
     node.event(SILENT)
     node.event(ANSWERS)
     assert node.conditions == {}
-    assert [(c.cleared_by, c.cleared_at) for c in node.cleared] == [("the log says: it answers again", node.now)]
+    assert [(c.ending, c.cleared_by, c.cleared_at) for c in node.cleared] == [
+        (Ending.RECOVERED, "the log says: it answers again", node.now)
+    ]
     node.event(SILENT)
     assert [(c.state, c.count) for c in node.conditions.values()] == [(OPEN, 1)]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from dataclasses import replace
+from typing import Any
 
 from life import (
     FEWER,
@@ -13,15 +15,21 @@ from life import (
     Node,
 )
 
-from healthd.agent.conditions.condition import shifted
+from healthd.agent.conditions.ledger import Ledger, after_clock_step
 from healthd.common.model import Condition
 
 # --- a clock that is set
 
 
+def shifted(condition: Condition, seconds: float) -> Condition:
+    (moved,) = after_clock_step(Ledger(conditions=(condition,)), seconds).conditions
+    return moved
+
+
 def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
-    numbers = {f.name: 100.0 for f in dataclasses.fields(Condition) if f.type == "float"}
-    condition = replace(Node().run(GONE).only, **numbers)  # type: ignore[arg-type]
+    hints = typing.get_type_hints(Condition)
+    numbers: dict[str, Any] = {f.name: 100.0 for f in dataclasses.fields(Condition) if hints[f.name] is float}
+    condition = replace(Node().run(GONE).only, **numbers)
     moved = shifted(condition, 50.0)
     durations = {"confirm_seconds", "window_seconds", "quiet_seconds"}
     assert {name: getattr(moved, name) for name in numbers} == {

@@ -26,11 +26,30 @@ from life import (
 from healthd.agent.conditions import absorb, endings
 from healthd.common.model import (
     Clears,
+    Ending,
     Finding,
     Outcome,
     Repair,
     Severity,
 )
+
+
+@pytest.mark.parametrize(
+    ("node", "ending", "text"),
+    [
+        (Node().run(FEWER).run().run(), Ending.PASS, "pass"),
+        (Node().run(RATE).run().quiet(3600.0), Ending.WINDOW, "window"),
+        (Node().run(RESET).run(repairs=[Repair(Clears.GPU_RESET, GPU, "fell", 1e12)]), Ending.RESET, "gpu_reset: fell"),
+        (Node().run(GONE).reboot(), Ending.REBOOT, "reboot"),
+        (Node().run(RESET).reboot(), Ending.REBOOT, "reboot"),
+        (Node().run(GONE).run(repairs=[Repair(Clears.REBOOT, GPU, "anew", 1e12)]), Ending.REBOOT, "reboot: anew"),
+        (Node().run(FEWER).repaired(FEWER.code), Ending.REPAIRED, "repaired by root"),
+    ],
+)
+def test_ending_and_text_of_a_cleared_condition(node: Node, ending: Ending, text: str) -> None:
+    assert node.conditions == {}
+    assert [(c.ending, c.cleared_by) for c in node.cleared] == [(ending, text)]
+
 
 # --- PASS
 

@@ -23,6 +23,7 @@ from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
+    Ending,
     Failures,
     Finding,
     Gpu,
@@ -288,4 +289,6 @@ def test_a_line_that_has_only_the_drivers_number_of_a_gpu_gets_its_address_and_c
     (old,) = before.conditions
     after = intake.with_inventory(before, SEEN_LATER, LISTENERS)
     assert [(c.code, c.subject, c.count) for c in after.conditions] == [(old.code, GPU, old.count)]
-    assert [(c.key, c.cleared_by) for c in after.cleared] == [(old.key, f"it is {old.code} {GPU}")]
+    assert [(c.key, c.ending, c.cleared_by) for c in after.cleared] == [
+        (old.key, Ending.RENAMED, f"it is {old.code} {GPU}")
+    ]

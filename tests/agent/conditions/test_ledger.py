@@ -13,9 +13,9 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +40,7 @@ from healthd.common.history import Series
 from healthd.common.history import decode as decode_store
 from healthd.common.history import encode as encode_store
 from healthd.common.model import (
+    Ack,
     Clears,
     Condition,
     ConditionState,
@@ -56,6 +57,7 @@ from healthd.common.model import (
     Unsaved,
     Worsens,
 )
+from healthd.common.moments import MOMENT
 
 T0 = 1_800_000_000.0
 
@@ -357,6 +359,61 @@ def test_a_clock_step_moves_every_moment_there_is(step: float) -> None:
     moved = after_clock_step(FULL, step)
     assert moments(moved) == [moment + step for moment in moments(FULL)]
     assert after_clock_step(moved, -step) == FULL
+
+
+# Numbers of the ledger that are no moments of this machine's clock, besides durations.
+NO_MOMENTS = {
+    ("Worsens", "after_seconds"),
+    ("Slowness", "slowdown"),
+    ("KernelEvent", "uptime"),  # since boot
+    ("SlurmMemory", "stamp"),  # these are time stamps by slurmctld's clock
+    ("SlurmMemory", "refused"),
+    ("Lifted", "stamp"),
+    ("Spared", "start"),
+}
+
+
+def numbers(kind: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, bool]]:
+    """Each float field below a type: class, field, and whether it is declared as a moment."""
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
+        for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+            yield from numbers(hint, kind.__name__, field)
+    elif typing.get_origin(kind) is Annotated:
+        yield owner, name, MOMENT in kind.__metadata__
+    elif kind is float:
+        yield owner, name, False
+    else:
+        for part in typing.get_args(kind):
+            yield from numbers(part, owner, name)
+
+
+def test_every_number_of_the_ledger_is_declared_as_moment_or_is_known_to_be_none() -> None:
+    found = list(numbers(Ledger))
+    assert {(owner, name) for owner, name, _ in found} >= NO_MOMENTS
+    for owner, name, is_moment in found:
+        assert is_moment != ((owner, name) in NO_MOMENTS or name.endswith("_seconds")), (owner, name)
+
+
+def test_past_moments_are_now_at_the_latest_and_other_moments_stay() -> None:
+    ahead = T0 + 9e6
+    condition_ahead = condition(
+        acknowledged_at=ahead, last_event=ahead, ack=Ack(ahead + 60, "w", "a", Severity.INFO, ahead)
+    )
+    ledger = Ledger(
+        born=ahead,
+        trusted_since=ahead,
+        conditions=(condition_ahead,),
+        cleared=(condition_ahead,),
+        slurm=SlurmMemory(written_at=ahead, drained_at=ahead, earlier=(Lifted("a", "a", ahead, ahead),)),
+    )
+    found = with_none_in_the_future(ledger, T0)
+    assert (found.born, found.trusted_since, found.cleared) == (ahead, T0, ledger.cleared)
+    (known,) = found.conditions
+    assert (known.acknowledged_at, known.last_event) == (T0, ahead)
+    assert known.ack is not None
+    assert (known.ack.given, known.ack.until) == (T0, T0 + 60)
+    assert (found.slurm.written_at, found.slurm.drained_at) == (ahead, T0)
+    assert [(old.stamp, old.time) for old in found.slurm.earlier] == [(ahead, T0)]
 
 
 def test_a_clock_step_gives_no_time_to_what_never_was() -> None:

@@ -16,6 +16,7 @@ from kernel_lines import event
 
 from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.ledger_codec import decode, encode
 from healthd.agent.daemon import Daemon
@@ -31,6 +32,7 @@ from healthd.common.model import (
     CheckResult,
     Clears,
     ConditionState,
+    Ending,
     Finding,
     Health,
     KernelEvent,
@@ -193,7 +195,7 @@ def test_a_level_check_that_sees_the_fault_proves_it() -> None:
 
 def test_a_forged_fault_that_was_repaired_makes_a_true_one_no_relapse() -> None:
     ledger = heard(EMPTY, forged(XID_79))
-    gone = replace(ledger.conditions[0], state=ConditionState.CLEARED, cleared_at=NOW + 5, cleared_by="reboot")
+    gone = ended(ledger.conditions[0], Ending.REBOOT, NOW + 5)
     (condition,) = heard(replace(ledger, conditions=(), cleared=(gone,)), said(XID_79, NOW + 9), now=NOW + 9).conditions
     assert condition.clears is Clears.REBOOT
 

@@ -24,6 +24,7 @@ from healthd.common.model import (
     Clears,
     Condition,
     ConditionState,
+    Ending,
     FleetHold,
     Mode,
     Observation,
@@ -188,7 +189,9 @@ def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) 
     memory = recalled(tmp_path)
     memory.keep_only({("gpu_xid", ""), ("mount", "/data")})
     assert [c.subject for c in memory.ledger.conditions] == ["0000:61:00.0", "/data"]
-    assert [(c.subject, c.cleared_by) for c in memory.ledger.cleared] == [("/home", "no longer configured")]
+    assert [(c.subject, c.ending, c.cleared_by) for c in memory.ledger.cleared] == [
+        ("/home", Ending.UNCHECKED, "no longer configured")
+    ]
 
 
 def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_path: Path) -> None:

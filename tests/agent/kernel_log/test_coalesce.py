@@ -1,9 +1,14 @@
+import dataclasses
+import json
+
 import pytest
 from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import DATA, events
 
-from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, newest_of_each
+from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, is_detail, newest_of_each, varying_fields
+from healthd.agent.kernel_log.parse import RULES
 from healthd.common.model import KernelEvent
 
 
@@ -33,6 +38,83 @@ def test_different_faults_are_never_one_event():
 
 def test_what_varies_between_lines_of_one_fault_does_not_part_them():
     assert coalesce(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
+
+
+TEXTS = [
+    *(
+        json.loads(row)["text"]
+        for file in DATA.parent.glob("*_lines*.jsonl")
+        for row in file.read_text("utf-8").splitlines()
+    ),
+    "nvidia 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0019 address=0xfee00000 flags=0x0020]",
+    "{1}[Hardware Error]:   error_type: 14, scrub uncorrected error",
+]
+CAPTURED = [event for text in TEXTS for event in events(text)]
+
+
+def test_rules_declare_only_varying_fields_that_events_of_their_kind_have():
+    seen = {(event.kind, name) for event in CAPTURED for name, _ in event.fields}
+    assert {(rule.kind, name) for rule in RULES for name in rule.varies} <= seen
+
+
+def test_each_field_of_a_captured_line_identifies_the_fault_unless_its_kind_declares_that_it_varies():
+    compared = set()
+    for event in CAPTURED:
+        for place, (name, value) in enumerate(event.fields):
+            fields = (*event.fields[:place], (name, value + "0"), *event.fields[place + 1 :])
+            other = dataclasses.replace(event, fields=fields)
+            if name == "record" or is_detail(event) != is_detail(other):  # each record is a fault of its own
+                continue
+            is_one_fault = coalesce(event, other) is not None
+            assert is_one_fault == (name in varying_fields(event.kind)), (event, name)
+            compared.add(is_one_fault)
+    assert compared == {True, False}
+
+
+BUS_ERROR = "0000:63:00.0: PCIe Bus Error: severity=Corrected, type="
+OOM_KILL = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,oom_memcg=/a,task_memcg="
+MLX5 = "mlx5_core 0000:61:00.0: f:1:(pid 1): "
+
+
+@pytest.mark.parametrize(
+    ("before", "first", "second", "after"),
+    [
+        ("NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:", "2168", "2169", ")"),
+        ("NVRM: The NVIDIA probe routine failed for ", "1", "2", " device(s)."),
+        ("NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x", "0", "2", " (x) to 0x1 (y)"),
+        ("NVRM: Xid (PCI:0000:3b:00): 62, pid=1, name=x, halted caused by previous Xid ", "13", "31", ""),
+        ("NVRM: Xid (PCI:0000:3b:00): 13, Graphics SM Warp Exception on (GPC 7, TPC 7, SM ", "0", "1", "): x"),
+        ("", "nvidia", "nvme", " 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible"),
+        ("", "nvidia", "pcieport", f" {BUS_ERROR}Physical Layer, (Receiver ID)"),
+        (f"nvidia {BUS_ERROR}", "Physical", "Data Link", " Layer, (Receiver ID)"),
+        (f"nvidia {BUS_ERROR}Physical Layer, (", "Receiver", "Transmitter", " ID)"),
+        ("pcieport 0000:00:1d.", "2", "3", ": AER: Corrected error received: 0000:06:00.0"),
+        ("nvidia 0000:63:00.0:    [", "20] UnsupReq", "12] Timeout", "      (First)"),
+        ("mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank ", "7", "8", ": 8c00004000010092"),
+        ("mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 7: 8c0000400001009", "2", "3", ""),
+        ("{2}[Hardware Error]:  section_type: ", "memory", "firmware", " error"),
+        ("{2}[Hardware Error]:   error_type: ", "2, single-bit ECC", "3, multi-bit ECC", ""),
+        (f"{MLX5}CREATE_MKEY(0x200) op_mod(0x0) failed, status ", "bad resource", "bad parameter", "(0x5), x"),
+        (f"{MLX5}CQ error on CQN 0x", "1", "2", ", syndrome 0x1"),
+        (f"{MLX5}CREATE_MKEY(0x200) timeout", "", ". Will cause a leak of a command resource", ""),
+        ("INFO: task dd:456 blocked for more than ", "120", "240", " seconds."),
+        ("watchdog: BUG: soft lockup - CPU#18 stuck for ", "27", "52", "s! [python3:2254956]"),
+        ("kernel BUG at drivers/", "nvidia", "mlx5", "/x.c:1!"),
+        ("", "Memory cgroup out", "Out", " of memory: Killed process 1 (x) total-vm:8kB"),
+        (OOM_KILL, "/a/b", "/a/c", ",task=x,pid=1,uid=0"),
+        ("", "nvidia", "nvme", " 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x1 flags=0x0]"),
+    ],
+)
+def test_two_lines_of_one_fault_with_different_details_are_one_event(before, first, second, after):
+    (event,), (other,) = events(before + first + after), events(before + second + after)
+    assert event.fields != other.fields
+    assert coalesce(event, other) is not None
+
+
+def test_a_field_varies_only_for_the_kinds_that_declare_it():
+    assert coalesce(aer("corrected", driver="nvme"), aer("corrected", driver="pcieport")) is not None
+    assert coalesce(xid(driver="nvme"), xid(driver="pcieport")) is None
+    assert coalesce(aer("x", kind="site", severity="info"), aer("x", kind="site", severity="warning")) is None
 
 
 def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):

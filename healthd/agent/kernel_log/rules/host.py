@@ -199,13 +199,13 @@ def _unregister(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("hung_task", ("INFO: task ",), _HUNG, _hung),
+    Rule("hung_task", ("INFO: task ",), _HUNG, _hung, varies=("seconds",)),
     Rule("hung_task", ("INFO: task ",), _BLOCKED_ON, _detail),
-    Rule("soft_lockup", ("BUG: soft lockup",), _SOFT, _soft),
+    Rule("soft_lockup", ("BUG: soft lockup",), _SOFT, _soft, varies=("seconds",)),
     Rule("soft_lockup", ("ard LOCKUP",), _HARD, _hard),
     Rule("soft_lockup", ("detected stall", "detected expedited stall"), _RCU, _rcu),
     Rule("soft_lockup", ("kthread starved for", "kthread timer wakeup"), _RCU_MORE, _detail),
-    Rule("soft_lockup", ("BUG: workqueue lockup",), _WORKQUEUE, _workqueue),
+    Rule("soft_lockup", ("BUG: workqueue lockup",), _WORKQUEUE, _workqueue, varies=("seconds",)),
     Rule(
         "oops",
         (
@@ -218,14 +218,15 @@ RULES = (
         ),
         _BUG,
         _bug,
+        varies=("driver",),
     ),
     Rule("oops", (" [#",), _OOPS, _oops),
     Rule("oops", ("BUG: Bad ", "BUG: scheduling while"), _BAD_PAGE, _bad_page),
     Rule("oops", ("Kernel panic - not",), _PANIC, _panic),
-    Rule("oops", ("RIP: 0", "pc : "), _WHERE, _where),
-    Rule("oom", ("Kill process", "Killed process", "oom_reaper: reaped"), _KILLED, _killed),
-    Rule("oom", ("oom-kill:constraint=",), _OOM_KILL, _oom_kill),
-    Rule("oom", ("killed as a result of limit",), _TASK_IN, _task_in),
+    Rule("oops", ("RIP: 0", "pc : "), _WHERE, _where, varies=("driver",)),
+    Rule("oom", ("Kill process", "Killed process", "oom_reaper: reaped"), _KILLED, _killed, varies=("scope",)),
+    Rule("oom", ("oom-kill:constraint=",), _OOM_KILL, _oom_kill, varies=("scope", "cgroup")),
+    Rule("oom", ("killed as a result of limit",), _TASK_IN, _task_in, varies=("scope", "cgroup")),
     Rule("oom", (" invoked oom-killer: ",), _INVOKED, _invoked),
     Rule("limit", ("file-max limit",), _FILE_MAX, _file_max),
     Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, _unregister),

@@ -146,7 +146,7 @@ RULES = (
     Rule("iommu", ("Request device [",), _INTEL, _intel),
     Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, _detail),
     Rule("iommu", ("DMAR:",), _INTEL_STUCK, _stuck),
-    Rule("iommu", ("AMD-Vi: ",), _AMD, _amd),
+    Rule("iommu", ("AMD-Vi: ",), _AMD, _amd, varies=("driver",)),
     Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, _amd_stuck),
     Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, _unnamed),
     Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, _detail),

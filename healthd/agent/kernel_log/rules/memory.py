@@ -214,7 +214,7 @@ RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, _edac_further),
     Rule("mce_edac", ("EDAC ",), _EDAC_PCI, _edac_pci),
     Rule("mce_edac", ("NMI: ",), _NMI, _nmi),
-    Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check),
+    Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check, varies=("bank", "status")),
     Rule(
         "mce_edac",
         ("[Hardware Error]", "mce: ", "Machine check", "CMCI storm", "SError Interrupt"),
@@ -224,8 +224,8 @@ RULES = (
     Rule("mce_edac", ("Memory failure: ", "MCE 0x"), _PAGE, _page),
     Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, _soft_offline),
     Rule("mce_edac", ("BERT: ",), _LAST_BOOT, _last_boot),
-    Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity),
-    Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section),
-    Rule("mce_edac", ("[Hardware Error]",), _ERROR_TYPE, _error_type),
-    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, _further),
+    Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity, varies=("record",)),
+    Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section, varies=("record", "section")),
+    Rule("mce_edac", ("[Hardware Error]",), _ERROR_TYPE, _error_type, varies=("record", "error_type")),
+    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, _further, varies=("record",)),
 )

@@ -347,7 +347,7 @@ def _mlx4(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5),
+    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5, varies=("status", "cqn", "leaks")),
     Rule("mlx5", ("link status definitely down", "link status down"), _BOND_MEMBER, _bond_member),
     Rule("mlx5", ("running without any active interface",), _BOND, _bond),
     Rule(

@@ -216,11 +216,11 @@ def _peermem(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("xid", ("Xid (", "NVRM: "), _XID, _xid),
+    Rule("xid", ("Xid (", "NVRM: "), _XID, _xid, varies=("recovery_from", "register", "caused_by", SM)),
     Rule("sxid", ("Xid (",), _SXID, _sxid),
     Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, _lost),
     Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, _gone),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, _probe),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init, varies=("status",)),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, _probe, varies=("count",)),
     Rule("peermem", ("nvidia-peermem",), _PEERMEM, _peermem),
 )

@@ -16,6 +16,8 @@ from healthd.common.text import regex
 DETAIL = "detail"
 SM = "sm"  # a field: processors of a GPU, as "7.7.0 7.7.1"
 FURTHER = "further"  # a field: marks a further line that also has the code of its fault
+# Fields that name a part where a line has no PCI address. A further line belongs to the fault of the same part.
+PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 
 # Characters of a message: no less than the kernel puts into a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX is
 # 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). What is behind that in a longer line is nobody's.
@@ -29,12 +31,15 @@ class Rule(NamedTuple):
              looked at further. Choose literals that are rare in a log: "Xid (", not "error"
     pattern  matched at the message's start: the text inside may be a user's
     build    makes the event; None = the message is none after all
+    varies   fields that may differ between two lines of one fault; every other field identifies the fault. Lines of
+             one kind are compared: a field that one rule names here varies for all rules of its kind
     """
 
     kind: str
     needs: tuple[str, ...]
     pattern: re.Pattern[str]
     build: Callable[[str, re.Match[str]], KernelEvent | None]
+    varies: tuple[str, ...] = ()
 
 
 _ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)

@@ -1,0 +1,42 @@
+"""Moments: epoch seconds by this machine's clock, and one walk over all moments of a value. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_args
+
+from healthd.common.values import type_hints
+
+MOMENT = "moment"
+PAST = "past"
+
+# 0.0 = never. Durations, monotonic times and time stamps by another machine's clock (slurmctld's) are plain floats.
+Moment = Annotated[float, MOMENT]
+# A moment that decisions require to be over. If it is in the future, the clock was ahead when it was recorded.
+PastMoment = Annotated[float, MOMENT, PAST]
+
+Changes = Mapping[type, Callable[[Any], Any]]
+
+
+def with_moments(value: Any, mark: str, change: Callable[[float], float], whole: Changes) -> Any:
+    """Return `value` with each field of that mark changed, also in the dataclasses, tuples and tables below it.
+
+    A value of a type in `whole` is changed by that function instead.
+    """
+    kind = type(value)
+    if kind in whole:
+        return whole[kind](value)
+    if kind is tuple:
+        return tuple([with_moments(item, mark, change, whole) for item in value])
+    if kind is dict:
+        return {key: with_moments(item, mark, change, whole) for key, item in value.items()}
+    if not dataclasses.is_dataclass(kind):
+        return value
+    changes = {}
+    for name, hint in type_hints(kind).items():
+        item = getattr(value, name)
+        new = change(item) if mark in get_args(hint)[1:] else with_moments(item, mark, change, whole)
+        if new is not item:
+            changes[name] = new
+    return dataclasses.replace(value, **changes) if changes else value

@@ -1,0 +1,51 @@
+"""The walk over all moments of a value."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from typing import Any
+
+from healthd.common.moments import MOMENT, PAST, Moment, PastMoment, with_moments
+from healthd.common.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    at: Moment
+    since: PastMoment = 0.0
+    seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    one: Inner | None = None
+    several: tuple[Inner, ...] = ()
+    named: dict[str, Inner] = field(default_factory=dict)
+    at: Moment = 0.0
+    text: str = ""
+    cursor: dict[str, Any] = field(default_factory=dict)
+
+
+def later(moment: float) -> float:
+    return moment + 10.0
+
+
+INNER = Inner(1.0, 2.0)
+MOVED = Inner(11.0, 12.0)
+OUTER = Outer(INNER, (INNER, INNER), {"a": INNER}, 3.0, "text", {"position": 4.0, "of": [1, "b"]})
+
+
+def test_with_moments_changes_each_moment_at_any_depth_and_nothing_else() -> None:
+    expected = replace(OUTER, one=MOVED, several=(MOVED, MOVED), named={"a": MOVED}, at=13.0)
+    assert with_moments(OUTER, MOMENT, later, {}) == expected
+
+
+def test_with_moments_changes_only_fields_of_the_mark() -> None:
+    assert with_moments(OUTER, PAST, later, {}).one == Inner(1.0, 12.0)
+    assert with_moments(OUTER, PAST, later, {}).at == OUTER.at
+
+
+def test_with_moments_leaves_types_in_whole_to_their_function() -> None:
+    found = with_moments(OUTER, MOMENT, later, {Inner: lambda inner: replace(inner, seconds=inner.at)})
+    assert found.one == Inner(1.0, 2.0, 1.0)
+    assert found.at == 13.0

@@ -51,6 +51,7 @@ class Ledger:
     end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
     events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
     outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
+
     A time that is added here, or below, is a `Moment` or a `PastMoment`: it then moves when the clock is set.
     """
 

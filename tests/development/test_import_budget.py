@@ -170,7 +170,7 @@ for check in built_in().values():
 kept = {"from": f"{folder}/run", "to": f"{folder}/state", "names": ["ledger.json"]}
 for request in (
     dict(op="save_copy", keep=False, **kept),
-    dict(op="load_copy", **kept | {"from": f"{folder}/state"}),
+    dict(op="load_copy", **{"from": f"{folder}/state", "names": kept["names"]}),
     dict(op="append_events", to=f"{folder}/state", lines=["{}"], again=False),
     dict(op="read_cluster_name"),
     dict(op="look_at_own_files", paths=[]),

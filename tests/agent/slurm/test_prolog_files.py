@@ -12,7 +12,7 @@ from fakes import standing
 from trees import write
 
 from healthd.agent.slurm.node_gpus import NodeGpus
-from healthd.agent.slurm.prolog_files import FILES, of_this_node
+from healthd.agent.slurm.prolog_files import FILE, FILES, LINES, of_this_node, refusal_times
 from healthd.common.model import Gpu, Inventory
 from healthd.host.inventory import when_whole
 from healthd.host.job_processes import open_gpus
@@ -135,3 +135,20 @@ def test_gpus_that_are_lost_are_remembered_and_exchanged_ones_are_not() -> None:
     assert when_whole(GPUS, other) == other
     renewed = tuple(Gpu(gpu.pci, gpu.index, "GPU-new", minor=gpu.minor) for gpu in GPUS)
     assert when_whole(GPUS, renewed) == renewed
+
+
+def test_refusal_times_returns_the_time_of_each_line(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("1800000000 12\n1800000060 13\nnonsense\n\n")
+    assert refusal_times(str(tmp_path)) == (1800000000.0, 1800000060.0)
+
+
+def test_refusal_times_returns_the_last_lines_of_a_long_file(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("".join(f"{1800000000 + n} {n}\n" for n in range(2 * LINES)))
+    assert refusal_times(str(tmp_path))[-1] == 1800000000.0 + 2 * LINES - 1
+    assert len(refusal_times(str(tmp_path))) < LINES + 1
+
+
+def test_refusal_times_returns_nothing_without_a_line(tmp_path: Path) -> None:
+    assert refusal_times(str(tmp_path)) == ()
+    (tmp_path / FILE).touch()
+    assert refusal_times(str(tmp_path)) == ()

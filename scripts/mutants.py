@@ -355,11 +355,12 @@ def copy_of_tree(folder: Path) -> Path:
 
 def run_pytest(copy: Path, arguments: Sequence[str], seconds: float, **environment: str) -> tuple[int | None, str]:
     """Run pytest in a copy and end all that it started. Returns its exit status, None at the time limit; its output."""
-    temporary = copy.parent / "t"
+    temporary = copy.with_name(copy.name.removeprefix("tree"))  # short: tests bind sockets below it (unix(7))
     temporary.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": f"{copy}:{copy}/scripts", "TMPDIR": str(temporary), **environment}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
+    command += [f"--basetemp={temporary}/p"]
     with tempfile.TemporaryFile("w+", dir=copy.parent) as output:
         process = subprocess.Popen(
             command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -485,9 +486,10 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
     results = {key: bare(mutant) for key, mutant in stored.items()}
     results |= {m.id: m for m in (read(out) if out.exists() else ()) if results.get(m.id) == bare(m)}
     left = [bare(m) for m in results.values() if (m.id in only if only else not m.result)]
-    with tempfile.TemporaryDirectory(prefix="hdm.") as scratch, ThreadPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="m.") as scratch, ThreadPoolExecutor(jobs) as pool:
+        os.chmod(scratch, 0o755)  # tests connect to a socket in it as another user
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        trees = [copy_of_tree(Path(scratch, str(number), "tree")) for number in range(jobs)]
+        trees = [copy_of_tree(Path(scratch, f"tree{number}")) for number in range(jobs)]
         tests = {} if named else record(trees[0], jobs)
         for tree in trees:
             copies.put(tree)

@@ -124,6 +124,7 @@ LAZY = {
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),
+    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*", "failslow.chart"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),

@@ -8,8 +8,8 @@ From iteration --slow-from on one of them takes --times as long for a micro-batc
     [checks.failslow]
     client = true
 
-and the loop in a job of Slurm: each rank tells its steps, rank 0 has a signal when there is advice, reads it, and all
-divide their micro-batches anew (healthd/failslow/mitigation/micro_batches.py, which needs nothing but Python).
+and the loop must run in a Slurm job. Each rank reports its steps, rank 0 reads the advice every ADVICE_SECONDS, and all
+ranks divide their micro-batches anew (healthd/failslow/mitigation/micro_batches.py, which needs only Python).
 
 In a real loop `seconds` is gathered by torch.distributed.all_gather, and the new counts hold from the next iteration on
 all ranks. Gradients are then the sum over all samples divided by how many there are, not the mean of the ranks' means.
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkContext
 from typing import Any, NamedTuple
 
-from healthd.client import advice, step, subscribe
+from healthd.client import advice, step
 from healthd.failslow.mitigation.micro_batches import split
 
 MICRO_BATCH_SECONDS = 0.01
+ADVICE_SECONDS = 1.0  # between two reads of the advice
 REMEDY = ("s2", "s3", "s4")  # micro-batches can be moved where more than that is advised, too
 
 
@@ -50,7 +50,7 @@ class Shared(NamedTuple):
     barrier: Any
     counts: Any  # micro-batches of each rank
     seconds: Any  # of one micro-batch of each rank
-    moved_at: Any  # iteration, -1 = nothing was moved
+    moved_at: Any  # iteration of the first move, -1 = none
     took: Any  # seconds of each iteration
 
 
@@ -68,10 +68,8 @@ def share(job: Job, context: ForkContext) -> Shared:
 def train(rank: int, job: Job, shared: Shared, begin: Callable[[], None]) -> None:
     """One rank. begin: what it does first, such as joining the process group."""
     begin()
-    news = [False]
-    if rank == 0:
-        signal.signal(signal.SIGUSR1, lambda number, frame: news.__setitem__(0, True))
-        subscribe(signal.SIGUSR1)
+    written: object = None  # when healthd wrote the advice that was read last
+    read_at = time.perf_counter() + ADVICE_SECONDS
     for iteration in range(job.iterations):
         started = time.perf_counter()
         slow = rank == job.slow and iteration >= job.slow_from
@@ -84,23 +82,28 @@ def train(rank: int, job: Job, shared: Shared, begin: Callable[[], None]) -> Non
         step(busy=busy, wait=took - busy)
         if rank == 0:
             shared.took[iteration] = took
-            if news[0]:
-                news[0] = False
-                follow(iteration, job, shared)
+            if time.perf_counter() >= read_at:
+                read_at = time.perf_counter() + ADVICE_SECONDS
+                found = advice()
+                if found is not None and found.get("written") != written:
+                    written = found.get("written")
+                    follow(found, iteration, job, shared)
         shared.barrier.wait()  # all see the same counts in the next iteration
         if 0 <= shared.moved_at.value <= iteration - job.after:
             return
 
 
-def follow(iteration: int, job: Job, shared: Shared) -> None:
-    """Divide anew, by how long a micro-batch took just now. What was moved is not moved back when healthd says that
-    nothing is slow any more: it may be because of the move. Later advice is followed again."""
-    told = advice()
-    if told is None or told.get("action") not in REMEDY:
+def follow(found: Mapping[str, object], iteration: int, job: Job, shared: Shared) -> None:
+    """Divide the micro-batches by how long one took in this iteration.
+
+    They are not moved back when nothing is slow any more: the move may be the reason. Later advice is followed again.
+    """
+    if found.get("action") not in REMEDY:
         return
     shared.counts[:] = split(list(shared.seconds), job.micro_batches).micro_batches
-    shared.moved_at.value = iteration
-    print(f"iteration {iteration}: {told['says']}: {list(shared.counts)}", flush=True)
+    if shared.moved_at.value < 0:
+        shared.moved_at.value = iteration
+    print(f"iteration {iteration}: {found['says']}: {list(shared.counts)}", flush=True)
 
 
 def run(job: Job, begin: Callable[[], None] = lambda: None) -> Shared:

@@ -34,8 +34,6 @@ RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason
 # fields behind.
 MESSAGE = struct.Struct("<4siiqiddd")
 MAGIC = b"hfs1"
-SUBSCRIBE = struct.Struct("<4si")  # a signal's number; SUBSCRIBE_MAGIC before it
-SUBSCRIBE_MAGIC = b"hfsS"
 NOT_TOLD = float("nan")
 MOST_ADVICE_BYTES = 1 << 16
 
@@ -48,7 +46,6 @@ _pid = 0  # whose connection it is: a child has its own
 _retry_at = 0.0
 _rank = _local_rank = -1
 _step = 0
-_signal = 0  # that was asked for, 0 = none
 _last: float | None = None  # when the last step ended; None before the first
 _told_at = 0.0
 _steps, _seconds = 0, 0.0  # since what was sent last
@@ -102,30 +99,12 @@ def _mean(total: float, steps: int) -> float:
     return total / steps if steps else NOT_TOLD
 
 
-def subscribe(number: int) -> bool:
-    """Have this signal (SIGUSR1 or SIGUSR2) whenever there may be new `advice`: at most one a minute, and one when the
-    connection ends. True if healthd was told; else it is told with the next connection. False, and nothing happens, if
-    it is another signal, or no handler is set for it: it would end the process.
-
-    healthd sends no signal, it writes to the connection, and the kernel signals the process that asked for it (O_ASYNC,
-    fcntl(2)): no process can have another one signalled so.
-    """
-    global _signal
-    try:
-        import signal
-
-        if number not in (signal.SIGUSR1, signal.SIGUSR2) or signal.getsignal(number) == signal.SIG_DFL:
-            return False
-        if os.getpid() != _pid or _connection is None:
-            _begin_anew(time.perf_counter())
-        _signal = int(number)
-        return _connection is not None and _ask(_connection)
-    except Exception:
-        return False
-
-
 def advice() -> dict[str, object] | None:
-    """What healthd advises this job (docs/fail-slow-plan.md), None: nothing yet, or it cannot be read."""
+    """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is none or it cannot be read.
+
+    Its `written` (epoch seconds) changes with each new advice. A call reads one small file; once every few seconds is
+    enough.
+    """
     try:
         import json
 
@@ -138,22 +117,10 @@ def advice() -> dict[str, object] | None:
         return None
 
 
-def _ask(connection: socket.socket) -> bool:
-    import fcntl
-
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETSIG, _signal)
-    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
-    connection.send(SUBSCRIBE.pack(SUBSCRIBE_MAGIC, _signal), _FLAGS)
-    return True
-
-
 def _begin_anew(now: float) -> None:
-    """In a process that has not told anything: also in a child, whose parent's connection stays the parent's."""
-    global _pid, _step, _rank, _local_rank, _retry_at, _signal
+    """Start in a new process. A child leaves its parent's connection to the parent."""
+    global _pid, _step, _rank, _local_rank, _retry_at
     _forget()
-    if _pid != os.getpid():
-        _signal = 0  # the parent asked for itself
     _pid, _step, _retry_at = os.getpid(), 0, 0.0
     _rank, _local_rank = _number(_RANK), _number(_LOCAL_RANK)
     _connect(now)
@@ -178,8 +145,6 @@ def _connect(now: float) -> None:
         made.connect(os.environ.get("HEALTHD_SOCKET") or SOCKET)
         if _connection is None:
             _connection = made
-            if _signal:
-                _ask(made)
         else:  # another thread was quicker
             made.close()
     except Exception:
@@ -211,17 +176,7 @@ def _tell(now: float) -> None:
         except OSError:
             _forget()
             return
-        if _signal:
-            _take_news(_connection)
     _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0
-
-
-def _take_news(connection: socket.socket) -> None:
-    """What healthd wrote says only that there is advice; unread it would fill the queue."""
-    try:
-        connection.recv(64, _FLAGS)
-    except OSError:
-        return
 
 
 def _forget() -> None:

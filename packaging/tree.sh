@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONHASHSEED=0
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 work=build-package
 python=$2
-healthd='healthd[web]' # with what serves the metrics page over TLS
+healthd='healthd[web,completion]' # TLS for the metrics page, TAB completion
 
 wheels() {
   export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt

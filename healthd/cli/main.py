@@ -7,6 +7,7 @@ Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -168,6 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: Sequence[str]) -> int:
     prepare()
     try:
+        if "_ARGCOMPLETE" in os.environ:
+            status: int = import_module("healthd.cli.completion").complete()
+            return status
         return _dispatch(list(words))
     except Stop as stop:
         return complain(str(stop), stop.status)

@@ -1,7 +1,7 @@
-"""What a plot of fail-slow shows: which series have a panel, and of each a line of few points. Pure.
+"""The content of a plot of fail-slow: which series have a panel, and the few points of each line. Pure.
 
-A panel has some hundred columns, whatever the series has of samples: in each the least, the median and the largest
-stay, so that a spike of one sample among 100,000 is still seen.
+However many samples a series has, its line has at most COLUMNS points. Each has the least, the median and the largest
+of its samples, so that one spike among 100,000 samples is still visible.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Stretch:
     before: float
     level: float
     slowdown: float
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
+    """An interval in which the whole job was slow."""
+
     begin: float
     end: float
-    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,6 @@ def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point
         before=before,
         level=before * (1 + point.slowdown),
         slowdown=point.slowdown,
-        words=stretch_words(one, point),
     )
 
 
@@ -370,7 +369,7 @@ def _job_bands(one: Series, xs: Sequence[float], by_index: bool, jobs: Sequence[
             continue
         relief = last if job.point.relief_index is None else min(job.point.relief_index, last)
         onset = min(max(job.onset, xs[0]), xs[-1]) if by_index else xs[job.point.onset_index]
-        yield Band(onset, max(onset, xs[relief]), f"job slow, {percent(job.point.slowdown)}: {job.why}")
+        yield Band(onset, max(onset, xs[relief]))
 
 
 def _range(line: Sequence[Column], peers: Sequence[Column], stretches: Sequence[Stretch]) -> tuple[float, float]:

@@ -1,8 +1,12 @@
-"""`healthd failslow --plot FILE`: the series with onset, relief and peers, as SVG or as a page that asks nobody."""
+"""`healthd failslow --plot FILE`: the series with onset, relief and peers, as SVG or as a page with a table.
+
+Needs the extra healthd[failslow]. The page has no script and fetches nothing.
+"""
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -11,20 +15,22 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 from healthd.failslow.model import Judgement, Point, Series
-from healthd.failslow.panels import Panel, called, panels, percent, where
-from healthd.failslow.svg import STYLE, picture
+from healthd.failslow.panels import called, panels, percent, where
 
 ENDINGS = (".svg", ".html")
-WIDE, OF_A_PHONE = 960, 340  # pixels
 MOST_ROWS = 1000  # of the page's table; --json has all
 
 
 class NoPlot(HealthdError):
-    """The name of the file does not say which kind of plot it is to be, or what is there is not to be replaced."""
+    """The name of the file has no known ending, or the file that is there must not be replaced."""
+
+
+class MissingExtra(HealthdError):
+    """The packages that draw are not installed."""
 
 
 def ending(path: str) -> str:
-    """ ".svg" or ".html". Raises NoPlot: also for who wants to know before anything is computed."""
+    """Return ".svg" or ".html". Raises NoPlot."""
     for one in ENDINGS:
         if path.lower().endswith(one):
             return one
@@ -32,9 +38,13 @@ def ending(path: str) -> str:
 
 
 def check(path: str, inputs: Sequence[str]) -> None:
-    """Before anything is computed: whether a plot may take the place of what is there. A link is refused: it would be
-    replaced, and not what it points to. Raises NoPlot."""
+    """Check before anything is computed whether a plot can be drawn and may replace the file at `path`.
+
+    A link is refused, because it would be replaced, and not the file that it points to. Raises MissingExtra, NoPlot.
+    """
     ending(path)
+    if importlib.util.find_spec("vl_convert") is None:
+        raise MissingExtra("a plot needs the extra: pip install 'healthd[failslow]'")
     try:
         there = os.lstat(path)
     except OSError:
@@ -50,18 +60,16 @@ def check(path: str, inputs: Sequence[str]) -> None:
 
 def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
     """Write the plot, whole or not at all. Raises NoPlot, ownership.Untrusted, OSError."""
+    from healthd.failslow.chart import svg
+
     kind = ending(path)
     drawn, left = panels(series, judgement)
-    draw = _page if kind == ".html" else _file
-    replace_file(path, draw(series, judgement, drawn, left), mode=0o644)
-
-
-def _file(series: Sequence[Series], judgement: Judgement, drawn: Sequence[Panel], left: int) -> str:
-    return picture(drawn, WIDE, headline(series, judgement), more(left))
+    picture = svg(drawn, headline(series, judgement), more(left))
+    replace_file(path, _page(series, judgement, picture) if kind == ".html" else picture, mode=0o644)
 
 
 def headline(series: Sequence[Series], judgement: Judgement) -> str:
-    """What the plot says, in one line."""
+    """Return the result in one line."""
     slow = sum(bool(points) for points in judgement.points)
     found = [_count(len(judgement.suspects), "suspect")] if judgement.suspects else []
     found += ["the job is slow"] if judgement.job_slow else []
@@ -91,36 +99,23 @@ def _count(number: int, one: str) -> str:
 
 # --- the page
 
-# What the page may do: nothing, but have its own style (CSP Level 3: https://www.w3.org/TR/CSP3/).
+# The page may use its own style and nothing else (CSP Level 3: https://www.w3.org/TR/CSP3/).
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-PAGE_STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: var(--paper); color: var(--ink);
+STYLE = """
+body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: #fff; color: #1b1f24;
   font: 1rem/1.5 system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-svg { display: block; } .phone { display: none; }
-@media (max-width: 640px) { body { padding: .25rem; } .desk { display: none; } .phone { display: block; } }
-.wide { overflow-x: auto; } .wide:focus-visible { outline: 2px solid var(--line); }
+.wide { overflow-x: auto; } .wide:focus-visible { outline: 2px solid #0b5cad; }
 table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid);
+th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #e3e7ec;
   vertical-align: top; white-space: nowrap; }
-.soft { color: var(--soft); }
+.soft { color: #59636e; }
 """
 
 
-def _page(series: Sequence[Series], judgement: Judgement, drawn: Sequence[Panel], left: int) -> str:
+def _page(series: Sequence[Series], judgement: Judgement, picture: str) -> str:
     title = headline(series, judgement)
-    pictures = "\n".join(
-        f'<div class="{name}">{picture(drawn, width, title, more(left), of_page=True)}</div>'
-        for name, width in (("desk", WIDE), ("phone", OF_A_PHONE))
-    )
-    body = "\n".join(
-        (
-            *_found(judgement),
-            f'<h2>Pictures</h2>\n<p class="soft">{EXPLAINED}</p>\n{pictures}',
-            *_table(series, judgement),
-        )
-    )
+    body = "\n".join((*_found(judgement), *_pictures(picture), *_table(series, judgement)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -131,15 +126,20 @@ def _page(series: Sequence[Series], judgement: Judgement, drawn: Sequence[Panel]
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{_text(title)}</title>
-<style>{STYLE}{PAGE_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <h1>{_text(title)}</h1>
 {body}
-<p class="soft">Made by healthd failslow. This file asks nobody for anything, and runs nothing.</p>
+<p class="soft">Made by healthd failslow. This file fetches nothing and runs nothing.</p>
 </body>
 </html>
 """
+
+
+def _pictures(picture: str) -> Iterator[str]:
+    yield f'<h2>Pictures</h2>\n<p class="soft">{EXPLAINED}</p>'
+    yield f'<div class="wide" tabindex="0" role="region" aria-label="Pictures">\n{picture}\n</div>'
 
 
 def _found(judgement: Judgement) -> Iterator[str]:

@@ -34,7 +34,7 @@ def seconds(text: str) -> float | None:
     if leap > 1:
         return None
     since = whole - _EPOCH
-    return since.days * 86400 + since.seconds + leap + float(f"0.{fraction or 0}") - _offset(zone or "")
+    return since.days * 86400 + since.seconds + leap + float(f"0.{fraction or 0}") - offset(zone or "")
 
 
 def units_a_second(first: float, last: float) -> float | None:
@@ -55,7 +55,7 @@ def text(since: float, how: TimeStyle) -> str:
     """A time as the others of its column stood, to the microsecond at best."""
     digits = min(how.digits, _MICROSECONDS)
     try:
-        micro = round(round(since + _offset(how.zone), digits) * 1_000_000)
+        micro = round(round(since + offset(how.zone), digits) * 1_000_000)
         then = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=micro)
     except (OverflowError, ValueError):
         return str(since)
@@ -66,7 +66,7 @@ def text(since: float, how: TimeStyle) -> str:
     return f"{day}{how.separator}{then.hour:02}:{then.minute:02}:{then.second:02}{fraction}{how.zone}"
 
 
-def _offset(zone: str) -> int:
+def offset(zone: str) -> int:
     """Seconds east of UTC."""
     numbers = zone[1:].replace(":", "")
     if not numbers:

@@ -1,223 +1,229 @@
-"""What TAB offers is made of the parsers: nothing that can be typed is missing, and each script is one of its shell."""
+"""What TAB offers: the program itself, run as argcomplete's scripts run it."""
 
 from __future__ import annotations
 
-import argparse
-import re
-import shlex
-import shutil
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from status_daemon import StatusDaemon
 
-from healthd.cli.completion import CHECKS, CODES, DURATIONS, FILES, FOLDERS, MANY, OPEN, PARTS, SHELLS, Line, lines
+from healthd.cli.completion import DURATIONS, SHELLS, parser, split
 from healthd.cli.flags import Parser
-from healthd.cli.main import FAMILIES, command, main
+from healthd.cli.main import FAMILIES, TWO_WORDS, command, main
 from healthd.nvidia.fake_scenario import profiles
 
-LINES = lines()
-BY_WORDS = {line.words: line for line in LINES}
-
-
-def option(words: str, name: str) -> tuple[str, ...] | None:
-    (found,) = [option for option in BY_WORDS[words].options if name in option.names]
-    return found.offers
-
-
-def test_every_command_can_be_reached_word_by_word():
-    for name in FAMILIES:
-        first, _, second = name.partition(" ")
-        assert first in BY_WORDS[""].next
-        assert not second or second in BY_WORDS[first].next
-        assert BY_WORDS[name].summary == command(name).summary
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_every_flag_that_the_help_shows_is_offered(name):
-    parser = Parser(name, "", "")
-    command(name).flags(parser)
-    offered = {flag for option in BY_WORDS[name].options for flag in option.names}
-    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-    assert offered == {flag for action in shown for flag in action.option_strings}
-
-
-@pytest.mark.parametrize(
-    ("words", "name", "offers"),
-    [
-        ("run", "--mode", ("observe", "drain", "act")),
-        ("run", "--kernel-log", ("kmsg", "journal", FILES, "off")),
-        ("run", "--listen", ("off",)),
-        ("run", "--state-dir", (FOLDERS,)),
-        ("run", "--interval", ()),
-        ("check", "--json", None),
-        ("check", "--fake-nvml", (*profiles(), FILES)),
-        ("fleet ingest", "--users", ("keep", "drop", "hash")),
-        ("fleet ingest", "--events", (FOLDERS, MANY)),
-        ("ack", "--for", DURATIONS),
-        ("pause", "--for", DURATIONS),
-    ],
+ROOT = Path(__file__).parents[2]
+CONDITIONS = (
+    ("gpu_xid/79", "0000:61:00.0"),
+    ("gpu_xid/79", "0000:1b:00.0"),
+    ("ib_link/down", "mlx5_3/1"),
+    ("exec/critical", "nhc: check_fs_free /tmp 3%"),
+    ("kernel/taint", ""),
 )
-def test_a_value_is_what_its_help_calls_it(words, name, offers):
-    assert option(words, name) == offers
 
 
-@pytest.mark.parametrize(
-    ("words", "offers"),
-    [
-        ("check", [(CHECKS,)]),
-        ("record", [(FILES,), (CHECKS,)]),
-        ("explain", [(CHECKS, CODES)]),
-        ("repaired", [(OPEN,), (PARTS,)]),
-        ("ack", [(OPEN,), (PARTS,)]),
-        ("unack", [(OPEN,), (PARTS,)]),
-        ("config check", [(FILES,)]),
-        ("completion", [("bash", "zsh", "fish")]),
-        ("status", []),
-    ],
-)
-def test_what_stands_behind_a_command_is_offered(words, offers):
-    assert [place.offers for place in BY_WORDS[words].places] == offers
+def run(line: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `healthd` as bash's script does; what it offers is in `folder`/offered."""
+    (folder / "offered").write_text("")
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " \t\n\"'><=;|&(:",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "offered"),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "healthd"],
+        env={**os.environ, **own, **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_script_names_every_command_and_flag(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    for line in LINES:
-        assert line.words in script
-        for name in (name for option in line.options for name in option.names):
-            assert (f"-l {name[2:]} " if shell == "fish" and name.startswith("--") else name.lstrip("-")) in script
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_text_with_signs_of_the_shell_stays_a_text(shell):
-    strange = 'it\'s $(touch x) `y` \\ [z]: "w"'
-    line = Line("", "", ("run",)), Line("run", strange)
-    script = SHELLS[shell](line)
-    assert shell == "bash" or "touch x" in script
-    quoted = [word for word in _words(script, shell) if "touch x" in word]
-    assert all("$(touch x) `y`" in word for word in quoted)
-
-
-def _words(script: str, shell: str) -> list[str]:
-    """The words of the lines that have the summary, as a POSIX shell reads their quotes; fish has \\' in them."""
-    mine = [line for line in script.splitlines() if "touch x" in line]
-    if shell == "fish":
-        return [line.partition(" -d ")[2].strip().strip("'").replace("\\'", "'") for line in mine]
-    return [word for line in mine for word in shlex.split(line.strip().removeprefix("next=(").rstrip(")"))]
-
-
-def test_bash_accepts_its_script(tmp_path: Path):
-    script = tmp_path / "script"
-    script.write_text(SHELLS["bash"](LINES))
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-STATUS = """n1: unhealthy
-
-Conditions
-  critical  gpu_xid/79 0000:61:00.0
-    Xid 79: GPU has fallen off the bus
-  degraded  gpu_xid/79 0000:1b:00.0
-    warning x/y is text of the line above
-  warning   ib_link/down mlx5_3/1
-  degraded  exec/critical nhc: check_fs_free /tmp 3%
-  degraded  exec/critical nhc: check_hw_eth eth1
-  warning   kernel/taint
-
-Slurm
-  wants: drain
-"""
+def offers(line: str, folder: Path, **environment: str) -> list[str]:
+    done = run(line, folder, **environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return sorted(filter(None, (folder / "offered").read_text().split("\n")))
 
 
 @pytest.fixture
-def healthd(tmp_path):
-    """A program that prints what a daemon with open conditions does; with a file "silent" no daemon answers."""
-    (tmp_path / "status").write_text(STATUS)
-    program = tmp_path / "healthd"
-    program.write_text(
-        f"#!/bin/sh\nif [ $1 = status ]; then [ ! -e {tmp_path}/silent ] && cat {tmp_path}/status\n"
-        "else printf 'code x\\nmount/missing x\\n'; fi\n"
-    )
-    program.chmod(0o755)
-    return program
-
-
-def bash_words(line):
-    """Return COMP_WORDS of a line as bash makes them: a blank or ":" ends a word, but not if escaped or quoted."""
-    words = []
-    for word in re.findall(r"(?:\\.|'[^']*'?|[^ \\'])+", line):
-        words += [word] if "'" in word else filter(None, re.split("(:)", word))
-    return [*words, ""] if re.search(r"(?<!\\) $", line) and line.count("'") % 2 == 0 else words
-
-
-def bash_offers(healthd, line):
-    script = healthd.parent / "script"
-    script.write_text(SHELLS["bash"](LINES))
-    words = bash_words(line)
-    array = " ".join(map(shlex.quote, words))
-    program = (
-        f". {script}; COMP_LINE={shlex.quote(line)}; COMP_POINT={len(line)}; COMP_WORDS=({array}); "
-        f'COMP_CWORD={len(words) - 1}; _healthd {healthd}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    )
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=240)
-    assert done.stderr == ""
-    return sorted(filter(None, done.stdout.splitlines()))
-
-
-OPEN_CODES = ["exec/critical", "gpu_xid/79", "ib_link/down", "kernel/taint"]
-
-
-def test_bash_offers_open_conditions_and_their_parts(healthd):
-    assert bash_offers(healthd, "healthd ack ") == OPEN_CODES
-    assert bash_offers(healthd, "healthd unack ib") == ["ib_link/down"]
-    assert bash_offers(healthd, "healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
-    assert bash_offers(healthd, "healthd ack gpu_xid/79 0000:6") == ["61:00.0"]
-    assert bash_offers(healthd, "healthd ack gpu_xid/79 0000:") == ["1b:00.0", "61:00.0"]
-    assert bash_offers(healthd, "healthd ack kernel/taint ") == []
-    assert bash_offers(healthd, "healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
-    (healthd.parent / "silent").touch()
-    assert bash_offers(healthd, "healthd ack ") == ["mount/missing"]
+def daemon(tmp_path: Path) -> Iterator[StatusDaemon]:
+    conditions: list[dict[str, Any]] = [{"code": code, "subject": part} for code, part in CONDITIONS]
+    with StatusDaemon(tmp_path, conditions=conditions) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
-    ("typed", "offers"),
+    ("line", "found"),
     [
-        ("", ["nhc:\\ check_fs_free\\ /tmp\\ 3%", "nhc:\\ check_hw_eth\\ eth1"]),
-        ("nh", ["nhc:\\ check_fs_free\\ /tmp\\ 3%", "nhc:\\ check_hw_eth\\ eth1"]),
-        ("nhc:", ["\\ check_fs_free\\ /tmp\\ 3%", "\\ check_hw_eth\\ eth1"]),
-        ("nhc:\\ check_h", ["\\ check_hw_eth\\ eth1"]),
-        ("'nhc: check_h", ["nhc: check_hw_eth eth1"]),
+        ("healthd ", ("", " ")),
+        ("healthd conf", ("", " conf")),
+        ("healthd config ", ("config", " ")),
+        ("healthd config show --ch", ("config show", " --ch")),
+        ("healthd  failslow  pl", ("failslow", "  pl")),
+        ("healthd failslow plan ", ("failslow plan", " ")),
+        ("healthd help config ch", ("config", " ch")),
+        ("healthd nothing ack ", ("", " nothing ack ")),
+        ("healthd scan /var/log/healthd ", ("scan", " /var/log/healthd ")),
+        ("cd /tmp && sudo /opt/healthd/bin/healthd ack gpu", ("ack", " gpu")),
+        ("healthd status; healthd ack ", ("ack", " ")),
     ],
 )
-def test_bash_quotes_a_part_that_holds_blanks(healthd, typed, offers):
-    assert bash_offers(healthd, f"healthd ack exec/critical {typed}") == offers
+def test_split_finds_the_command(line: str, found: tuple[str, str]) -> None:
+    assert split(line) == found
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_offers_open_conditions_and_their_parts(healthd):
-    script = healthd.parent / "script.fish"
-    script.write_text(SHELLS["fish"](LINES))
-
-    def offers(line):
-        program = f"set -x PATH {healthd.parent} $PATH; source {script}; complete -C {shlex.quote(line)}"
-        done = subprocess.run(["fish", "-N", "-c", program], capture_output=True, text=True, timeout=240)
-        return sorted({row.partition("\t")[0] for row in done.stdout.splitlines()})
-
-    assert offers("healthd ack ") == OPEN_CODES
-    assert offers("healthd ack gpu_xid/79 ") == ["0000:1b:00.0", "0000:61:00.0"]
-    assert offers("healthd ack exec/critical ") == ["nhc: check_fs_free /tmp 3%", "nhc: check_hw_eth eth1"]
-    assert offers("healthd ack exec/critical nhc:\\ check_h") == ["nhc: check_hw_eth eth1"]
-    assert offers("healthd ack kernel/taint ") == []
-    assert offers("healthd ack gpu_xid/79 --for ") == sorted(DURATIONS)
-    (healthd.parent / "silent").touch()
-    assert offers("healthd ack ") == ["mount/missing"]
+@given(
+    st.text(max_size=60) | st.lists(st.sampled_from(["healthd", "help", "config", "show", " ", ";", "x"])).map("".join)
+)
+def test_split_gives_a_command_and_the_end_of_the_line(line: str) -> None:
+    found = split(line)
+    assert found.command in {"", *FAMILIES, *TWO_WORDS}
+    assert line.endswith(found.rest)
 
 
-def test_nobody_else_loads_it():
-    program = "import sys, healthd.cli.main as m\nm.main(['list'])\nprint('healthd.cli.completion' in sys.modules)"
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_parser_has_the_flags_of_the_command(name: str) -> None:
+    own = Parser(name, "", "")
+    command(name).flags(own)
+    assert {flag for action in parser(name)._actions for flag in action.option_strings} == {
+        flag for action in own._actions for flag in action.option_strings
+    }
+
+
+def test_every_command_is_offered_word_by_word(tmp_path: Path) -> None:
+    assert offers("healthd ", tmp_path) == sorted({name.partition(" ")[0] for name in FAMILIES} | {"help"})
+    for group in sorted({name.partition(" ")[0] for name in FAMILIES if " " in name}):
+        second = {name.partition(" ")[2] for name in FAMILIES if name.startswith(f"{group} ")}
+        assert second <= set(offers(f"healthd {group} ", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("-", ["--help", "--version", "-V", "-h"]),
+        ("run --mode ", ["act", "drain", "observe"]),
+        ("run --mode=dr", ["drain"]),
+        ("run --kernel-log j", ["journal"]),
+        ("run --interval ", []),
+        ("run --state-dir ", ["folder/"]),
+        ("check --js", ["--json"]),
+        ("check --fake-nvml dgx-", sorted(name for name in profiles() if name.startswith("dgx-"))),
+        ("check --profile no", ["none"]),
+        ("check gpu_ec", ["gpu_ecc"]),
+        ("check gpu_ecc gpu_acc", ["gpu_access"]),
+        ("record out.rec gpu_ec", ["gpu_ecc"]),
+        ("explain gpu_access/lo", ["gpu_access/lost"]),
+        ("fleet ingest --users ", ["drop", "hash", "keep"]),
+        ("fleet query jobs_k", ["jobs_known"]),
+        ("ack x/y --for ", sorted(DURATIONS)),
+        ("pause --for ", sorted(DURATIONS)),
+        ("config check ", ["folder/", "kern.log"]),
+        ("fleet ingest --nodes kern.log ke", ["kern.log"]),
+        ("completion ", sorted(SHELLS)),
+        ("status ", []),
+        ("validate --pai", []),  # for internal use, not in the help
+        ("help config sh", ["show"]),
+    ],
+)
+def test_values_are_offered(tmp_path: Path, line: str, found: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "kern.log").touch()
+    assert [word for word in offers(f"healthd {line}", tmp_path) if word != "offered"] == found
+
+
+def test_ack_offers_open_conditions_and_their_parts(tmp_path: Path, daemon: StatusDaemon) -> None:
+    for name in ("ack", "unack", "repaired"):
+        at = f"healthd {name} --runtime-dir {tmp_path}"
+        assert offers(f"{at} ", tmp_path) == ["exec/critical", "gpu_xid/79", "ib_link/down", "kernel/taint"]
+        assert offers(f"{at} gpu", tmp_path) == ["gpu_xid/79"]
+        assert offers(f"{at} gpu_xid/79 ", tmp_path) == ["0000:1b:00.0", "0000:61:00.0"]
+        assert offers(f"{at} gpu_xid/79 0000:6", tmp_path) == ["61:00.0"], "bash takes a colon for the end of a word"
+        assert offers(f"{at} exec/critical nhc:", tmp_path) == ["\\ check_fs_free\\ /tmp\\ 3%"]
+        assert offers(f"{at} exec/critical 'nhc: ch", tmp_path) == ["nhc: check_fs_free /tmp 3%"]
+        assert offers(f"{at} kernel/taint ", tmp_path) == []
+
+
+def test_ack_offers_all_codes_without_open_conditions(tmp_path: Path, daemon: StatusDaemon) -> None:
+    line = f"healthd ack --runtime-dir {tmp_path} mount/mis"
+    daemon.document["conditions"] = []
+    assert offers(line, tmp_path) == ["mount/missing"]
+
+
+def test_without_a_daemon_all_codes_are_offered(tmp_path: Path) -> None:
+    assert offers(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
+
+
+def test_a_daemon_that_hangs_does_not_hang_the_shell(tmp_path: Path) -> None:
+    import socket
+
+    from healthd.common.paths import SOCKET
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen(1)
+        began = time.monotonic()
+        assert offers(f"healthd ack --runtime-dir {tmp_path} mount/mis", tmp_path) == ["mount/missing"]
+        assert time.monotonic() - began < 120
+
+
+def test_checks_of_the_site_are_offered(tmp_path: Path) -> None:
+    folder = tmp_path / "checks.d"
+    folder.mkdir(mode=0o755)
+    (folder / "site_own.py").write_text(
+        '"""A check of the site."""\nfrom healthd.api import Clears, Explain, Severity\n'
+        'EXPLAIN = {"site_own/wrong": Explain(Severity.WARNING, Clears.PASS, "m", "w", "t")}\n'
+        "def run(host, config, past):\n    return ()\n"
+    )
+    (tmp_path / "settings.toml").write_text(f'checks_dir = "{folder}"\n')
+    assert offers("healthd check --config settings.toml site", tmp_path) == ["site_own"]
+    assert offers("healthd explain --config settings.toml site_own/", tmp_path) == ["site_own/wrong"]
+
+
+def test_wrong_settings_offer_nothing_and_fail_quietly(tmp_path: Path) -> None:
+    """The scripts discard standard error; a status that is not 0 leaves the line as it is."""
+    (tmp_path / "settings.toml").write_text("mode = 3\n")
+    done = run("healthd check --config settings.toml gpu", tmp_path)
+    assert done.returncode == 64
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "offered").read_text() == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_scripts_name_healthd_and_discard_its_errors(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "healthd" in script
+    assert "_ARGCOMPLETE" in script
+    assert "2>&1" in script
+
+
+def test_without_argcomplete_a_sentence_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert main(["completion", "bash"]) == 3
+    assert "healthd[completion]" in capsys.readouterr().err
+
+
+def test_no_other_command_loads_it() -> None:
+    program = (
+        "import sys, healthd.cli.main as m\nm.main(['list'])\n"
+        "print({'argcomplete', 'healthd.cli.completion'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stdout.splitlines()[-1] == "set()"

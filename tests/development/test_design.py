@@ -111,6 +111,7 @@ NOT_IN_CHECKS = {"logging", "threading", "asyncio", "multiprocessing"}
 # because they are imported late themselves.
 LAZY = {
     "pynvml": ({"nvidia.nvml_binding", "agent.recording.nvml"}, set()),
+    "argcomplete": ({"cli.completion"}, set()),  # the extra healthd[completion]
     "yaml": ({"agent.metrics.web_config"}, set()),  # the extra healthd[web]
     "psutil": ({"cli.daemons", "agent.doctor.*"}, set()),
     # the extra healthd[fleet], which no node has
@@ -123,6 +124,7 @@ LAZY = {
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),
+    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*", "failslow.chart"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),

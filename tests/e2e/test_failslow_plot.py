@@ -1,6 +1,6 @@
-"""`healthd failslow --plot`, opened in a real browser: nothing is asked of a network, nothing fails, each mark is seen.
+"""`healthd failslow --plot` in a real browser: nothing is fetched, nothing fails, all texts are visible.
 
-The pictures are kept in build/failslow: on a desk and on a phone, in the light and in the dark.
+The pictures are kept in build/failslow.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.one_python
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build/failslow"
 HOSTILE = '</svg><script>document.title = "taken"</script>'
-# Of the pictures that are shown: a page has one for a desk and one for a phone.
-MARKS = """Object.fromEntries(%r.map(kind => [kind, [...document.querySelectorAll(".panel ." + kind)]
-  .filter(mark => mark.checkVisibility())
-  .filter(mark => { const b = mark.getBoundingClientRect(); return b.width + b.height > 0; })
-  .map(mark => { const style = getComputedStyle(mark);
-    return style.fill === "none" || style.fill.startsWith("rgba(0, 0, 0, 0") ? style.stroke : style.fill; })]))"""
-KINDS = ["line", "peers", "median", "stretch", "before", "level", "onset", "alarm", "relief", "sign"]
 TEXTS = """[...document.querySelectorAll("svg text")].filter(text => text.checkVisibility()).map(text => {
   const b = text.getBoundingClientRect(), all = text.ownerSVGElement.getBoundingClientRect();
   return {words: text.textContent, inside: b.left >= all.left - 1 && b.right <= all.right + 1, height: b.height};
@@ -59,24 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("name", ["plot.svg", "plot.html"])
-def test_it_asks_nobody_complains_of_nothing_and_shows_each_mark(
-    name: str, width: int, scheme: str, chromium: Browser, folder: Path
-) -> None:
-    with tab(chromium, folder / name, width, prefers_color_scheme=scheme) as page:
-        page.picture(PICTURES / f"{name}-{width}-{scheme}.png")
-        marks = page.ask(MARKS % KINDS)
+def test_it_fetches_nothing_and_shows_each_text(name: str, width: int, chromium: Browser, folder: Path) -> None:
+    with tab(chromium, folder / name, width) as page:
+        page.picture(PICTURES / f"{name}-{width}.png")
         texts = page.ask(TEXTS)
         assert (page.complaints(), page.requests()) == ([], [])
-        if name == "plot.html":  # an SVG alone is scaled by the browser
+        if name == "plot.html":  # the picture scrolls in its own box
             assert page.ask("document.documentElement.scrollWidth") <= width
+            assert min(text["height"] for text in texts if text["words"]) > 10, "it can be read"
         assert "taken" not in page.ask("document.title || ''")
-        paper = page.ask("getComputedStyle(document.querySelector('.paper')).fill")
-    assert {kind: bool(found) for kind, found in marks.items()} == dict.fromkeys(KINDS, True)
-    assert all(colour != paper for kind in ("line", "median", "level", "onset") for colour in marks[kind])
     assert [text["words"] for text in texts if not text["inside"]] == []
-    assert "script" in "".join(text["words"] for text in texts), "the name is shown as it is"
-    if name == "plot.html":
-        assert min(text["height"] for text in texts) > 10, "it can be read"
+    words = [text["words"] for text in texts]
+    assert {"+61 %", "onset", "known", "relief", "its peers"} <= set(words)
+    assert "script" in "".join(words), "the name is shown as it is"

@@ -1,4 +1,4 @@
-"""TAB in real shells: bash and zsh on a terminal, where the line that results is run, fish by its `complete -C`."""
+"""TAB in real shells: bash and zsh on a terminal, where the resulting line is run, and fish by its `complete -C`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from requirements import require_programs
+from status_daemon import StatusDaemon
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
@@ -30,9 +31,9 @@ TYPED = {
     "--vers\t": "--version",
     "check --js\t": "check --json",
     "check gpu_ec\t": "check gpu_ecc",
-    "check site_o\t": "check site_own",
+    "check --config settings site_o\t": "check --config settings site_own",
     "explain gpu_access/lo\t": "explain gpu_access/lost",
-    "explain site_own/w\t": "explain site_own/wrong",
+    "explain --config settings site_own/w\t": "explain --config settings site_own/wrong",
     "check --json --fake-nvml dgx-h1\t": "check --json --fake-nvml dgx-h100",
     "run --mode dr\t": "run --mode drain",
     "run --mode=dr\t": "run --mode=drain",
@@ -42,11 +43,18 @@ TYPED = {
     "fleet ingest --nodes a\\ folder/no\ta\\ folder/ke\t": "fleet ingest --nodes a folder/nodes.txt a folder/kern.log",
     "completion fi\t": "completion fish",
     "status --watch --js\t": "status --watch --json",
-    "ack gpu_x\t": "ack gpu_xid/79",
-    "ack gpu_xid/79 0000:6\t": "ack gpu_xid/79 0000:61:00.0",
-    "ack exec/critical nh\t": "ack exec/critical nhc: check_hw_eth eth1",
-    "repaired exec/critical nhc:\\ che\t": "repaired exec/critical nhc: check_hw_eth eth1",
-    "unack exec/critical 'nhc: che\t": "unack exec/critical nhc: check_hw_eth eth1",
+    "ack --runtime-dir run gpu_x\t": "ack --runtime-dir run gpu_xid/79",
+    "ack --runtime-dir run gpu_xid/79 0000:6\t": "ack --runtime-dir run gpu_xid/79 0000:61:00.0",
+    "ack --runtime-dir run exec/critical nh\t": "ack --runtime-dir run exec/critical nhc: check_hw_eth eth1",
+    "repaired --runtime-dir run exec/critical nhc:\\ che\t": (
+        "repaired --runtime-dir run exec/critical nhc: check_hw_eth eth1"
+    ),
+}
+# argcomplete completes no colon within a quote in zsh
+ONLY_BASH = {
+    "unack --runtime-dir run exec/critical 'nhc: che\t": (
+        "unack --runtime-dir run exec/critical nhc: check_hw_eth eth1"
+    ),
 }
 SITE = '''"""A site's own."""
 from healthd.common.model import Clears, Explain, Severity
@@ -56,19 +64,15 @@ def run(host, config, past):
 '''
 
 
-STATUS = """n1: unhealthy
-
-Conditions
-  critical  gpu_xid/79 0000:61:00.0
-    Xid 79: GPU has fallen off the bus
-  degraded  exec/critical nhc: check_hw_eth eth1
-    check_hw_eth:  Ethernet device eth1 not detected.
-"""
+CONDITIONS = [
+    {"code": "gpu_xid/79", "subject": "0000:61:00.0"},
+    {"code": "exec/critical", "subject": "nhc: check_hw_eth eth1"},
+]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some files, a `healthd` that knows a site's check, and the three scripts."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with some files, settings with a site's check, a daemon in `run`, `healthd` and the three scripts."""
     place = tmp_path_factory.mktemp("completion")
     (place / "a folder").mkdir()
     for name in ("kern.log", "settings.toml", "nodes.txt"):
@@ -77,21 +81,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "checks.d/site_own.py").write_text(SITE)
     (place / "checks.d/site_own.py").chmod(0o644)
     (place / "settings").write_text(f'checks_dir = "{place}/checks.d"\n')
-    (place / "status").write_text(STATUS)
     (place / "bin").mkdir()
-    python, own = shlex.quote(sys.executable), f"--config {place}/settings"
-    (place / "bin/healthd").write_text(
-        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
-        f"case $1 in status) exec cat {place}/status ;; esac\n"
-        f'case $1 in list) set -- "$@" {own} ;; esac\nexec {python} -m healthd "$@"\n'
-    )
+    python = shlex.quote(sys.executable)
+    (place / "bin/healthd").write_text(f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {python} -m healthd "$@"\n')
     (place / "bin/healthd").chmod(0o755)
     (place / "scripts").mkdir()
     for shell, name in (("bash", "healthd"), ("zsh", "_healthd"), ("fish", "healthd.fish")):
         command = [place / "bin/healthd", "completion", shell]
         done = subprocess.run(command, capture_output=True, check=True, timeout=240)
         (place / "scripts" / name).write_bytes(done.stdout)
-    return place
+    (place / "run").mkdir()
+    with StatusDaemon(place / "run", conditions=CONDITIONS):
+        yield place
 
 
 def environment(place: Path) -> dict[str, str]:
@@ -100,8 +101,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 class Terminal:
-    """A shell on a terminal. `healthd` is a function there that prints its arguments, except for `list` and, without
-    further words, `status`, which the completion runs."""
+    """A shell on a terminal. `healthd` is a function there that prints its arguments unless the completion runs it."""
 
     def __init__(self, place: Path, argv: list[str], prepare: str) -> None:
         self._read = b""
@@ -111,8 +111,8 @@ class Terminal:
             os.execvpe(argv[0], argv, environment(place))
         self._until(READY)
         show = (
-            'healthd() { case "$*" in list*|status) command healthd "$@" ;; '
-            '*) printf "<%s>" "$@"; echo "<END>" ;; esac; }'
+            'healthd() { if [ -n "$_ARGCOMPLETE" ]; then command healthd "$@"; '
+            'else printf "<%s>" "$@"; echo "<END>"; fi; }'
         )
         self._send(f"{prepare}; {show}; echo PREP''ARED\n")
         self._until(rb"PREPARED\r?\n")
@@ -145,7 +145,7 @@ class Terminal:
 @pytest.fixture(scope="module", params=["bash", "zsh", "zsh, sourced"])
 def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
     shell, _, sourced = request.param.partition(", ")
-    require_programs(shell, "awk", packages=f"{shell} mawk")
+    require_programs(shell, packages=shell)
     if shell == "bash":
         found = Terminal(place, ["bash", "--norc", "--noprofile", "-i"], f". {place}/scripts/healthd")
     else:
@@ -162,10 +162,16 @@ def test_a_tab_completes_what_is_begun(terminal: Terminal, line: str) -> None:
     assert terminal.typed(line) == TYPED[line]
 
 
+@pytest.mark.parametrize("terminal", ["bash"], indirect=True)
+@pytest.mark.parametrize("line", ONLY_BASH)
+def test_a_tab_completes_within_a_quote(terminal: Terminal, line: str) -> None:
+    assert terminal.typed(line) == ONLY_BASH[line]
+
+
 @pytest.fixture(scope="module")
 def offered(place: Path) -> dict[str, list[str]]:
     """What fish offers for each line, by its last word."""
-    require_programs("fish", "awk", packages="fish mawk")
+    require_programs("fish", packages="fish")
     asked = [line.rstrip("\t").replace("\t", "") for line in (*TYPED, *ONLY_FISH)]
     script = f"source {place}/scripts/healthd.fish\n" + "".join(
         f"echo LINE; complete -C {shlex.quote(f'healthd {line}')}\n" for line in asked
@@ -200,15 +206,15 @@ ONLY_FISH = ("config ", "hook ", "run --mode ", "status ", "failslow period --j"
         ("failslow period --j", ["--json"]),
         ("check --js", ["--json"]),
         ("check gpu_ec", ["gpu_ecc"]),
-        ("check site_o", ["site_own"]),
-        ("explain site_own/w", ["site_own/wrong"]),
+        ("check --config settings site_o", ["site_own"]),
+        ("explain --config settings site_own/w", ["site_own/wrong"]),
         ("run --mode ", ["act", "drain", "observe"]),
         ("run --mode=dr", ["--mode=drain"]),
         ("run --kernel-log jou", ["journal"]),
         ("run --state-dir a\\ ", ["a folder/"]),
         ("status ", []),
-        ("ack gpu_x", ["gpu_xid/79"]),
-        ("ack exec/critical nh", ["nhc: check_hw_eth eth1"]),
+        ("ack --runtime-dir run gpu_x", ["gpu_xid/79"]),
+        ("ack --runtime-dir run exec/critical nh", ["nhc: check_hw_eth eth1"]),
         ("completion fi", ["fish"]),
     ],
 )

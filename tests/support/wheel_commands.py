@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "config show": (NODE, 0),
     "explain": (("gpu_xid/79",), 0),
     "list": ((), 0),
-    "completion": (("bash",), 0),
+    "completion": (("bash",), 3),  # the extra is not installed
     "failslow": (("steps.csv",), 0),
     "failslow period": (("steps.csv",), 3),  # it has no operations
     "failslow plan": (("steps.csv", "--gpus", "8"), 0),

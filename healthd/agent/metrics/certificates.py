@@ -1,18 +1,18 @@
-"""The web configuration file and the certificates that it names, as they are now: read again when one of them changes,
-so that a renewed certificate needs no restart. What is wrong then changes nothing, and is a trouble.
+"""TLS of the metrics page: load the web configuration and its certificates, and reload them when a file changes.
 
-They are root's (common/ownership.py); the key, and a file that has hashes of passwords, nobody else may read.
+A renewed certificate needs no restart. If a changed file is invalid, the previous configuration stays in force and
+`healthd status` reports the problem. All files must belong to root (common/ownership.py), and the key must not be
+readable by everybody.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -28,25 +28,33 @@ from healthd.agent.metrics.web_config import (
 )
 from healthd.common import ownership
 
-HUNG_SECONDS = 1.0  # for so long a client waits while another's thread looks at the files
-SOON_SECONDS = 7 * 86400.0  # before its end a certificate is a trouble; ACME clients renew a month before
+HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
+SOON_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
+NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of openssl/x509_vfy.h; the ssl module has no name for it
+HANDSHAKE_TURNS = 3  # TLS 1.2 takes two turns of client and server until the client has finished, TLS 1.3 takes one
 
 Stamp = tuple[int, int, int, int]
 
 
 class Web(NamedTuple):
-    """config; context: None = no TLS; expires: when the certificate ends, epoch seconds, 0 = none."""
+    """The configuration in force.
+
+    context: None without TLS.
+    expires: end of the certificate in epoch seconds; 0 without TLS, or if `rejected`.
+    rejected: why clients reject the certificate whenever they connect, such as "unsuitable certificate purpose"; or "".
+    """
 
     config: WebConfig
-    context: ssl.SSLContext | None
-    expires: float
+    context: ssl.SSLContext | None = None
+    expires: float = 0.0
+    rejected: str = ""
 
 
 class WebFiles:
-    """`trouble`: why what is on the disk is not in force, or that the certificate ends; "" = none."""
+    """The web configuration file at `path` and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError: then there is no page, rather than one in the clear."""
+        """Raises WebConfigError: no page is served then, rather than one without TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -55,8 +63,10 @@ class WebFiles:
         self._stamps = self._stamped(self._files(self._web))
 
     def web(self) -> Web:
-        """What is in force. Called for each connection. On a mount that hangs one thread waits for it: others have what
-        was read before."""
+        """Return the configuration in force, after a reload if a file has changed. Called for each connection.
+
+        If a file is on a mount that hangs, one thread waits for it. All others get the previous configuration.
+        """
         if not self._lock.acquire(timeout=HUNG_SECONDS):
             return self._web
         try:
@@ -66,9 +76,9 @@ class WebFiles:
                 try:
                     found = _read(self._path)
                     if (found.context is None) != (self._web.context is None):
-                        raise WebConfigError(f"{self._path}: with or without TLS: that changes at the next start only")
+                        raise WebConfigError(f"{self._path}: TLS can be turned on or off by a restart only")
                 except WebConfigError as error:
-                    self._problem = f"{error} (what was read before still holds)"
+                    self._problem = f"{error} (the previous configuration stays in force)"
                 else:
                     self._web, self._problem = found, ""
                     self._stamps = self._stamped(self._files(found))
@@ -77,14 +87,19 @@ class WebFiles:
             self._lock.release()
 
     def trouble(self) -> str:
-        with self._lock:  # Else a client's thread that hangs in them would be told by nobody.
+        """Return why the files are not in force, or that clients reject the certificate, now or soon; "" if neither."""
+        with self._lock:  # wait for a client's thread that hangs in the files: the caller reports that this hangs
             pass
         web, now = self.web(), self._now()
-        if self._problem or not web.expires or web.expires > now + SOON_SECONDS:
+        if self._problem or web.config.tls_server_config is None:
             return self._problem
+        path = web.config.tls_server_config.cert_file
+        if web.rejected:
+            return f"{path}: clients reject the certificate: {web.rejected}"
+        if web.expires > now + SOON_SECONDS:
+            return ""
         day = datetime.fromtimestamp(web.expires, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        tls = web.config.tls_server_config
-        return f"{tls.cert_file if tls else ''}: the certificate {'ends' if web.expires > now else 'ended'} {day}"
+        return f"{path}: the certificate {'expires' if web.expires > now else 'expired'} {day}"
 
     def _files(self, web: Web) -> tuple[str, ...]:
         tls = web.config.tls_server_config
@@ -103,38 +118,32 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def _read(path: str) -> Web:
+    with _opened(path) as descriptor:
+        content = os.read(descriptor, MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise WebConfigError(f"{path}: is longer than {MOST_BYTES >> 10} KiB")
     try:
-        with _opened(path) as (descriptor, mode):
-            text = os.read(descriptor, MOST_BYTES + 1)
-            if len(text) > MOST_BYTES:
-                raise WebConfigError(f"is longer than {MOST_BYTES >> 10} KiB")
-            config = parse(text.decode("utf-8"), os.path.dirname(os.path.abspath(path)))
-            if config.basic_auth_users and mode & 0o004:
-                raise WebConfigError(f"has hashes of passwords, and everybody may read it: chmod 0640 {path}")
+        config = parse(content.decode("utf-8"), os.path.dirname(os.path.abspath(path)))
     except UnicodeDecodeError:
-        raise WebConfigError(f"{path}: is no UTF-8 text") from None
+        raise WebConfigError(f"{path}: is not UTF-8 text") from None
     except WebConfigError as error:
         raise WebConfigError(f"{path}: {error}") from None
-    tls = config.tls_server_config
-    if tls is None:
-        return Web(config, None, 0.0)
-    return Web(config, *_context(tls))
+    return Web(config) if config.tls_server_config is None else _with_tls(config, config.tls_server_config)
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[tuple[int, int]]:
-    """(descriptor, mode). WebConfigError, with the path."""
+def _opened(path: str) -> Iterator[int]:
+    """Open a file of root for reading. Raises WebConfigError."""
     try:
         with ownership.opened(path) as descriptor:
-            yield descriptor, os.fstat(descriptor).st_mode
+            yield descriptor
     except ownership.Untrusted as error:
-        raise WebConfigError(str(error)) from None
+        raise WebConfigError(f"{path}: {error}") from None
     except OSError as error:
-        raise WebConfigError(f"cannot be read: {error.strerror or error}") from None
+        raise WebConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _context(tls: Tls) -> tuple[ssl.SSLContext, float]:
-    """And when the certificate ends."""
+def _with_tls(config: WebConfig, tls: Tls) -> Web:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     versions = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
     context.minimum_version, context.maximum_version = versions[tls.min_version], versions[tls.max_version]
@@ -145,78 +154,54 @@ def _context(tls: Tls) -> tuple[ssl.SSLContext, float]:
         context.set_ciphers(":".join(suites))
     for curve in tls.curve_preferences:
         context.set_ecdh_curve(CURVES[curve])
-    # Through the descriptors that were looked at: a name may mean another file a moment later.
-    with _named(tls.cert_file) as (certificate, _), _named(tls.key_file) as (key, mode):
-        if stat.S_IMODE(mode) & 0o007:
+    # OpenSSL opens the checked descriptors: the paths may name other files by then.
+    with _opened(tls.cert_file) as certificate, _opened(tls.key_file) as key:
+        if os.fstat(key).st_mode & 0o007:
             raise WebConfigError(f"{tls.key_file}: everybody may read the key: chmod 0640 {tls.key_file}")
-        text = ownership.content(certificate)
         try:
-            # Else OpenSSL would ask the terminal for the password of a key.
+            # Without `password` OpenSSL would ask the terminal for the password of an encrypted key.
             context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=lambda: "")
-            expires = not_after(ssl.PEM_cert_to_DER_cert(_first(text)))
+            expires, rejected = _validity(context, f"/proc/self/fd/{certificate}")
         except (OSError, ValueError) as error:
-            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-            raise WebConfigError(f"{tls.cert_file}, {tls.key_file}: no certificate with its key: {why}") from None
+            raise WebConfigError(
+                f"{tls.cert_file}, {tls.key_file}: not a certificate and its key: {_why(error)}"
+            ) from None
     if verifies := VERIFIES[tls.client_auth_type]:
         context.verify_mode = ssl.CERT_REQUIRED if verifies == "required" else ssl.CERT_OPTIONAL
-        with _named(tls.client_ca_file) as (authorities, _):
+        with _opened(tls.client_ca_file) as authorities:
             try:
                 context.load_verify_locations(f"/proc/self/fd/{authorities}")
             except OSError as error:
-                why = getattr(error, "reason", None) or error.strerror
-                raise WebConfigError(f"{tls.client_ca_file}: no certificates of an authority: {why}") from None
-    return context, expires
+                raise WebConfigError(f"{tls.client_ca_file}: no certificates of an authority: {_why(error)}") from None
+    return Web(config, context, expires, rejected)
 
 
-@contextmanager
-def _named(path: str) -> Iterator[tuple[int, int]]:
-    opened = _opened(path)
+def _why(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+
+
+def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
+    """Return when the certificate expires in epoch seconds, or 0 and why a client that trusts it rejects it.
+
+    The ssl module decodes only the certificate of a verified peer. Therefore a client in memory, which trusts exactly
+    this certificate at any time, connects to `server`, which must not verify clients yet.
+
+    Raises:
+        ssl.SSLError: no handshake succeeds, for example because no cipher suite fits the key.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(to_client, to_server)
+    far = server.wrap_bio(to_server, to_client, server_side=True)
     try:
-        found = opened.__enter__()
-    except WebConfigError as error:
-        raise WebConfigError(f"{path}: {error}") from None
-    try:
-        yield found
-    finally:
-        opened.__exit__(None, None, None)
-
-
-# --- when a certificate ends
-
-
-def _first(text: bytes) -> str:
-    """The server's own certificate comes first in its file (OpenSSL, SSL_CTX_use_certificate_chain_file)."""
-    begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-    found = text[text.find(begin) : text.find(end) + len(end)]
-    return found.decode("ascii", "replace")
-
-
-def not_after(certificate: bytes) -> float:
-    """notAfter of a certificate in DER (RFC 5280, 4.1): epoch seconds. The ssl module tells it of the other side's
-    certificates only. ValueError: it is none."""
-    _, body, _ = _element(_element(certificate)[1])  # Certificate -> tbsCertificate
-    tag, _, rest = _element(body)
-    if tag == 0xA0:  # version
-        _, _, rest = _element(rest)
-    for _ in range(2):  # signature, issuer
-        _, _, rest = _element(rest)
-    _, validity, _ = _element(rest)
-    _, _, rest = _element(validity)  # notBefore
-    tag, words, _ = _element(rest)
-    text = words.decode("ascii")
-    if tag == 0x17:  # UTCTime: years from 1950 to 2049
-        text = f"{'19' if text[:2] >= '50' else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
-
-
-def _element(der: bytes) -> tuple[int, bytes, bytes]:
-    """(tag, content, what follows) of the first element. ValueError."""
-    if len(der) < 2:
-        raise ValueError("the certificate is cut off")
-    length, start = der[1], 2
-    if length & 0x80:
-        start += length & 0x7F
-        length = int.from_bytes(der[2:start], "big")
-    if start + length > len(der):
-        raise ValueError("the certificate is cut off")
-    return der[0], der[start : start + length], der[start + length :]
+        for _ in range(HANDSHAKE_TURNS):
+            for side in (near, far):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        ends = (near.getpeercert() or {}).get("notAfter")
+    except ssl.SSLCertVerificationError as error:
+        return 0.0, error.verify_message
+    return float(ssl.cert_time_to_seconds(str(ends))), ""

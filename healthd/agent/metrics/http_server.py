@@ -1,19 +1,16 @@
-"""The metrics as a page over HTTP, or HTTPS (certificates.py). It is imported only where a page is wanted.
+"""The metrics page over HTTP, or HTTPS (certificates.py). It is imported only if a page is configured.
 
-Anyone who reaches a port may connect, say nothing, drip, send nonsense, begin a TLS handshake and not end it, or guess
-passwords: none of that keeps the page from others, nor costs more than CLIENTS threads and MAX_HEAD_BYTES each, on each
-address that is listened on.
+Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
+TLS handshake unfinished. None of this delays the page for other clients, or takes more than CLIENTS threads and
+MAX_HEAD_BYTES of memory each, for each address that healthd listens on.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import html
 import http.server
 import io
 import logging
-import select
 import socket
 import socketserver
 import ssl
@@ -76,9 +73,9 @@ class Answer(NamedTuple):
 
 
 class Pages:
-    """What is shown, made once a second however many ask on however many addresses. Called from the clients' threads.
+    """The pages, rendered at most once a second for all clients of all addresses. Clients' threads call it.
 
-    `files`: None = in the clear, for everybody.
+    files: the web configuration; None if every client is served over plain HTTP.
     """
 
     def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
@@ -89,11 +86,10 @@ class Pages:
         self._making = threading.Lock()
         self._bad_accept_told = False
         self.files: WebFiles | None = None
-        if web_config:  # else neither PyYAML nor libcrypt is loaded
+        if web_config:  # otherwise PyYAML is not needed
             from healthd.agent.metrics.certificates import WebFiles
-            from healthd.agent.metrics.passwords import Passwords
 
-            self.files, self._passwords = WebFiles(web_config), Passwords()
+            self.files = WebFiles(web_config)
 
     def answer(self, path: str, accept: str, zipped: bool) -> Answer:
         path = path.partition("?")[0]
@@ -118,28 +114,6 @@ class Pages:
             health = health_of(self._get_snapshot()).value
             return Answer(200, TEXT, f"healthd is running. Health of the node: {health} (see /metrics).\n".encode())
         return Answer(404, TEXT, b"There is / and /metrics and /-/healthy.\n")
-
-    def refusal(
-        self, web: Web, authorization: str, seconds: float, address: str, is_gone: Callable[[], bool]
-    ) -> Answer | None:
-        """None: this client may ask. `seconds`: for so long it may wait for others' passwords to be looked at."""
-        from healthd.agent.metrics.passwords import TooBusy
-
-        users = web.config.basic_auth_users
-        if not users:
-            return None
-        kind, _, words = authorization.partition(" ")
-        try:
-            user, colon, password = base64.b64decode(words.strip(), validate=True).partition(b":")
-            name = user.decode("utf-8")
-            is_basic = kind.lower() == "basic" and colon
-            if is_basic and self._passwords.fit(users, name, password, seconds, address, is_gone):
-                return None
-        except (binascii.Error, ValueError):
-            pass
-        except TooBusy:
-            return Answer(503, TEXT, b"Too many passwords are being looked at.\n", (("Retry-After", "10"),))
-        return Answer(401, TEXT, b"Unauthorized\n", (("WWW-Authenticate", 'Basic realm="healthd", charset="UTF-8"'),))
 
     def _metrics(self, openmetrics: bool, zipped: bool) -> bytes:
         with self._making:
@@ -314,13 +288,11 @@ class _Server(socketserver.ThreadingTCPServer):
             self._clients[stream].stream = around
         return around
 
-    def asks(self, stream: object) -> float:
-        """The seconds that this client has left."""
+    def mark_asked(self, stream: object) -> None:
+        """Record that this client has sent a whole request: clients that have not are disconnected before it."""
         with self._lock:
-            if stream not in self._clients:
-                return 0.0
-            self._clients[stream].asked = True
-            return self._clients[stream].since + CLIENT_SECONDS - time.monotonic()
+            if stream in self._clients:
+                self._clients[stream].asked = True
 
     def handle_error(self, _request: object, client: object) -> None:
         error = sys.exc_info()[1]
@@ -357,7 +329,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             head += chunk
             if len(head) > MAX_HEAD_BYTES:
                 raise ConnectionAbortedError
-        self.seconds_left = self.server.asks(stream)
+        self.server.mark_asked(stream)
         self.rfile = io.BytesIO(head)
 
     def handle(self) -> None:
@@ -366,15 +338,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._say(self._answer())
 
     def _answer(self) -> Answer:
-        refused = self.web and self.server.pages.refusal(
-            self.web,
-            self.headers.get("Authorization", ""),
-            self.seconds_left,
-            self.client_address[0],
-            lambda: _is_gone(self.connection),
-        )
-        if refused:
-            return refused
         if self.command not in METHODS:
             return Answer(405, TEXT, b"Only GET and HEAD.\n", (("Allow", ", ".join(METHODS)),))
         zipped = gzip_accepted(self.headers.get("Accept-Encoding", ""))
@@ -400,13 +363,6 @@ def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
         names = (stream.getpeercert() or {}).get("subjectAltName", ())
         if not {name[1] for name in names if isinstance(name, tuple)} & set(tls.client_allowed_sans):
             raise ConnectionAbortedError
-
-
-def _is_gone(stream: socket.socket) -> bool:
-    """It has closed its side, or was hung up on; also where bytes of it are not read yet."""
-    poll = select.poll()
-    poll.register(stream, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 def _hang_up(client: _Client) -> None:

@@ -1,8 +1,8 @@
-"""Prometheus' web configuration file (prometheus/exporter-toolkit, docs/web-configuration.md): TLS, who may ask, and
-extra headers, in the one format of Prometheus and its exporters. PyYAML reads it: the extra healthd[web].
+"""Parser for the web configuration file of Prometheus and its exporters: TLS, client certificates and headers.
 
-What is not known, or not supported here, is refused: a file that is read in part would be weaker than it says.
-Relative paths in it count from its own folder.
+The format is that of prometheus/exporter-toolkit (docs/web-configuration.md). PyYAML (the extra healthd[web]) parses
+it. A key that is unknown or unsupported is refused: a page served without it would be less protected than the file
+requires. Relative paths are relative to the folder of the file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from typing import Any
 
 from healthd.common.codec import ConvertError, load
 from healthd.common.errors import HealthdError
-from healthd.common.text import regex
 from healthd.common.values import dataclass
 
 MOST_BYTES = 256 << 10
-MOST_COST = 14  # of bcrypt: a wrong guess costs a second of CPU time then; each step more doubles it
-BCRYPT = regex(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
 VERSIONS = ("TLS12", "TLS13")
 VERIFIES = {"NoClientCert": "", "VerifyClientCertIfGiven": "optional", "RequireAndVerifyClientCert": "required"}
 # Go's names (crypto/tls CipherSuites()) -> OpenSSL's (openssl-ciphers(1)). Those of TLS 1.3 are always on, as in Go.
@@ -47,21 +44,22 @@ HEADERS: dict[str, tuple[str, ...]] = {  # "": any value
     "X-XSS-Protection": (),
     "Strict-Transport-Security": (),
 }
-NOT_HERE = {
+UNSUPPORTED = {  # key -> the alternative
+    "basic_auth_users": "put a proxy that checks passwords in front of the metrics page, or use metrics.textfile",
     "tls_server_config.cert": "name a file with cert_file",
     "tls_server_config.key": "name a file with key_file",
     "tls_server_config.client_ca": "name a file with client_ca_file",
-    "rate_limit": "healthd makes a page at most once a second however many ask",
+    "rate_limit": "healthd renders the page at most once a second for all clients",
 }
 
 
 class WebConfigError(HealthdError):
-    """One sentence that names the file and what is wrong there."""
+    """The web configuration or one of its files is invalid. The message is one sentence that names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """As the file has it."""
+    """`tls_server_config`, with the names and defaults of the file."""
 
     cert_file: str
     key_file: str
@@ -77,7 +75,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """http2: taken and without effect, here is HTTP/1."""
+    """`http_server_config`. `http2` has no effect: the page is served over HTTP/1."""
 
     http2: bool = True
     headers: dict[str, str] = field(default_factory=dict)
@@ -87,18 +85,16 @@ class Http:
 class WebConfig:
     tls_server_config: Tls | None = None
     http_server_config: Http = Http()
-    basic_auth_users: dict[str, str] = field(default_factory=dict)
 
 
 def parse(text: str, folder: str) -> WebConfig:
-    """Raises WebConfigError, without the file's name."""
+    """Parse the text of a file in `folder`. Raises WebConfigError, without the file's name."""
     table = _yaml(text)
-    for place, instead in NOT_HERE.items():
-        here: Any = table
-        for name in place.split("."):
-            here = here.get(name) if isinstance(here, Mapping) else None
-        if here is not None:
-            raise WebConfigError(f"{place} is not supported: {instead}")
+    for key, alternative in UNSUPPORTED.items():
+        outer, _, inner = key.partition(".")
+        section = table.get(outer)
+        if outer in table and (not inner or (isinstance(section, Mapping) and section.get(inner) is not None)):
+            raise WebConfigError(f"{key} is not supported: {alternative}")
     for name, value in table.items():
         if value is None:
             raise WebConfigError(f"{name} is empty: fill it, or take it out")
@@ -116,21 +112,21 @@ def _yaml(text: str) -> dict[str, Any]:
     try:
         import yaml
     except ImportError:
-        raise WebConfigError('PyYAML is missing, which reads it: pip install "healthd[web]"') from None
+        raise WebConfigError('the file cannot be parsed without PyYAML: pip install "healthd[web]"') from None
 
     def line(node: Any) -> int:
         return int(node.start_mark.line) + 1
 
     class Loader(yaml.SafeLoader):
-        """YAML's last of two equal keys wins silently: here they are refused."""
+        """Refuse duplicate keys, of which PyYAML silently uses the last, and keys that are not strings."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             names = [self.construct_object(key, deep=True) for key, _ in node.value]
             for number, name in enumerate(names):
                 if not isinstance(name, str):
-                    raise WebConfigError(f"line {line(node)}: {str(name)[:40]} is no name: put it in quotes")
+                    raise WebConfigError(f"line {line(node)}: {str(name)[:40]} is not a string: put it in quotes")
                 if name in names[:number]:
-                    raise WebConfigError(f"line {line(node)}: {name[:40]} is there twice")
+                    raise WebConfigError(f"line {line(node)}: duplicate key {name[:40]}")
             return dict(super().construct_mapping(node, deep=deep))
 
     try:
@@ -142,30 +138,22 @@ def _yaml(text: str) -> dict[str, Any]:
         words = str(error).splitlines()
         raise WebConfigError(f"not YAML: {words[0] if words else type(error).__name__}") from None
     if found is None:
-        raise WebConfigError("says nothing: without TLS and users metrics.web_config is not needed")
+        raise WebConfigError("the file is empty: without TLS and headers metrics.web_config is not needed")
     if not isinstance(found, dict):
-        raise WebConfigError("must be a table of tls_server_config, http_server_config, basic_auth_users")
+        raise WebConfigError("must be a table of tls_server_config and http_server_config")
     return found
 
 
 def _problem(config: WebConfig) -> str:
-    tls = config.tls_server_config
-    for user, hashed in config.basic_auth_users.items():
-        found = BCRYPT.fullmatch(hashed)
-        if not user or ":" in user:
-            return f'basic_auth_users: "{user[:40]}" can be no user: it is empty or has a colon'
-        if not found or not 4 <= int(found[1]) <= 31:
-            return f"basic_auth_users.{user[:40]}: no bcrypt hash as `htpasswd -nBC 10 USER` prints it"
-        if int(found[1]) > MOST_COST:
-            return f"basic_auth_users.{user[:40]}: the cost of its hash is {int(found[1])}, more than {MOST_COST}"
+    """Return the first problem of the values as one sentence, or "" if there is none."""
     for name, value in config.http_server_config.headers.items():
         if name not in HEADERS:
             return f"http_server_config.headers: {name[:40]} cannot be set: only {', '.join(HEADERS)}"
         if not value.isprintable() or not value.isascii():
-            return f"http_server_config.headers.{name}: has characters that no header may have"
+            return f"http_server_config.headers.{name}: contains characters that a header must not contain"
         if HEADERS[name] and value not in HEADERS[name]:
             return f"http_server_config.headers.{name}: must be {' or '.join(HEADERS[name])}, got {value[:40]}"
-    return _tls_problem(tls) if tls else ""
+    return _tls_problem(config.tls_server_config) if config.tls_server_config else ""
 
 
 def _tls_problem(tls: Tls) -> str:
@@ -173,12 +161,12 @@ def _tls_problem(tls: Tls) -> str:
     if not tls.cert_file or not tls.key_file:
         return f"{where}: names no {'key_file' if tls.cert_file else 'cert_file'}"
     if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
-        return f"{where}.client_auth_type: {tls.client_auth_type} looks at no certificate that it gets: not supported"
+        return f"{where}.client_auth_type: {tls.client_auth_type} does not verify certificates: not supported"
     if tls.client_auth_type not in VERIFIES:
         return f"{where}.client_auth_type: must be one of {', '.join(VERIFIES)}, got {tls.client_auth_type[:40]}"
     verifies = VERIFIES[tls.client_auth_type]
     if bool(verifies) != bool(tls.client_ca_file):
-        return f"{where}: client_ca_file and a client_auth_type that verifies go together"
+        return f"{where}: client_ca_file and a client_auth_type that verifies must be set together"
     if tls.client_allowed_sans and verifies != "required":
         return f"{where}.client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"
     for name in ("min_version", "max_version"):
@@ -188,12 +176,12 @@ def _tls_problem(tls: Tls) -> str:
         return f"{where}: min_version is above max_version"
     for suite in tls.cipher_suites:
         if suite not in CIPHERS:
-            return f"{where}.cipher_suites: {suite[:60]} is none of {', '.join(CIPHERS)}"
+            return f"{where}.cipher_suites: {suite[:60]} is not one of {', '.join(CIPHERS)}"
     if len(tls.curve_preferences) > 1:
-        return f"{where}.curve_preferences: only one curve can be set here"
+        return f"{where}.curve_preferences: only one curve is supported"
     for curve in tls.curve_preferences:
         if curve not in CURVES:
-            return f"{where}.curve_preferences: {curve[:40]} is none of {', '.join(CURVES)}"
+            return f"{where}.curve_preferences: {curve[:40]} is not one of {', '.join(CURVES)}"
     return ""
 
 

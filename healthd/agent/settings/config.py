@@ -160,7 +160,7 @@ class FleetLimits:
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """listen: ADDRESS:PORT, several of them, or "off". textfile: a *.prom file for node_exporter's textfile collector;
-    "" = none. web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
+    "" = none. web_config: a web configuration file of Prometheus' format (TLS); "" = plain HTTP."""
 
     listen: Address | Addresses = "127.0.0.1:9478"
     textfile: AbsolutePathOrNone = ""

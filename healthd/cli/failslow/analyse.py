@@ -137,7 +137,7 @@ def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
 
 
 def _check_plot(path: str | None, files: Sequence[str]) -> None:
-    """Before a long file is read. Raises Stop."""
+    """Check before a long file is read. Raises Stop."""
     from healthd.failslow import plot
 
     try:
@@ -145,6 +145,8 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
             plot.check(path, files)
     except plot.NoPlot as error:
         raise Stop(f"healthd failslow: --plot {error}") from None
+    except plot.MissingExtra as error:
+        raise Stop(f"healthd failslow: {error}", UNKNOWN) from None
 
 
 def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from healthd.common.model import Gpu
+from healthd.common.slurm.hostlist import HostListError, contains, expand, expand_all
 from healthd.common.text import is_decimal, regex
 
 # What Slurm gave a job of this node's GPUs: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
@@ -29,10 +30,7 @@ _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
 # src/api/job_info.c: slurm_sprint_job_info()
 _RECORD = regex(r"^JobId=[0-9]+ ((?:Array|Het)JobId=[0-9]+ )?", re.MULTILINE)
 _DETAIL = regex(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
-_RANGE = regex(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-_PART = regex(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_BRACKETS = regex(r"\[([^\[\]]*)\]")
-MOST_PIECES = 9  # of a host's name: four numbers and what is around them
+_NUMBERS = regex(r"[0-9,-]+")
 _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
@@ -75,7 +73,7 @@ def given_in(text: str, job_id: str, node: str) -> Given | None:
     of_job = [record for record in found if record.startswith(f"JobId={job_id} ")]
     if len(of_job) != 1:
         return None
-    here = [gres for hosts, gres in _DETAIL.findall(of_job[0]) if in_hostlist(node, hosts)]
+    here = [gres for hosts, gres in _DETAIL.findall(of_job[0]) if _is_named(node, hosts)]
     return _numbers(here[0]) if len(here) == 1 else None
 
 
@@ -131,40 +129,22 @@ def _of_detail(detail: str) -> set[int] | None:
 
 
 def numbers_in(text: str) -> set[int] | None:
-    """ "0,3-5"; None: it is none of that, or beyond all nodes."""
-    found: set[int] = set()
-    for word in text.split(","):
-        match = _RANGE.fullmatch(word)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < MOST:
-            return None
-        found.update(range(first, last + 1))
-    return found
+    """Return the numbers of "0,3-5", or None if the text is anything else or has a number that no node reaches."""
+    if not _NUMBERS.fullmatch(text):
+        return None
+    try:
+        found = set(map(int, expand(f"[{text}]", MOST)))
+    except HostListError:
+        return None
+    return found if max(found) < MOST else None
 
 
-def in_hostlist(name: str, hosts: str) -> bool:
-    """Whether "n[01-16,20],m3" has the host. A number has as many digits as the range begins with."""
-    return any(_is_host(name, part) for part in _PART.findall(hosts))
-
-
-def _is_host(name: str, part: str) -> bool:
-    if "[" not in part:
-        return part == name
-    pieces = _BRACKETS.split(part)  # literal, ranges, literal, ...
-    if len(pieces) > MOST_PIECES or any(len(piece) > len(name) for piece in pieces[::2]):
+def _is_named(node: str, hosts: str) -> bool:
+    """Return True if the host list names this node; False also for text that is not a host list."""
+    try:
+        return contains(hosts, node)
+    except HostListError:
         return False
-    match = regex("".join("([0-9]{1,9})" if i % 2 else re.escape(piece) for i, piece in enumerate(pieces))).fullmatch(
-        name
-    )
-    return match is not None and all(map(_is_in, match.groups(), pieces[1::2]))
-
-
-def _is_in(number: str, ranges: str) -> bool:
-    for match in filter(None, map(_RANGE.fullmatch, ranges.split(","))):
-        first, last = match[1], match[2] or match[1]
-        if int(first) <= int(number) <= int(last) and number == f"{int(number):0{len(first)}d}":
-            return True
-    return False
 
 
 # --- which GPUs of the inventory these are
@@ -215,7 +195,7 @@ GRES_CONF_BYTES = 256 << 10
 MOST_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers
 DETECTED = frozenset({"nvml", "nvidia"})
 _PAIR = regex(r"[ \t]*([A-Za-z_]{1,32})[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\"\s]+))(?=[ \t]|$)")
-_FILE = regex(r"(?:/[^\[\],/]{1,255}){1,32}/nvidia(?:([0-9]{1,4})|\[([0-9,-]{1,100})\])")
+_FILE = regex(r"(?:/[^/]{1,255}){1,32}/nvidia([0-9]{1,4})")
 
 
 def ascends(text: str, node: str, gpus: int) -> bool:
@@ -241,7 +221,7 @@ def ascends(text: str, node: str, gpus: int) -> bool:
         pairs = _pairs(line)
         if pairs is None:  # also "include FILE"
             return False
-        if "nodename" in pairs and not in_hostlist(node, pairs["nodename"]):
+        if "nodename" in pairs and not _is_named(node, pairs["nodename"]):
             continue
         if "autodetect" in pairs:
             detect.add(pairs["autodetect"].lower())
@@ -277,16 +257,12 @@ def _each(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _device_numbers(files: str) -> list[int] | None:
-    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are GPU files in ascending order."""
-    found: list[int] = []
-    parts = _PART.findall(files)
-    if ",".join(parts) != files:
+    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are files of GPUs."""
+    try:
+        names = expand_all(files, MOST)
+    except HostListError:
         return None
-    for part in parts:
-        match = _FILE.fullmatch(part)
-        for words in (match[1] or match[2]).split(",") if match else [""]:
-            numbers = numbers_in(words)
-            if not numbers:
-                return None
-            found.extend(sorted(numbers))
-    return found
+    if not all(files.split(",")):
+        return None
+    found = [match[1] for match in map(_FILE.fullmatch, names) if match]
+    return list(map(int, found)) if len(found) == len(names) else None

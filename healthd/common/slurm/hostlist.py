@@ -29,18 +29,21 @@ class HostListError(HealthdError, ValueError):
 
 
 def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
-    """The names, each once, in the order in which they are first named. "" names none.
+    """Return the names, each once, in the order in which they are first named. "" names none.
 
     Raises HostListError, before any name is made if there would be more than `limit`.
     """
-    if _UNPRINTABLE.search(text):
-        raise HostListError("a host list with control characters")
-    if "[" not in text and "]" not in text:
-        names = tuple(dict.fromkeys(text.replace(",", " ").split()))
+    return tuple(dict.fromkeys(expand_all(text, limit)))
+
+
+def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
+    """Return the names in their order, repeated as often as the list names them. Raises HostListError, as `expand`."""
+    if "[" not in text and "]" not in text and not _UNPRINTABLE.search(text):
+        names = text.replace(",", " ").split()
         if len(names) > limit:
             raise HostListError(f"more than {limit} names in one list")
         return names
-    found: dict[str, None] = {}
+    found: list[str] = []
     left = limit
     for part in _parts(text):
         pieces = [_piece(match[1], match[2]) for match in _PIECE.finditer(part)]
@@ -51,11 +54,40 @@ def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
                 raise HostListError(f"more than {limit} names in one list")
         left -= count
         places = ([_written(number, width) for numbers, width in piece for number in numbers] for piece in pieces)
-        found.update(dict.fromkeys(map("".join, itertools.product(*places))))
-    return tuple(found)
+        found += map("".join, itertools.product(*places))
+    return found
+
+
+def contains(text: str, name: str) -> bool:
+    """Return True if the list names this host, without making its names. Raises HostListError."""
+    return any(_names(part, name) for part in _parts(text))
+
+
+def _names(part: str, name: str) -> bool:
+    """Match `name` piece by piece; `ends` are the places in it where the pieces so far may end."""
+    ends = {0}
+    for match in _PIECE.finditer(part):
+        piece = _piece(match[1], match[2])
+        ends = {end for begin in ends for numbers, width in piece for end in _ends(name, begin, numbers, width)}
+    return len(name) in ends
+
+
+def _ends(name: str, begin: int, numbers: range | tuple[str], width: int) -> Iterator[int]:
+    if isinstance(numbers, tuple):
+        if name.startswith(numbers[0], begin):
+            yield begin + len(numbers[0])
+        return
+    for end in range(begin + 1, min(begin + MAX_DIGITS, len(name)) + 1):
+        digits = name[begin:end]
+        if not is_decimal(digits):
+            return
+        if int(digits) in numbers and digits == _written(int(digits), width):
+            yield end
 
 
 def _parts(text: str) -> list[str]:
+    if _UNPRINTABLE.search(text):
+        raise HostListError("a host list with control characters")
     parts, at = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing, too
     while at < len(text):
         part = _PART.match(text, at)

@@ -44,9 +44,12 @@ class Advising:
         os.chmod(self.folder, FOLDER_MODE)
         self._remove_all()
 
-    def step(self, told: Sequence[JobTold], now: float) -> tuple[list[str], OSError | None]:
-        """The jobs whose advice is new, and why one could not be written. now: epoch seconds."""
-        news, trouble = [], None
+    def step(self, told: Sequence[JobTold], now: float) -> OSError | None:
+        """Write new advice and remove that of jobs that ended. Return why one could not be written, if so.
+
+        now: epoch seconds.
+        """
+        trouble = None
         running = {one.job: one for one in told if one.source == CLIENT and _JOB.fullmatch(one.job)}
         for job in set(self._jobs) - set(running):
             del self._jobs[job]
@@ -62,9 +65,7 @@ class Advising:
             except OSError as error:
                 trouble = error
                 self._remove(job)
-            else:
-                news.append(job)
-        return news, trouble
+        return trouble
 
     def close(self) -> None:
         """Nobody follows the jobs any more: what was advised is no advice."""

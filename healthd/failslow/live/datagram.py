@@ -9,9 +9,8 @@ import math
 from struct import Struct
 from typing import NamedTuple
 
-STEP, SUBSCRIBE = b"hfs1", b"hfsS"
+STEP = b"hfs1"
 _FORM = Struct("<4siiqiddd")
-_SUBSCRIBE = Struct("<4si")
 MOST_BYTES = 256  # a longer one is nobody's who means well; later versions may add fields behind
 MOST_SECONDS = 7 * 86400.0
 LEAST_SECONDS = 1e-6
@@ -31,18 +30,9 @@ class Step(NamedTuple):
     wait: float | None
 
 
-class Subscribe(NamedTuple):
-    """The rank's process wants this signal when there is advice for it."""
-
-    signal: int
-
-
-def read(message: bytes) -> Step | Subscribe | None:
-    """None: it is no message of a client, or says what cannot be."""
-    magic = message[:4]
-    if magic == SUBSCRIBE and len(message) >= _SUBSCRIBE.size:
-        return Subscribe(_SUBSCRIBE.unpack_from(message)[1])
-    if magic != STEP or not _FORM.size <= len(message) <= MOST_BYTES:
+def read(message: bytes) -> Step | None:
+    """Return the message, or None if it is malformed or a value is out of range."""
+    if message[:4] != STEP or not _FORM.size <= len(message) <= MOST_BYTES:
         return None
     _, rank, local_rank, step, steps, seconds, busy, wait = _FORM.unpack_from(message)
     # Written so that NaN is refused, too.

@@ -27,7 +27,6 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.codec import load
 from healthd.common.guard import words
 from healthd.failslow.live.advice_files import Advising
-from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import FILE, Dropped, Told, as_text, sentence
 from healthd.failslow.live.evidence import Said
 from healthd.failslow.live.job_gpus import gpu_of
@@ -187,7 +186,7 @@ class Live:
         for heard in receiver.step(now):
             if isinstance(heard, Left):
                 self._news |= self.jobs.left(heard.connection, heard.job, clock)
-            elif isinstance(heard.said, Step):
+            else:
                 self._news |= self.jobs.heard(heard.connection, heard.pid, heard.job, heard.said, clock)
 
     def _sample(self, sampler: Sampler, now: float) -> None:
@@ -212,9 +211,7 @@ class Live:
     def _advise(self, clock: float) -> None:
         if self.receiver is None or self.advising is None:
             return
-        news, trouble = self.advising.step(self.jobs.told(), clock)
-        for job in news:
-            self.receiver.news(job)
+        trouble = self.advising.step(self.jobs.told(), clock)
         if trouble is not None:
             self._complain("advice", trouble)
 

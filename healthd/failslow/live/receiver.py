@@ -12,7 +12,6 @@ read waits in its sender's own queue; when that is full, `healthd.client.step` a
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import select
@@ -24,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.failslow.live.datagram import MOST_BYTES, Step, Subscribe, read
+from healthd.failslow.live.datagram import MOST_BYTES, Step, read
 from healthd.failslow.live.document import Dropped
 from healthd.host import shortage
 from healthd.host.job_processes import job_of
@@ -40,7 +39,6 @@ WAITING = 128  # connections that may wait to be accepted
 MOST_CONNECTIONS = 2048  # of all jobs: the series of one rank take 85 KiB (bench/live_flood.py)
 USUAL_FILES = 1024  # what systemd gives to a service
 OTHER_FILES = 64  # of the descriptors of this process
-NEWS_SECONDS = 60.0  # between two signals to one process
 AGAIN_SECONDS = 10.0  # between two looks whether the socket is still there
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -51,7 +49,7 @@ class Heard(NamedTuple):
     connection: int
     pid: int
     job: str
-    said: Step | Subscribe
+    said: Step
 
 
 class Left(NamedTuple):
@@ -59,6 +57,10 @@ class Left(NamedTuple):
 
     connection: int
     job: str
+
+
+class _Dropped(NamedTuple):
+    """A malformed message. The connection may have more messages."""
 
 
 @dataclass(slots=True)
@@ -69,9 +71,6 @@ class _Connection:
     uid: int
     job: str
     malformed: int = 0
-    subscribed: bool = False
-    owed: bool = False  # there is news that it was not told of
-    told_at: float = -math.inf
 
 
 class Receiver:
@@ -117,7 +116,6 @@ class Receiver:
         if now >= self._look_again_at:
             self._look_again_at = now + AGAIN_SECONDS
             self._listen_again()
-        self._tell_news(now)
         ready = self._ready.poll(0, self._most + 1)
         share = max(MESSAGES_OF_ONE, MESSAGES_A_LOOK // max(1, len(self._of_job)))
         budget, used = MESSAGES_A_LOOK, Counter[str]()
@@ -142,11 +140,11 @@ class Receiver:
                     break
                 if said is None:
                     break
-                if said is not _NOTHING:
+                if isinstance(said, Step):
                     yield Heard(connection.number, connection.pid, connection.job, said)
 
-    def _read(self, connection: _Connection) -> Step | Subscribe | Left | None:
-        """None: there is no more."""
+    def _read(self, connection: _Connection) -> Step | _Dropped | Left | None:
+        """Return the next message, or None if none is waiting."""
         try:
             message, _, flags, _ = connection.stream.recvmsg(MOST_BYTES)
         except BlockingIOError:
@@ -158,14 +156,12 @@ class Receiver:
         elif not message:
             return self._close(connection)  # an empty message is no different: a client sends none
         else:
-            said = read(message)
-            if isinstance(said, Subscribe):
-                connection.subscribed = True
-            if said is not None:
-                return said
+            step = read(message)
+            if step is not None:
+                return step
             self.dropped["malformed"] += 1
         connection.malformed += 1
-        return self._close(connection) if connection.malformed >= MALFORMED_OF_ONE else _NOTHING
+        return self._close(connection) if connection.malformed >= MALFORMED_OF_ONE else _Dropped()
 
     def _close(self, connection: _Connection) -> Left:
         with suppress(OSError):
@@ -182,18 +178,6 @@ class Receiver:
     def owner(self, job: str) -> int | None:
         """The user whose process told of this job first, None: it has no connection."""
         return next((one.uid for one in self._connections.values() if one.job == job), None)
-
-    def news(self, job: str) -> None:
-        """There is new advice for this job: who subscribed is told at the next look, or when a minute has passed."""
-        for connection in self._connections.values():
-            connection.owed |= connection.subscribed and connection.job == job
-
-    def _tell_news(self, now: float) -> None:
-        for connection in self._connections.values():
-            if connection.owed and now - connection.told_at >= NEWS_SECONDS:
-                connection.owed, connection.told_at = False, now
-                with suppress(OSError):  # its queue is full, or it went away
-                    connection.stream.send(b"!", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_A_LOOK):
@@ -269,6 +253,3 @@ def _most_connections() -> int:
     except OSError:  # a filter of system calls may forbid even to ask
         soft = USUAL_FILES
     return max(1, MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft - OTHER_FILES, MOST_CONNECTIONS))
-
-
-_NOTHING = Subscribe(0)  # a message that said nothing, behind which others may wait

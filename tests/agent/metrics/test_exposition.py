@@ -23,7 +23,8 @@ NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: na
 LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))
 WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
 LABELS = st.dictionaries(LABEL_NAMES, WORDS, max_size=3).map(lambda labels: tuple(sorted(labels.items())))
-VALUES = st.floats() | st.integers(-(2**70), 2**70) | st.booleans()
+# Without -0.0, which equals 0.0: a page may have the text of either.
+VALUES = st.floats().map(lambda value: value + 0.0) | st.integers(-(2**70), 2**70) | st.booleans()
 SERIES = st.dictionaries(LABELS, VALUES, min_size=1, max_size=5)
 FAMILIES = st.lists(
     st.builds(Metric, NAMES, WORDS, SERIES), max_size=5, unique_by=lambda metric: metric.name.removesuffix(TOTAL)

@@ -52,7 +52,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         files_trouble="healthd's files are gone",
         reload_trouble="no",
         metrics_troubles=("no metrics page: 127.0.0.1:9478: Address already in use",),
-        web_trouble="metrics page: node.crt: the certificate ends 2126-10-29 13:08 UTC",
+        web_trouble="metrics page: node.crt: the certificate expires 2126-10-29 13:08 UTC",
         textfile_trouble="no metrics in /x/a.prom: No space left on device",
         save_failed=True,
         copy_trouble="No space left on device",

@@ -54,8 +54,8 @@ NOT_NEEDED = {
     "host.system": "Python's own, which does not lie in the venv",
     "checks.validation": "the worker reads what the last validation left",
     "checks.gpu_xid": "texts of `healthd explain`",
-    "agent.metrics.http_server": "TLS and passwords: at the start, where a site has them",
-    "agent.metrics.web_config": "TLS and passwords: at the start, where a site has them",
+    "agent.metrics.http_server": "TLS: at the start, where a site has it",
+    "agent.metrics.web_config": "TLS: at the start, where a site has it",
     "cli.flags": "read at the start; a reload is refused then",
     "cli.terminal": "what a command says that ends",
 }

@@ -7,10 +7,11 @@ import itertools
 import tracemalloc
 
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.slurm.hostlist import MAX_NODES, HostListError, expand, fold
+from healthd.common.slurm.hostlist import MAX_NODES, HostListError, contains, expand, fold
 
 PREFIXES = st.text("abcxyz-._", min_size=1, max_size=6)
 
@@ -129,3 +130,71 @@ def test_names_become_a_host_list(names, text):
 @given(st.sets(st.from_regex(r"[a-c._-]{1,3}[0-9]{0,4}[a-c]{0,2}", fullmatch=True), max_size=60))
 def test_a_folded_list_names_the_same_nodes(names):
     assert set(expand(fold(names))) == names
+
+
+# --- contains
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "is_in"),
+    [
+        ("n1", "n1", True),
+        ("n1", "n[1-2]", True),
+        ("n3", "n[1-2]", False),
+        ("n10", "n[1-2]", False),
+        ("n10", "n1,n10", True),
+        ("n5", "m[5],n[1-2,5]", True),
+        ("n05", "n[01-10]", True),
+        ("n5", "n[01-10]", False),
+        ("n100", "n[01-100]", True),
+        ("n01", "n[1-10]", False),
+        ("r1n02", "r[1-2]n[01-03]", True),
+        ("r3n02", "r[1-2]n[01-03]", False),
+        ("gpu-1-ib", "gpu-[1-4]-ib", True),
+        ("n", "n[1-2]", False),
+        ("n.1", "n.[1-2]", True),
+        ("nx1", "n.[1-2]", False),
+        ("n1", "", False),
+        ("n1", "(null)", False),
+    ],
+)
+def test_contains_finds_a_host(name: str, hosts: str, is_in: bool) -> None:
+    assert contains(hosts, name) is is_in
+
+
+@given(st.integers(0, 120), st.integers(0, 120), st.integers(1, 4), st.integers(0, 130))
+def test_contains_finds_the_hosts_of_a_range(first: int, length: int, digits: int, number: int) -> None:
+    names = {f"n{i:0{digits}d}" for i in range(first, first + length + 1)}
+    hosts = f"n[{first:0{digits}d}-{first + length:0{digits}d}]"
+    name = f"n{number:0{digits}d}"
+    assert contains(hosts, name) == (name in names)
+
+
+@pytest.mark.parametrize(("text", "name"), [("n[1-2][01-10]", "n110"), ("a[1-99][1-99]b", "a111b"), ("[1-20]", "12")])
+def test_contains_finds_numbers_that_follow_each_other(text: str, name: str) -> None:
+    assert name in expand(text)
+    assert contains(text, name)
+
+
+@given(lists(), st.data())
+def test_contains_agrees_with_expand(made: tuple[str, list[str]], data: st.DataObject) -> None:
+    text, names = made
+    name = data.draw(st.sampled_from(names) | st.from_regex(r"[abcxyz._-]{1,3}[0-9]{0,4}", fullmatch=True))
+    assert contains(text, name) == (name in names)
+
+
+@given(st.text("n01[]-, ,", max_size=40), st.text("n01", max_size=4))
+def test_contains_refuses_what_expand_refuses(text: str, name: str) -> None:
+    try:
+        names = expand(text, limit=100_000)
+    except HostListError as error:
+        if "more than" not in str(error):
+            with pytest.raises(HostListError):
+                contains(text, name)
+    else:
+        assert contains(text, name) == (name in names)
+
+
+@pytest.mark.parametrize("text", ["[0-999999999999999999]" * 400, "a" + "[0-9]" * 400, "n[" + "0," * 30_000 + "1]"])
+def test_contains_is_quick_with_a_hostile_list(text: str) -> None:
+    assert cpu_seconds(lambda: [contains(text, name) for name in ("1" * 255, "n1", "a")], 5) < 5

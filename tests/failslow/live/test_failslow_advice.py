@@ -1,15 +1,13 @@
-"""Advice to running jobs: what it says, who may read it, who is signalled, and a loop that follows it."""
+"""Advice to running jobs: its content, who may read it, and a training loop that follows it."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from waiting import until
 from healthd import client
 from healthd.failslow.live.advice_files import FOLDER, Advising
 from healthd.failslow.live.document import JobTold
-from healthd.failslow.live.receiver import NEWS_SECONDS, SOCKET, Receiver
+from healthd.failslow.live.receiver import SOCKET, Receiver
 from healthd.failslow.mitigation.advice import Followed, Seen, advice, follow
 from healthd.failslow.mitigation.planner import Action, Overheads
 from healthd.failslow.model import Cause
@@ -104,11 +102,12 @@ def files(advising: Advising) -> list[str]:
 
 
 def test_a_slow_job_has_a_file_and_loses_it_when_it_ends(advising: Advising) -> None:
-    assert advising.step([told()], 5.0) == (["4711"], None)
+    assert advising.step([told()], 5.0) is None
     document = json.loads(Path(advising.folder, "4711.json").read_text())
     assert (document["action"], document["rank"], document["lost_seconds"]) == ("s2", "rank 3", 6.0)
     assert document["next"] == {"action": "s3", "at_lost_seconds": 60.0}
-    assert advising.step([told()], 6.0) == ([], None)
+    assert advising.step([told()], 6.0) is None
+    assert json.loads(Path(advising.folder, "4711.json").read_text())["written"] == 5.0, "the same advice"
     advising.step([], 7.0)
     assert files(advising) == []
 
@@ -126,16 +125,18 @@ def test_what_an_earlier_process_left_is_removed_and_so_is_all_at_the_end(tmp_pa
 @pytest.mark.parametrize("job", ["../../etc/passwd", "", "x", "1" * 13, "4711/../1"])
 def test_what_is_no_number_of_a_job_names_no_file(tmp_path: Path, job: str) -> None:
     advising = Advising(str(tmp_path), lambda job: os.geteuid())
-    assert advising.step([told(job)], 5.0) == ([], None)
+    assert advising.step([told(job)], 5.0) is None
     assert files(advising) == []
 
 
 def test_a_job_of_which_only_counters_tell_has_no_file(advising: Advising) -> None:
-    assert advising.step([told(source="counters")], 5.0) == ([], None)
+    assert advising.step([told(source="counters")], 5.0) is None
+    assert files(advising) == []
 
 
 def test_a_job_whose_user_is_not_known_has_no_file(advising: Advising) -> None:
-    assert advising.step([told("4712")], 5.0) == ([], None)
+    assert advising.step([told("4712")], 5.0) is None
+    assert files(advising) == []
 
 
 def read_as(uid: int, path: str) -> bool:
@@ -161,21 +162,20 @@ def test_the_jobs_user_reads_it_and_nobody_else_does(tmp_path_factory: pytest.Te
         if above.stat().st_uid == os.geteuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)
     advising = Advising(str(folder), {"4711": NOBODY}.get)
-    news, trouble = advising.step([told()], 5.0)
+    trouble = advising.step([told()], 5.0)
     if trouble is not None:
         pytest.skip(f"this file system has no access lists: {trouble}")
     path = os.path.join(advising.folder, "4711.json")
-    assert news == ["4711"]
     assert read_as(NOBODY, path)
     assert not read_as(NOBODY - 1, path)
     assert os.stat(path).st_uid == os.geteuid()  # or its reader could fill the node's /run
 
 
-# --- the signal
+# --- reading it
 
 
 class Ranks:
-    """A receiver on a made tree, in which this process is in job 4711, and what it does when it is told to look."""
+    """A receiver on a made tree in which this process belongs to job 4711."""
 
     def __init__(self, folder: Path) -> None:
         in_job(folder, os.getpid())
@@ -193,101 +193,19 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setenv("HEALTHD_SOCKET", made.receiver.path)
     monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
-    client._pid = client._signal = 0
+    client._pid = 0
     client._last = None
     yield made
-    client._signal = 0
     client._forget()
     client._pid = 0
     made.receiver.close()
 
 
-@pytest.fixture
-def signals() -> Iterator[list[int]]:
-    had: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    for number in before:
-        signal.signal(number, lambda number, frame: had.append(number))
-    yield had
-    for number, handler in before.items():
-        signal.signal(number, signal.SIG_IGN if handler == signal.SIG_DFL else handler)
-
-
-main_thread = pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="only a main thread has handlers"
-)
-
-
-@main_thread
-def test_who_subscribed_is_signalled_when_there_is_news_and_at_most_once_a_minute(
-    ranks: Ranks, signals: list[int]
-) -> None:
-    assert client.subscribe(signal.SIGUSR1)
+def test_owner_is_the_user_of_a_connected_rank(ranks: Ranks) -> None:
+    assert ranks.receiver.owner("4711") is None
+    client.step()  # connects
     ranks.step()
-    ranks.step()
-    ranks.receiver.news("4711")
-    ranks.step()
-    until(lambda: signals == [signal.SIGUSR1])
-    ranks.receiver.news("4711")
-    ranks.step(NEWS_SECONDS / 2)
-    assert signals == [signal.SIGUSR1]
-    ranks.step(NEWS_SECONDS / 2 + 1)
-    until(lambda: signals == [signal.SIGUSR1] * 2)
-
-
-@main_thread
-def test_news_of_another_job_is_no_signal(ranks: Ranks, signals: list[int]) -> None:
-    assert client.subscribe(signal.SIGUSR2)
-    ranks.step()
-    ranks.step()
-    ranks.receiver.news("4712")
-    ranks.step()
-    ranks.receiver.news("4711")
-    ranks.step()
-    until(lambda: signals == [signal.SIGUSR2])
-
-
-@main_thread
-def test_a_receiver_that_begins_anew_knows_the_wish_again(ranks: Ranks, signals: list[int], tmp_path: Path) -> None:
-    assert client.subscribe(signal.SIGUSR1)
-    ranks.step()
-    ranks.receiver.close()
-    until(lambda: signals == [signal.SIGUSR1])  # the connection ended: look
-    ranks.receiver = Receiver(str(tmp_path / SOCKET), str(tmp_path), 4, 4)
-    for _ in range(4):
-        client.step()
-        ranks.step()
-    ranks.receiver.news("4711")
-    ranks.step()
-    until(lambda: len(signals) == 2)
-
-
-@main_thread
-def test_a_signal_without_a_handler_is_not_asked_for_since_it_would_end_the_job(
-    ranks: Ranks, signals: list[int]
-) -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert not client.subscribe(signal.SIGUSR1)
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGIO, 0, -1, 99, "x", None):
-        assert not client.subscribe(number)  # type: ignore[arg-type]
-    assert client._signal == 0
-
-
-@main_thread
-def test_who_never_reads_what_healthd_writes_holds_up_nobody(ranks: Ranks) -> None:
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stream.connect(ranks.receiver.path)
-    stream.send(client.SUBSCRIBE.pack(client.SUBSCRIBE_MAGIC, signal.SIGUSR1))
-    ranks.step()
-    ranks.step()
-    for _ in range(1000):
-        ranks.receiver.news("4711")
-        ranks.step(NEWS_SECONDS)
     assert ranks.receiver.owner("4711") == os.geteuid()
-    stream.close()
-
-
-def test_the_owner_of_a_job_that_nobody_tells_of_is_not_known(ranks: Ranks) -> None:
     assert ranks.receiver.owner("1") is None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -162,7 +161,7 @@ def test_a_number_that_no_float_can_hold_raises_nothing(ranks):
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_message_or_nothing(data):
-    assert datagram.read(data) is None or isinstance(datagram.read(data), (datagram.Step, datagram.Subscribe))
+    assert datagram.read(data) is None or isinstance(datagram.read(data), datagram.Step)
 
 
 @given(
@@ -200,7 +199,6 @@ def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
         for _ in range(5):
             client.step(busy=1.0)
     assert client._connection is None
-    assert not client.subscribe(signal.SIGUSR1)
     client._pid = 0
 
 

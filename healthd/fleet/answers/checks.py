@@ -17,8 +17,7 @@ from typing import Any
 
 from healthd.common.page import Page
 from healthd.common.values import dataclass
-from healthd.fleet.answers import document
-from healthd.fleet.answers.causes import CHECKS
+from healthd.fleet.answers import causes, document
 from healthd.fleet.answers.document import Document, moment, percent, plural, share, span
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.study import Row, Study
@@ -130,7 +129,7 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
         "nodes_hit": len({one.node for one in every}),
         "checks": told,
         "never": [row["check"] for row in told if row["said"] == "never"],
-        "not_deployed": sorted(CHECKS - there) if looked else [],
+        "not_deployed": sorted(causes.checks() - there) if looked else [],
         "drain_within_seconds": DRAIN_WITHIN_SECONDS,
         "after": outcomes(every, outages, study.to_time),
         "drains": {

@@ -14,6 +14,7 @@ too "if a health check terminates a job, the system automatically requeues it wi
 
 from __future__ import annotations
 
+from healthd.common.job_failures import EndsJob
 from healthd.fleet.answers import causes
 from healthd.fleet.answers.study import Study
 from healthd.fleet.store import literal
@@ -101,7 +102,7 @@ def of_a_node(code: str) -> bool:
     """Whether a condition can be a node's fault that ends jobs, as `attribution` has it: no program's own, and nothing
     that only slows, waits or is bookkeeping."""
     means = causes.meaning(code)
-    return means.ends != causes.NEVER and means.domain != causes.USER_PROGRAM
+    return means.ends is not EndsJob.NEVER and means.domain != causes.USER_PROGRAM
 
 
 def notes(study: Study) -> list[str]:

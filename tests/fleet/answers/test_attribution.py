@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthd.agent.settings import registry
+from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
 from healthd.fleet.answers.attribution import attribution, gpu_swaps, text
-from healthd.fleet.answers.causes import CAUSES, NAMED, meaning
+from healthd.fleet.answers.causes import CAUSES, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.hardware_ends import of_a_node
 from healthd.fleet.answers.states import states
@@ -322,7 +323,9 @@ def test_the_text_names_each_cause_and_what_chance_gives():
 
 
 ENDING = sorted(
-    code for code in registry.explained(registry.built_in()) if of_a_node(code) and meaning(code).ends != NAMED
+    code
+    for code in registry.explained(registry.built_in())
+    if of_a_node(code) and meaning(code).ends != EndsJob.IF_NAMED
 )
 
 

@@ -122,7 +122,6 @@ LAZY = {
         {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
-    "altair": ({"fleet.*"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),
@@ -135,6 +134,7 @@ USE_PACKAGE_FILES = {
     "agent.doctor.files",
     "agent.settings.layers",
     "agent.worker.installed_files",
+    "fleet.answers.causes",
     "fleet.questions",
     "fleet.report",
     "nvidia.codes",

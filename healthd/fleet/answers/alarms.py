@@ -8,16 +8,11 @@ a failed check. It is a correlation: the fault may be real, and the job one that
 
 from __future__ import annotations
 
-from typing import Any
-
-from healthd.common.page import Page
-from healthd.fleet.answers import document
-from healthd.fleet.answers.document import Document, number, percent, plural, share
+from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.evidence import evidence, standing
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.weeks import MONDAY, WEEK
 from healthd.fleet.statistics.wilson import clumping, wilson
-from healthd.fleet.table import table
 
 LIMIT = 0.01  # of the completed jobs: the paper's aim
 LONGEST_DAYS = 366  # of a job that began longer before the time that is asked for, what it saw before is left out
@@ -215,72 +210,3 @@ def by_check(checks: list[Row], codes: list[Row], completed: int, limit: float) 
 def found(alarms: Document) -> bool:
     """Whether a check is above the limit."""
     return any(row["above"] for row in alarms["checks"])
-
-
-def text(alarms: Document, page: Page) -> str:
-    blocks = ["\n".join(page.wrap(sentence)) for sentence in sentences(alarms)]
-    rows = cells(alarms)
-    if rows:
-        blocks.append(table(COLUMNS, rows, page))
-    return document.told("Completed jobs that saw a failing check", alarms, blocks, page)
-
-
-COLUMNS = ("check", "code", "jobs", "share", "95 % interval", "conditions", "stood already", "warned")
-
-
-def cells(alarms: Document) -> list[tuple[Any, ...]]:
-    """A line for each check, and one for each of its codes where it has several. Pure."""
-    made: list[tuple[Any, ...]] = []
-    for check in alarms["checks"]:
-        codes = check["codes"]
-        first = codes[0]["code"] if len(codes) == 1 else f"{len(codes)} codes"
-        made.append((check["check"], first, *_numbers(check)))
-        if len(codes) > 1:
-            made += [("", code["code"], *_numbers(code)) for code in codes]
-    return made
-
-
-def _numbers(row: Row) -> tuple[str, ...]:
-    return (
-        f"{row['jobs']:,}",
-        fine(row["share"]),
-        between(row["interval"]),
-        f"{row['alarms']:,}",
-        f"{row['stood_jobs']:,}",
-        f"{row['warned_jobs']:,}",
-    )
-
-
-def between(interval: list[float] | None) -> str:
-    return "-" if interval is None else f"{fine(interval[0])} to {fine(interval[1])}"
-
-
-def fine(value: float | None) -> str:
-    """A share that may be far below 1 %, with two digits that count."""
-    return "-" if value is None else f"{number(100 * value, 2)} %"
-
-
-def sentences(alarms: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    if not alarms["placed_jobs"]:
-        return ["No job completed in this time."]
-    said = [
-        f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
-        f"one of their nodes: {fine(alarms['share'])} ({between(alarms['interval'])}; the paper's aim is less than "
-        f"1 %). Another {alarms['stood_jobs']:,} ran beside one that stood already, and {alarms['warned_jobs']:,} saw "
-        "only warnings."
-    ]
-    above = [row for row in alarms["checks"] if row["above"]]
-    if above:
-        which = ", ".join(
-            f"{row['check']} ({fine(row['share'])}{'' if row['surely'] else ', not surely'})" for row in above
-        )
-        said.append(f"Above {percent(alarms['limit'])}: {which}.")
-    else:
-        said.append(f"No check is above {percent(alarms['limit'])}.")
-    seen = alarms["observed"]
-    if seen["jobs"] < alarms["placed_jobs"]:
-        said.append(
-            f"Of the {seen['jobs']:,} whose nodes were observed on each of their days it is {fine(seen['share'])}."
-        )
-    return said

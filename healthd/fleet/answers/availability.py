@@ -13,28 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document
 from healthd.fleet.answers.document import (
     Document,
     Unanswerable,
     WrongChoice,
-    moment,
-    number,
     percent,
-    plural,
     share,
-    span,
 )
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds, within, without
-from healthd.fleet.table import table
 
 # How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
 OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
 SHARES = ("up", *OUT, "not_observed")
 PLANNED = ("maintenance", "reservation")
-WORST_SHOWN, NAMED_SHOWN = 10, 5
 
 _OUTAGES = """
 SELECT cluster, node, by_whom, first_state, start_time, end_time
@@ -330,113 +322,3 @@ def _grouped(nodes: Sequence[Row], by: tuple[str, ...], of: Callable[[list[Row]]
         {**{column: value or None for column, value in zip(by, key, strict=True)}, "nodes": len(rows), **of(rows)}
         for key, rows in sorted(groups.items())
     ]
-
-
-# --- for people
-
-COLUMNS = ("", "nodes", "available", "up", "healthd", "people", "slurm", "unknown", "down", "not observed")
-WORST_COLUMNS = ("least available", "available", "out", "still out", "mean time out", "not observed")
-
-
-def text(availability: Document, page: Page) -> str:
-    fleet, nodes = availability["fleet"], availability["nodes"]
-    if not nodes:
-        return document.told("Availability of the nodes", availability, ["No node is known."], page)
-    sentences = [*availability_sentences(fleet), *repair_sentences(fleet), *planned_sentences(availability)]
-    blocks = [table(COLUMNS, fleet_cells(availability), page), _paragraphs(sentences, page)]
-    worst = worst_cells(nodes)
-    if worst:
-        blocks.append(table(WORST_COLUMNS, worst, page))
-    if availability["sla"]:
-        blocks.append(_paragraphs(sla_sentences(availability), page))
-    return document.told("Availability of the nodes", availability, blocks, page)
-
-
-def _paragraphs(some: Iterable[str], page: Page) -> str:
-    return "\n".join(line for sentence in some for line in page.wrap(sentence))
-
-
-def fleet_cells(availability: Document) -> list[tuple[str, ...]]:
-    """The fleet, and its models where there are several."""
-    models = availability["by_model"] if len(availability["by_model"]) > 1 else []
-    named = [("fleet", availability["fleet"]), *((row["gpu_model"] or "model not known", row) for row in models)]
-    return [
-        (
-            name,
-            f"{row['nodes']:,}",
-            precise(row["availability"]),
-            *(percent(row["shares"][kind]) for kind in SHARES),
-        )
-        for name, row in named
-    ]
-
-
-def worst_cells(nodes: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Those that were available least."""
-    known = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
-    return [
-        (
-            row["node"],
-            percent(row["availability"]),
-            plural(row["repair"]["ended"] + row["repair"]["still_out"], "time"),
-            "yes" if row["repair"]["still_out"] else "no",
-            span(row["repair"]["mean_seconds"]),
-            percent(row["shares"]["not_observed"]),
-        )
-        for row in sorted(known, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:WORST_SHOWN]
-    ]
-
-
-def availability_sentences(fleet: Row) -> list[str]:
-    if fleet["availability"] is None:
-        return ["Of no node it is known whether it was in service."]
-    return [
-        f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
-        f"{precise(fleet['availability'])} of the time that is known."
-    ]
-
-
-def precise(value: float | None) -> str:
-    """An availability: "99.53 %". It is never rounded up to a whole that it is not."""
-    return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
-
-
-def repair_sentences(fleet: Row) -> list[str]:
-    its = fleet["repair"]
-    times = its["ended"] + its["still_out"]
-    if not times:
-        return ["No node was out of service."]
-    still = f", {its['still_out']} of them not over" if its["still_out"] else ""
-    whole = f"Nodes were out {plural(times, 'time')}{still}."
-    if not its["ended"]:
-        return [whole]
-    took = f"{span(its['mean_seconds'])} on average, half of them up to {span(its['median_seconds'])}"
-    return [whole, f"To come back took {took}, nine of ten up to {span(its['p90_seconds'])} (MTTR)."]
-
-
-def planned_sentences(availability: Document) -> list[str]:
-    """Which times were left out."""
-    found = []
-    for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
-        some = [row for row in availability["planned"] if row["what"] == what]
-        if some:
-            days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
-            named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
-            more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
-            reservations = plural(len(some), "reservation")
-            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}{more}).")
-    return found
-
-
-def sla_sentences(availability: Document) -> list[str]:
-    sla = availability["sla"]
-    said = f"{sla['percent']:g} %"
-    if not sla["below"]:
-        return [f"Nothing is below {said}."]
-    names = [
-        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
-        for row in sla["below"]
-    ]
-    shown = ", ".join(names[: 2 * WORST_SHOWN])
-    more = f" and {len(names) - 2 * WORST_SHOWN} more" if len(names) > 2 * WORST_SHOWN else ""
-    return [f"Below {said}: {shown}{more}."]

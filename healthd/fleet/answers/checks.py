@@ -13,16 +13,13 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from healthd.common.page import Page
 from healthd.common.values import dataclass
 from healthd.fleet.answers import causes, document
-from healthd.fleet.answers.document import Document, moment, percent, plural, share, span
+from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.table import table
 
 GAP_SECONDS = 900
 DRAIN_WITHIN_SECONDS = 86400  # an incident that is not drained for by then was not drained for
@@ -309,86 +306,4 @@ def nearest_rank(ordered: Sequence[int], percentile: int) -> int | None:
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)] if ordered else None
 
 
-# --- for people
-
 found = document.never
-COLUMNS = ("check", "first", "of incidents", "95 % interval", "alone", "incidents", "warned", "looked", "since")
-DRAIN_COLUMNS = ("drains", "how many", "evidence", "50 %", "90 %", "99 %", "nothing seen", "not observed")
-
-
-def cells(checks: Document) -> list[tuple[str, ...]]:
-    """A line for each check that spoke. Pure."""
-    return [
-        (
-            row["check"],
-            f"{row['first']:,}",
-            percent(row["share_first"]),
-            "-" if row["interval"] is None else f"{percent(row['interval'][0])} to {percent(row['interval'][1])}",
-            f"{row['alone']:,}",
-            f"{row['incidents']:,}",
-            f"{row['warnings']:,}",
-            f"{row['looked_node_days']:,} node-days",
-            moment(row["since_time"])[:10],
-        )
-        for row in checks["checks"]
-        if row["said"] != "never"
-    ]
-
-
-def drain_cells(checks: Document) -> list[tuple[str, ...]]:
-    """A line for all drains, for each by whom, and for each check that was their first evidence. Pure."""
-    told = checks["drains"]
-    rows = [
-        ("all", told["all"]),
-        *((f"by {row['by_whom']}", row) for row in told["by_whom"]),
-        *((f"after {row['check']}", row) for row in told["by_check"]),
-    ]
-    return [
-        (
-            name,
-            f"{row['drains']:,}",
-            f"{row['with_evidence']:,}",
-            *(span(row[f"p{p}_seconds"]) for p in PERCENTILES),
-            f"{row['nothing_seen']:,}",
-            f"{row['not_observed']:,}",
-        )
-        for name, row in rows
-    ]
-
-
-def sentences(checks: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    if not checks["incidents"]:
-        said = ["No check failed in this time."]
-    else:
-        first = checks["checks"][0]
-        after = checks["after"]
-        said = [
-            f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
-            f"was {first['check']} most often ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} of them the node was out of service within "
-            f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
-            f"{after['already_out']:,} began while it was already out.",
-        ]
-    told = checks["drains"]["all"]
-    if told["with_evidence"]:
-        said.append(
-            f"From the first evidence to the drain: half within {span(told['p50_seconds'])}, 90 % within "
-            f"{span(told['p90_seconds'])}, 99 % within {span(told['p99_seconds'])}, of the {told['with_evidence']:,} "
-            f"of {told['drains']:,} drains that had any. Before {told['nothing_seen']:,} drains no check failed, "
-            f"and before {told['not_observed']:,} the node was not observed."
-        )
-    if checks["never"]:
-        said.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
-    if checks["not_deployed"]:
-        said.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
-    return said
-
-
-def text(checks: Document, page: Page) -> str:
-    blocks: list[Any] = ["\n".join(page.wrap(sentence)) for sentence in sentences(checks)]
-    if rows := cells(checks):
-        blocks.append(table(COLUMNS, rows, page))
-    if checks["drains"]["all"]["drains"]:
-        blocks.append(table(DRAIN_COLUMNS, drain_cells(checks), page))
-    return document.told("Which check is the first evidence, and how long until the drain", checks, blocks, page)

@@ -21,11 +21,10 @@ from typing import Any
 
 from scipy import stats
 
-from healthd.common.page import Page
 from healthd.common.text import regex
 from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, number, percent, plural, share
+from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import (
@@ -37,7 +36,6 @@ from healthd.fleet.statistics.intervals import (
 )
 from healthd.fleet.statistics.multiplicity import holm
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.table import table
 from healthd.fleet.times import TimeError, seconds
 
 LEVEL = 0.05
@@ -45,7 +43,6 @@ LARGE_GPUS = 128  # as the answer rate
 LOST_SECONDS = 1800  # half of an hour between checkpoints, as the answer goodput
 LEAST_EVENTS = 5  # a code that was seen less often, on both sides together, cannot tell of a difference
 MERGE_SECONDS = 3600  # sights of a code on a node within it are one
-ANY_FACTOR = 1000  # for people a ratio may be as large as it likes from here on
 KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
@@ -548,63 +545,5 @@ def choice(text: str) -> tuple[str, str] | None:
     return (key, name) if colon and key in KEYS and name else None
 
 
-# --- for people
-
-COLUMNS = ("what", "unit", "A", "B", "B / A", "95 % interval", "p, adjusted", "differs")
-
-
 def found(compare: Document) -> bool:
     return any(row["differs"] for row in compare["measures"])
-
-
-def cells(compare: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["title"],
-            row["unit"],
-            shown(row, row["a"]["rate"]),
-            shown(row, row["b"]["rate"]),
-            number(row["ratio"], 2),
-            between(row["interval"]),
-            number(row["adjusted"], 2),
-            "yes" if row["differs"] else "",
-        )
-        for row in compare["measures"]
-    ]
-
-
-def shown(row: Row, rate: float | None) -> str:
-    return percent(rate) if row["per"] == 1 else number(rate)
-
-
-def between(interval: Sequence[float | None] | None) -> str:
-    if interval is None:
-        return "-"
-    low, high = interval
-    return f"{number(low, 2)} to {'any' if high is None or high > ANY_FACTOR else number(high, 2)}"
-
-
-def sentences(compare: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    differing = [row for row in compare["measures"] if row["differs"]]
-    said = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
-    tried = sum(row["adjusted"] is not None for row in compare["measures"])
-    if not tried:
-        return [*said, "There is nothing that both can be compared by."]
-    if not differing:
-        said.append(f"Of {plural(tried, 'measure')} none differs by more than chance.")
-    for row in differing:
-        more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
-        times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({between(row['interval'])})"
-        said.append(
-            f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {shown(row, row['b']['rate'])}, "
-            f"{more} than A's {shown(row, row['a']['rate'])}{times}."
-        )
-    return said
-
-
-def text(compare: Document, page: Page) -> str:
-    blocks = ["\n".join(line for sentence in sentences(compare) for line in page.wrap(sentence))]
-    if rows := cells(compare):
-        blocks.append(table(COLUMNS, rows, page))
-    return document.told("What differs", compare, blocks, page)

@@ -9,21 +9,17 @@ hours, never as 0.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from healthd.common.page import Page
 from healthd.common.text import is_decimal
-from healthd.fleet.answers import document
 from healthd.fleet.answers.availability import quantile
-from healthd.fleet.answers.document import Document, number, percent, plural, share, span
+from healthd.fleet.answers.document import Document, percent, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds
-from healthd.fleet.table import table
 
 FAILED, SLOW = "validation/failed", "validation/slow"
-WORST_SHOWN = 20
 
 Node = tuple[str, str]  # cluster, node
 
@@ -287,92 +283,8 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     return [*found, *study.coverage_notes("jobs", "events")]
 
 
-# --- for people
-
-NODE_COLUMNS = ("node", "slow", "times", "worst", "GPU-hours lost", "not known", "validations failed", "validated slow")
-REACTION_COLUMNS = ("", "times", "median", "nine of ten")
-
-
 def found(failslow: Document) -> bool:
     """Whether a job is slow still, or a validation that failed stands."""
     return any(row["stands"] for row in failslow["nodes"]) or any(
         row["stands"] for row in failslow["validations"] if row["code"] == FAILED
     )
-
-
-def sentences(failslow: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    nodes = [row for row in failslow["nodes"] if row["slow_seconds"]]
-    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
-    said = []
-    if not nodes:
-        said.append("No node told of a slow job.")
-    else:
-        of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
-        whole = f", {percent(of)} of what the jobs had" if of is not None else ""
-        said.append(
-            f"{plural(len(nodes), 'node')} told of slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
-            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
-        )
-        took = failslow["reaction"]
-        if took["told"]["spells"]:
-            said.append(
-                f"From the onset until it was told took {span(took['told']['median_seconds'])} in half of "
-                f"{plural(took['spells'], 'slowness', 'slownesses')}. Something was done about "
-                f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
-            )
-    if failed:
-        named = ", ".join(failed[:WORST_SHOWN]) + (
-            f" and {len(failed) - WORST_SHOWN} more" * (len(failed) > WORST_SHOWN)
-        )
-        said.append(f"A validation failed on {plural(len(failed), 'node')}: {named}.")
-    return said
-
-
-def _by(acts: Mapping[str, int]) -> str:
-    words = {"acknowledged": "acknowledged", "unknown": "drained, by whom is not known"}
-    some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
-    return f" ({', '.join(some)})" if some else ""
-
-
-def _hours(of_seconds: float) -> str:
-    return number(of_seconds / 3600)
-
-
-def node_cells(failslow: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["node"],
-            span(row["slow_seconds"]) if row["slow_seconds"] else "-",
-            f"{row['times']:,}",
-            "-" if row["worst_slowdown"] is None else f"+{percent(row['worst_slowdown'])}",
-            _hours(row["lost_gpu_seconds"]),
-            span(row["unknown_seconds"]) if row["unknown_seconds"] else "-",
-            f"{row['failed_validations']:,}",
-            f"{row['slow_validations']:,}",
-        )
-        for row in failslow["nodes"]
-    ]
-
-
-def reaction_cells(failslow: Document) -> list[tuple[str, ...]]:
-    took: Mapping[str, Row] = failslow["reaction"]
-    words = {
-        "told": "from the onset until told",
-        "acted": "from then until something was done",
-        "lasted": "from the onset until over",
-    }
-    return [
-        (words[what], f"{took[what]['spells']:,}", span(took[what]["median_seconds"]), span(took[what]["p90_seconds"]))
-        for what in words
-        if took[what]["spells"]
-    ]
-
-
-def text(failslow: Document, page: Page) -> str:
-    blocks = ["\n".join(line for sentence in sentences(failslow) for line in page.wrap(sentence))]
-    if rows := node_cells(failslow):
-        blocks.append(table(NODE_COLUMNS, rows[:WORST_SHOWN], page))
-    if rows := reaction_cells(failslow):
-        blocks.append(table(REACTION_COLUMNS, rows, page))
-    return document.told("Slow jobs, and what they cost", failslow, blocks, page)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
+from healthd.fleet.answers import hardware_ends
+from healthd.fleet.answers.document import Document, WrongChoice, plural, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.job_sizes import class_of, size_named
-from healthd.fleet.table import table
+from healthd.fleet.statistics.job_sizes import class_of
 
 CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
 LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours
-LOOPS_SHOWN = 10
 
 _FIRST = f"""
 SELECT
@@ -170,103 +166,3 @@ def _notes(study: Study, first: Sequence[Row], others: Sequence[Row]) -> list[st
             "log says it: healthd fleet ingest --slurmctld-log."
         )
     return found
-
-
-# --- for people
-
-SIZE_COLUMNS = ("GPUs", "ended by nodes", "GPU-hours lost", "gave way", "GPU-hours of them")
-LOOP_COLUMNS = ("requeue loop of job", "GPUs", "ended by nodes", "from", "until", "it pre-empted", "GPU-hours lost")
-_WORDS = {
-    "node_fail": "- NODE_FAIL",
-    "failed": "- FAILED beside a failing check",
-    "requeued": "- REQUEUED by healthd",
-    "logged": "- as slurmctld's log says",
-    "inferred": "- inferred, which is a guess",
-}
-
-
-def text(goodput: Document, page: Page) -> str:
-    blocks = [
-        table(columns(goodput), order_cells(goodput), page),
-        "\n".join(page.wrap(share_sentence(goodput))),
-    ]
-    if goodput["by_size"]:
-        blocks.append(table(SIZE_COLUMNS, size_cells(goodput["by_size"]), page))
-    if goodput["requeue_loops"]:
-        blocks.append(table(LOOP_COLUMNS, loop_cells(goodput["requeue_loops"]), page))
-    return document.told("Work lost to failures of the nodes", goodput, blocks, page)
-
-
-def columns(goodput: Document) -> tuple[str, ...]:
-    return ("lost", "jobs", "GPU-hours", *(("cost",) if goodput["price_per_gpu_hour"] is not None else ()))
-
-
-def order_cells(goodput: Document) -> list[tuple[str, ...]]:
-    """First and second order, each with what it is made of."""
-    first, second = goodput["first_order"], goodput["second_order"]
-    return [
-        _cells("ended by nodes (first order)", first),
-        *(_cells(_WORDS[row["ended"]], row) for row in first["by_end"]),
-        _cells("gave way to them (second order)", second),
-        *(_cells(_WORDS[row["how"]], row) for row in second["by_how"]),
-    ]
-
-
-def _cells(name: str, its: Mapping[str, Any]) -> tuple[str, ...]:
-    cost = () if its["cost"] is None else (f"{its['cost']:,.0f}",)
-    return (name, f"{its['jobs']:,}", number(its["gpu_hours"]), *cost)
-
-
-def size_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    return [
-        (
-            size_named(row["gpus_up_to"]),
-            f"{row['first_order']['jobs']:,}",
-            number(row["first_order"]["gpu_hours"]),
-            f"{row['second_order']['jobs']:,}",
-            number(row["second_order"]["gpu_hours"]),
-        )
-        for row in rows
-    ]
-
-
-def loop_cells(loops: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The worst of them."""
-    return [
-        (
-            str(row["job_id"]),
-            number(row["gpus"]),
-            plural(row["ends"], "time"),
-            moment(row["first_time"]),
-            moment(row["last_time"]),
-            f"{plural(row['preemptions'], 'job')}, {plural(row['preempted_gpus'], 'GPU')}",
-            number((row["first_order_gpu_seconds"] + row["second_order_gpu_seconds"]) / 3600),
-        )
-        for row in loops[:LOOPS_SHOWN]
-    ]
-
-
-def sentences(goodput: Document) -> list[str]:
-    """How much was lost, and what it cost where a price was said."""
-    first, second, loops = goodput["first_order"], goodput["second_order"], goodput["requeue_loops"]
-    found = [
-        f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
-        f"{second['jobs']:,} "
-        f"more had to give way when these were requeued, and lost {number(second['gpu_hours'])}."
-    ]
-    if first["cost"] is not None:
-        found.append(f"At {goodput['price_per_gpu_hour']:g} a GPU-hour that is {first['cost'] + second['cost']:,.0f}.")
-    if loops:
-        worst = loops[0]
-        found.append(
-            f"{plural(len(loops), 'job was', 'jobs were')} requeued over and over: job {worst['job_id']} was ended "
-            f"{plural(worst['ends'], 'time')}, and {plural(worst['preemptions'], 'other')} gave way to it."
-        )
-    return found
-
-
-def share_sentence(goodput: Document) -> str:
-    second = goodput["share_second_order"]
-    if second is None:
-        return "Nothing was lost, as far as it is known."
-    return f"{percent(second)} of what was lost is of second order: other jobs that gave way to requeued ones."

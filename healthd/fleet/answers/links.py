@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.answers.document import Document, plural, share
 from healthd.fleet.answers.evidence import evidence
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import Spread, rate_estimate
 from healthd.fleet.statistics.multiplicity import benjamini_hochberg
-from healthd.fleet.table import table
 
 # What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
 KINDS = {
@@ -45,7 +42,6 @@ TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # so many nodes of a switch within tha
 LEVEL = 0.05  # of what stands out, at most this share is false on average
 SEED = 12
 DRAWS, MORE_DRAWS = 1000, 50_000
-MOST_ROWS = 20  # for people
 
 Port = tuple[str, str, str]  # cluster, node, subject
 Node = tuple[str, str]
@@ -321,100 +317,6 @@ def together(sights: Iterable[Row], switch_of: Mapping[Node, str | None]) -> lis
     return sorted(made, key=lambda row: (row["time"], row["cluster"], row["switch"]))
 
 
-# --- for people
-
-KIND_COLUMNS = ("kind", "episodes", "ports", "nodes", "per 1000 port-days", "95 % interval")
-PORT_COLUMNS = ("port", "kind", "episodes", "expected", "p, adjusted", "switch")
-SWITCH_COLUMNS = ("switch", "kind", "nodes hit", "of", "episodes", "expected", "p, adjusted")
-
-
 def found(links: Document) -> bool:
     """Whether a port or a switch stands out, or a switch took several nodes at once."""
     return bool(links["together"]) or any(row["stands_out"] for row in (*links["ports"], *links["switches"]))
-
-
-def kind_cells(links: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["kind"].replace("_", " "),
-            f"{row['episodes']:,}",
-            f"{row['ports']:,}",
-            f"{row['nodes']:,}",
-            number(row["per_1000_port_days"]),
-            "-" if row["interval"] is None else " to ".join(number(end) for end in row["interval"]),
-        )
-        for row in links["kinds"]
-    ]
-
-
-def port_cells(links: Document) -> list[tuple[str, ...]]:
-    """Those that stand out. Pure."""
-    return [
-        (
-            f"{row['node']} {row['port']}".rstrip(),
-            row["kind"].replace("_", " "),
-            f"{row['episodes']:,}",
-            number(row["expected"], 2),
-            number(row["adjusted"], 2),
-            row["switch"] or "",
-        )
-        for row in links["ports"]
-        if row["stands_out"]
-    ]
-
-
-def switch_cells(links: Document) -> list[tuple[str, ...]]:
-    """Those that stand out. Pure."""
-    return [
-        (
-            row["switch"],
-            row["kind"],
-            f"{row['nodes_hit']:,}",
-            f"{row['nodes']:,}",
-            f"{row['episodes']:,}",
-            number(row["expected"], 2),
-            number(row["adjusted"], 2),
-        )
-        for row in links["switches"]
-        if row["stands_out"]
-    ]
-
-
-def sentences(links: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    if not any(row["episodes"] for row in links["kinds"]):
-        return ["No link was in trouble in this time, as far as nodes were observed."]
-    ports = [row for row in links["ports"] if row["stands_out"]]
-    switches = [row for row in links["switches"] if row["stands_out"]]
-    if not ports and not switches:
-        said = ["No port and no switch has more trouble than chance explains."]
-    else:
-        said = [
-            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more trouble than "
-            f"chance explains. Of these findings at most {percent(links['level'])} are false, on average."
-        ]
-    if ports:
-        worst = ports[0]
-        said.append(
-            f"Most of all {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
-            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
-        )
-    if links["together"]:
-        last = links["together"][-1]
-        said.append(
-            f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"the last time {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: look at the "
-            "switch."
-        )
-    return said
-
-
-def text(links: Document, page: Page) -> str:
-    blocks = ["\n".join(page.wrap(sentence)) for sentence in sentences(links)]
-    blocks.append(table(KIND_COLUMNS, kind_cells(links), page))
-    for columns, rows in ((PORT_COLUMNS, port_cells(links)), (SWITCH_COLUMNS, switch_cells(links))):
-        if rows:
-            blocks.append(table(columns, rows[:MOST_ROWS], page))
-            if len(rows) > MOST_ROWS:
-                blocks.append(f"the first {MOST_ROWS} of {len(rows):,}; --json has all")
-    return document.told("Links: flaps, errors and lost speed, by port and switch", links, blocks, page)

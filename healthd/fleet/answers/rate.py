@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthd.common.page import Page
 from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, number, plural, span
+from healthd.fleet.answers.document import Document, plural
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
-from healthd.fleet.table import table
 
 MORE_THAN_GPUS = 128  # r_f is of jobs of more GPUs than that: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 GPUS_PER_NODE = 8  # where the store does not tell
@@ -316,64 +314,3 @@ def mttf_seconds(
         return of(r_f), None
     longest = of(interval[0])
     return of(r_f), [of(interval[1]), longest if longest is None or longest <= LONGEST_SECONDS else None]
-
-
-# --- for people
-
-
-def text(rate: Document, page: Page) -> str:
-    of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
-    said = [
-        f"r_f {number(rate['r_f'])} failures per 1000 node-days{between(rate['interval'], number)}: "
-        f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {of}."
-        if rate["r_f"] is not None
-        else f"r_f is not known: no job {of} ran.",
-        f"{by_end(rate)}. {plural(rate['incidents'], 'incident')}; {rate['why']}." if rate["failures"] else "",
-    ]
-    sizes = [
-        (
-            f"{row['gpus_up_to']:,}",
-            f"{row['jobs']:,}",
-            f"{row['failures']:,}",
-            number(row["node_days"]),
-            number(row["r_f"]),
-            span(row["mttf_seconds"]),
-            ends(row["mttf_interval_seconds"]),
-            span(row["projected_mttf_seconds"]),
-        )
-        for row in rate["by_size"]
-    ]
-    columns = ("GPUs to", "jobs", "failures", "node-days", "r_f", "MTTF", "95 %", "by r_f")
-    projected = [
-        (f"{row['gpus']:,}", span(row["mttf_seconds"]), ends(row["interval_seconds"])) for row in rate["projection"]
-    ]
-    return document.told(
-        "How often large jobs fail by their nodes",
-        rate,
-        [
-            "\n".join(line for one in said if one for line in page.wrap(one)),
-            "Measured, by size:\n" + table(columns, sizes, page) if sizes else "No job with GPUs ran in this time.",
-            "Projected, MTTF = 1 / (N r_f):\n" + table(("GPUs", "MTTF", "95 %"), projected, page)
-            if rate["r_f"] is not None
-            else "",
-        ],
-        page,
-    )
-
-
-def by_end(rate: Document) -> str:
-    """ "5 NODE_FAIL, 4 FAILED beside a failing check, 4 REQUEUED by healthd"."""
-    return ", ".join(f"{rate['by_end'][how]:,} {words}" for how, words in hardware_ends.WORDS.items())
-
-
-def between(interval: Sequence[float] | None, shown: Callable[[float], str]) -> str:
-    """ " (95 %: 5.9 to 7.2)"."""
-    return "" if interval is None else f" ({100 * LEVEL:.0f} %: {shown(interval[0])} to {shown(interval[1])})"
-
-
-def ends(interval: Sequence[float | None] | None) -> str:
-    """ "1.6 h to 2.0 h"; an end that is not known is open."""
-    if interval is None:
-        return "-"
-    low, high = interval
-    return f"{span(low)} to {span(high)}" if high is not None else f"over {span(low)}"

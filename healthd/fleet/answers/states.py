@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthd.common.page import Page
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
+from healthd.fleet.answers.document import Document, WrongChoice, moment, percent, plural, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.job_sizes import class_of, size_named
+from healthd.fleet.statistics.job_sizes import class_of
 from healthd.fleet.statistics.spans import Span, joined, seconds, within
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.store import literal
-from healthd.fleet.table import table
 
 HALF_AN_HOUR = 1800  # of work is lost when a job is ended: half of the time between two hourly checkpoints
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
@@ -337,106 +335,3 @@ def _notes(study: Study, ended: Sequence[Row], use: Row, unread: dict[str, float
         if missing >= 0.0005:
             found.append(f"Of {percent(missing)} of the time no jobs of {cluster} were read: it is in no utilisation.")
     return found
-
-
-# --- for people
-
-
-def text(states: Document, page: Page) -> str:
-    if not states["by_state"]:
-        return document.told("What became of the jobs", states, ["No job ended in this time."], page)
-    blocks = [
-        table(STATE_COLUMNS, state_cells(states["by_state"]), page),
-        table(SIZE_COLUMNS, size_cells(states["by_size"]), page),
-        _paragraphs(sentences(states), page),
-    ]
-    if states["split"]:
-        blocks.append(_paragraphs(split_sentences(states["split"]), page))
-    return document.told("What became of the jobs", states, blocks, page)
-
-
-def _paragraphs(some: Iterable[str], page: Page) -> str:
-    return "\n".join(line for sentence in some for line in page.wrap(sentence))
-
-
-STATE_COLUMNS = ("state", "jobs", "of jobs", "GPU-hours", "of GPU time")
-SIZE_COLUMNS = ("GPUs", "jobs", "of jobs", "GPU-hours", "of GPU time", "completed", "ended by nodes", "their GPU time")
-
-
-def state_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    return [(str(row["state"] or "not known"), *_share_cells(row)) for row in rows]
-
-
-def size_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    return [
-        (
-            size_named(row["gpus_up_to"]),
-            *_share_cells(row),
-            percent(_completed(row)),
-            percent(share(row["by_hardware"]["jobs"], row["jobs"])),
-            percent(share(row["by_hardware"]["gpu_seconds"], row["gpu_seconds"])),
-        )
-        for row in rows
-    ]
-
-
-def _completed(row: Row) -> float:
-    return next((one["share_of_jobs"] for one in row["by_state"] if one["state"] == "COMPLETED"), 0.0)
-
-
-def _share_cells(row: Row) -> tuple[str, ...]:
-    hours = f"{row['gpu_seconds'] / 3600:,.0f}"
-    return f"{row['jobs']:,}", percent(row["share_of_jobs"]), hours, percent(row["share_of_gpu_time"])
-
-
-def sentences(states: Document) -> list[str]:
-    """What the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
-    its, use, mix = states["infrastructure"], states["use"], states["size_mix"]
-    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.WORDS[row['ended']]}" for row in its["by_end"])
-    found = [
-        f"Nodes ended {percent(its['share_of_jobs'])} of the jobs, which had {percent(its['share_of_runtime'])} of the "
-        f"runtime and {percent(its['share_of_gpu_time'])} of the GPU time ({parts})."
-    ]
-    if use["utilisation"] is not None:
-        found.append(
-            f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
-            f"{use['gpus']:,} GPUs (utilisation); without work that was lost {percent(use['normalised_goodput'])}, "
-            f"which is {number(use['goodput'])} GPUs (goodput)."
-        )
-    if mix["jobs"]:
-        small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
-        found.append(
-            f"Of the jobs with GPUs {percent(small['share_of_jobs'])} had one, {percent(server['share_of_jobs'])} at "
-            f"most eight, with {percent(server['share_of_gpu_time'])} of the GPU time; those of 256 and more had "
-            f"{percent(big['share_of_gpu_time'])} of it."
-        )
-    return found
-
-
-def split_sentences(split: Row) -> list[str]:
-    large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
-    found = [
-        f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
-        f"{after['jobs']:,}."
-    ]
-    for key, words in (("completed", "completed"), ("by_hardware", "were ended by nodes")):
-        if split["change"][key]["difference"] is not None:
-            found.append(
-                f"Of them {words}: {_interval(before[key])} before, {_interval(after[key])} after; "
-                f"{points(split['change'][key])}."
-            )
-    found.append(
-        "These are percentage points, not percent of percent; a job counts as often as it was restarted, and other "
-        "things may have changed at that date too."
-    )
-    return found
-
-
-def _interval(counted: Row) -> str:
-    low, high = counted["interval"]
-    return f"{percent(counted['share'])} ({percent(low)} to {percent(high)})"
-
-
-def points(change: Row) -> str:
-    low, high = change["interval"]
-    return f"{100 * change['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,7 +95,7 @@ def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is
     assert (of(told, "mount")["since_time"], of(told, "mount")["looked_nodes"]) == (BEGIN - 9 * DAY, 2)
     assert "gpu_ecc" in told["not_deployed"]
     assert "mount" not in told["not_deployed"]
-    assert "Enabled, and never reported anything: mount." in checks.text(told, Page())
+    assert "Enabled, and never reported anything: mount." in text_of(told, Page())
 
 
 def test_the_list_of_alive_is_read_also_beside_texts_that_look_like_it(tmp_path):
@@ -201,7 +202,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_one_says_so(tmp_path):
         0,
         ["gpu_xid", "ib_link", "mount"],
     )
-    assert "No check failed in this time." in checks.text(told, Page())
+    assert "No check failed in this time." in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def test_validations_that_failed_or_were_slow_stand_by_node_and_one_that_stands_
     told = asked(made, tmp_path / "over")
     assert [(row["failed_validations"], row["slow_validations"]) for row in told["nodes"]] == [(1, 1)]
     assert not failslow.found(told)
-    assert "A validation failed on 1 node: a." in failslow.sentences(told)
+    assert "A validation failed on 1 node: a." in list(view_of(told).sentences)
     made.seen("b", "validation/failed", AT, "degraded", "level")
     assert failslow.found(asked(made, tmp_path / "stands"))
 
@@ -113,7 +114,7 @@ def test_nothing_told_is_said_as_that_and_a_store_without_streams_has_no_answer(
     made = Made()
     made.alive("a")
     told = asked(made, tmp_path / "quiet")
-    assert failslow.sentences(told) == ["No node told of a slow job."]
+    assert list(view_of(told).sentences) == ["No node told of a slow job."]
     assert any("does not say that nothing was slow" in note for note in told["notes"])
     with pytest.raises(Unanswerable):
         asked(Made(), tmp_path / "empty")
@@ -126,7 +127,7 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
     slow(made, "a", AT, AT + 600, AT + 5 * HOUR, 0.25, str(job))
     told = asked(made, tmp_path)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    text = failslow.text(told, Page())
+    text = text_of(told, Page())
     assert "1 node told of slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of what" in " ".join(
         text.split()
     )
@@ -243,7 +244,7 @@ def shown(folder):
         for one in table:
             if one.get("node"):
                 one["node"] = f"gpu-{'abcdef'.index(one['node']) + 1:03}"
-    return failslow.text(asked(made, folder), Page(120))
+    return text_of(asked(made, folder), Page(120))
 
 
 def test_the_page_shows_what_such_a_store_says(tmp_path):

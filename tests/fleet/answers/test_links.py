@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,7 +147,7 @@ def test_a_fleet_is_told_by_kind_with_the_days_on_which_it_was_observed(tmp_path
     low, high = kinds["errors"]["interval"]
     assert low < kinds["errors"]["per_1000_port_days"] < high
     assert not links.found(told)
-    assert "No port and no switch has more trouble than chance explains." in links.text(told, Page())
+    assert "No port and no switch has more trouble than chance explains." in text_of(told, Page())
 
 
 def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no_rate(tmp_path):
@@ -157,7 +158,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no
     told = asked(made, tmp_path / "quiet")
     assert {(row["episodes"], row["per_1000_port_days"]) for row in told["kinds"]} == {(0, None)}
     assert (told["ports"], told["switches"], told["together"]) == ([], [], [])
-    assert "No link was in trouble" in links.text(told, Page())
+    assert "No link was in trouble" in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
@@ -203,4 +204,4 @@ def test_a_bad_node_stands_out_with_and_without_port_names(tmp_path, named: bool
     found = asked(made, tmp_path)
     assert [row["node"] for row in found["ports"] if row["stands_out"]] == ["n07"]
     assert any("no port name" in note for note in found["notes"]) == (not named)
-    assert "n07" in links.text(found, Page())
+    assert "n07" in text_of(found, Page())

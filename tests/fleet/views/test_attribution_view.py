@@ -12,15 +12,15 @@ from tests.fleet.answers.test_attribution import ENDED, Made, asked_of
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
-    from healthd.fleet.chapters.chapter import Chapter
+    from healthd.fleet.view import View
 
 pytestmark = pytest.mark.one_python
 
 
-def chapter_of(made: Made) -> Chapter:
-    from healthd.fleet.chapters.attribution import chapter
+def described(made: Made) -> View:
+    from healthd.fleet.views.attribution import view
 
-    return chapter(asked_of(made.history))
+    return view(asked_of(made.history))
 
 
 def spiked() -> Made:
@@ -36,19 +36,19 @@ def spiked() -> Made:
     return made
 
 
-def weekly(document: Document, days: Sequence[float]) -> Chapter:
+def weekly(document: Document, days: Sequence[float]) -> View:
     """The chapter of the same document, with its causes in so many weeks of so many days."""
-    from healthd.fleet.chapters.attribution import chapter
+    from healthd.fleet.views.attribution import view
 
     (first, *_) = document["weeks"]
     weeks = [{**first, "week": first["week"] + number * 7 * DAY, "days": long} for number, long in enumerate(days)]
-    return chapter({**document, "weeks": weeks})
+    return view({**document, "weeks": weeks})
 
 
 def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
     document = asked_of(spiked().history)
-    _, weeks = weekly(document, (2.5, 7, 7, 7, 3)).charts
-    points, dates = weeks.spec["datasets"].values()
+    _, weeks = weekly(document, (2.5, 7, 7, 7, 3)).figures
+    points, dates = weeks.layers[0].records, weeks.layers[1].records
     assert len(points) == 3
     assert {point["cause"] for point in points} == {"network file systems"}
     assert [date["words"] for date in dates] == ["mount enabled"]
@@ -57,36 +57,37 @@ def test_the_chart_by_week_leaves_out_part_weeks_and_names_causes_in_words():
 
 @pytest.mark.parametrize("days", [(2.5, 3), (2.5, 7, 3)])
 def test_less_than_two_whole_weeks_are_no_chart(days: tuple[float, ...]):
-    assert len(weekly(asked_of(spiked().history), days).charts) == 1
+    assert len(weekly(asked_of(spiked().history), days).figures) == 1
 
 
 def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
-    told = chapter_of(spiked())
+    told = described(spiked())
     assert told.sentences[0].startswith(
         "Of 6 jobs that failed or lost a node, 6 have a most likely cause: 0 hardware, 6"
     )
     assert "network file systems cost most: 24 GPU-hours, 100.0 %" in told.sentences[-1]
-    (costs,) = told.charts
+    (costs,) = told.figures
     assert costs.words == "network file systems 24 GPU-hours"
     tables = {table.title: table for table in told.tables}
-    assert tables["By cause"].rows[0][:4] == ("mount: network file systems", "system software", "6", "0")
-    assert [row[1:3] for row in tables["When checks came, went or changed"].rows] == [("mount", "enabled")]
-    assert all(len(row) == len(table.columns) for table in told.tables for row in table.rows)
+    assert tables["By cause"].written()[0][:4] == ("mount: network file systems", "system software", "6", "0")
+    assert [row[1:3] for row in tables["When checks came, went or changed"].written()] == [("mount", "enabled")]
+    assert all(len(row) == len(table.columns) for table in told.tables for row in table.written())
 
 
 def test_a_chapter_of_nothing_has_a_sentence_and_no_charts():
     made = Made("n1", observed=False)
     made.job(1, "n1", state="COMPLETED")
-    told = chapter_of(made)
-    assert (told.sentences, told.charts, told.tables) == (("No job failed in this time.",), (), ())
+    told = described(made)
+    assert (told.sentences, told.figures, told.tables) == (("No job failed in this time.",), (), ())
 
 
 def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
-    from healthd.fleet.chapters.attribution import chapter
+    from healthd.fleet.views.attribution import view
 
     document = asked_of(spiked().history)
     node = {"cluster": "c1", "node": "n1", "incidents": 6}
     spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
-    told = chapter({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
-    assert told.sentences[-1].endswith("75.0 % of 8 incidents of network file systems fell on n1 alone.")
-    assert "disk" not in " ".join(told.sentences)
+    told = view({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
+    spread, alone = told.sentences[-1], told.sentences[-2]
+    assert alone.endswith("75.0 % of them were on 1 node: n1 (6).")
+    assert spread.endswith("They are spread over many nodes.")

@@ -10,10 +10,10 @@ from tests.fleet.answers.test_lemons import BEGIN, DAY, died, empty, fleet, job,
 
 pytestmark = pytest.mark.one_python
 
-try:  # only .venv has altair; the marked tests run nowhere else
-    from healthd.fleet.chapters.lemons import chapter
+try:  # only .venv has numpy; the marked tests run nowhere else
+    from healthd.fleet.views.lemons import view
 except ModuleNotFoundError as error:
-    if error.name not in ("altair", "numpy"):
+    if error.name not in ("numpy",):
         raise
 
 
@@ -21,13 +21,15 @@ def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_pa
     made = fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY, others=63)
-    shown = chapter(told(made, tmp_path))
+    shown = view(told(made, tmp_path))
     assert shown.sentences[0].startswith("1 of 100 nodes fails far more often")
-    assert "of the jobs of more than 128 GPUs would have failed" in shown.sentences[1]
+    assert "jobs of more than 128 GPUs" in shown.sentences[1]
+    (detail,) = shown.details
+    assert detail.lines[0].startswith("scontrol update NodeName=g005")
     (table,) = shown.tables
-    assert table.rows[0][0] == "g005"
-    (drawn,) = shown.charts
-    values = [value for part in drawn.spec["datasets"].values() for value in part]
+    assert table.written()[0][0] == "g005"
+    (drawn,) = shown.figures
+    values = [record for layer in drawn.layers for record in layer.records]
     assert {value["signal"] for value in values} == {
         "times out of service",
         "multi-node failures",
@@ -38,8 +40,8 @@ def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_pa
 
 
 def test_a_chapter_without_a_lemon_says_so_and_one_without_nodes_draws_nothing(tmp_path: Path) -> None:
-    assert chapter(told(fleet(), tmp_path / "a")).sentences == ("None of 100 nodes stands out in 26 days.",)
+    assert view(told(fleet(), tmp_path / "a")).sentences == ("None of 100 nodes stands out in 26 days.",)
     made = empty()
     job(made, [], BEGIN, "FAILED")
-    shown = chapter(told(made, tmp_path / "b"))
-    assert (shown.charts, shown.tables) == ((), ())
+    shown = view(told(made, tmp_path / "b"))
+    assert (shown.figures, shown.tables) == ((), ())

@@ -19,9 +19,9 @@ try:  # only .venv has these; the marked tests run nowhere else
     import vl_convert
 
     from healthd.fleet.answers import ettr as ettr_answer
-    from healthd.fleet.chapters import ettr, rate
+    from healthd.fleet.views import ettr, rate
 except ModuleNotFoundError as error:
-    if error.name not in ("altair", "numpy", "scipy", "vl_convert"):
+    if error.name not in ("numpy", "scipy", "vl_convert"):
         raise
 
 
@@ -31,36 +31,36 @@ def drawn(chart) -> str:
 
 
 def test_the_rate_has_its_sentences_its_chart_and_both_tables(tmp_path: Path) -> None:
-    chapter = rate.chapter(told_rate(by_hand(), tmp_path))
-    assert "3 times in 100 node-days: 30.0 per 1000 (95 %: 6.19 to 87.7)" in chapter.sentences[0]
-    assert chapter.sentences[1] == "Of these 2 NODE_FAIL, 1 FAILED beside a failing check, 0 REQUEUED by healthd."
+    chapter = rate.view(told_rate(by_hand(), tmp_path))
+    assert "r_f 30.0 failures per 1000 node-days (95 %: 6.19 to 87.7)" in chapter.sentences[0]
+    assert chapter.sentences[1].startswith("2 NODE_FAIL, 1 FAILED beside a failing check, 0 REQUEUED by healthd.")
     assert "every 23 min" in chapter.sentences[2]
     assert [table.title for table in chapter.tables] == ["Measured, by size", "Projected: MTTF = 1 / (N r_f)"]
-    (chart,) = chapter.charts
+    (chart,) = chapter.figures
     assert "measured" in drawn(chart)
 
 
 def test_a_rate_of_nothing_is_a_sentence_and_no_chart(tmp_path: Path) -> None:
     made = empty()
     job(made, 1, "COMPLETED", 10, nodes=1, gpus=8)
-    chapter = rate.chapter(told_rate(made, tmp_path / "small"))
-    assert (chapter.charts, len(chapter.sentences)) == ((), 1)
+    chapter = rate.view(told_rate(made, tmp_path / "small"))
+    assert (chapter.figures, len(chapter.sentences)) == ((), 1)
     job(made, 2, "COMPLETED", 10)
-    without_failure = rate.chapter(told_rate(made, tmp_path / "large"))
-    assert without_failure.charts == ()
-    assert "0 times" in without_failure.sentences[0]
+    without_failure = rate.view(told_rate(made, tmp_path / "large"))
+    assert without_failure.figures == ()
+    assert "0 failures" in without_failure.sentences[0]
 
 
 def test_the_grids_say_their_numbers_without_colour(tmp_path: Path) -> None:
-    chapter = ettr.chapter(ettr_answer.of_rate(16_384, 6.5))
-    assert "71 %" in chapter.sentences[0]
-    assert "93 %" in chapter.sentences[1]
-    assert [">0.71<" in drawn(chart) for chart in chapter.charts] == [True, True]
+    chapter = ettr.view(ettr_answer.of_rate(16_384, 6.5))
+    assert "ETTR 0.71" in chapter.sentences[0]
+    assert "0.93" in chapter.sentences[2]
+    assert [">0.71<" in drawn(chart) for chart in chapter.figures] == [True, True]
 
 
 def test_the_measured_runs_have_a_chart_and_a_table(tmp_path: Path) -> None:
     made = {name: [] for name in TABLES}
     run_of(made, "long", [(1, 20, "NODE_FAIL"), (0, 10, "COMPLETED")])
-    chapter = ettr.chapter(told_ettr(made, tmp_path))
-    assert chapter.tables[-1].rows[0][0] == "256"
-    assert "measured" in drawn(chapter.charts[-1])
+    chapter = ettr.view(told_ettr(made, tmp_path))
+    assert chapter.tables[-1].written()[0][0] == "256"
+    assert "measured" in drawn(chapter.figures[-1])

@@ -377,7 +377,7 @@ import os, signal, threading
 from healthd.fleet.answers import study
 def _choose(self):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    self._execute("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
+    self.rows("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
 study.Study._choose = _choose
 """
 

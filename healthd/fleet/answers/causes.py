@@ -134,3 +134,17 @@ def _codes() -> dict[str, tuple[str, EndsJob]]:
 def checks() -> frozenset[str]:
     """Return the names of the built-in checks, also of those whose codes a site chooses."""
     return frozenset(code.partition("/")[0] for code in _codes())
+
+
+def of_a_node(code: str) -> bool:
+    """Return True if the code can be a node's fault that ends jobs.
+
+    False for a program's own fault, and for what only slows, waits or is bookkeeping.
+    """
+    means = meaning(code)
+    return means.ends is not EndsJob.NEVER and means.domain != USER_PROGRAM
+
+
+def codes() -> list[str]:
+    """Return the codes of the table. CHECK/* stands for the numbers that it does not have."""
+    return list(_codes())

@@ -25,7 +25,7 @@ from healthd.common.text import regex
 from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, share
-from healthd.fleet.answers.evidence import evidence, looked_at
+from healthd.fleet.answers.evidence import looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import (
     poisson_interval,
@@ -179,12 +179,12 @@ def measured(study: Study, name: str) -> Side:
     measures: list[Measure] = []
     if study.has("jobs"):
         study.need("jobs_known")
-        hardware_ends.make(study)
+        study.need("hardware_ends")
         failed = study.rows(_FAILED)
         node_days = study.row(f"SELECT coalesce(sum(node_seconds), 0) / 86400e0 AS days FROM ({_LARGE})")["days"]
         by_unit = [study.rows(_ENDED.format(unit=unit)) for unit in _UNITS]
         measures += of_jobs(failed, node_days, by_unit)
-    evidence(study)
+    study.need("evidence")
     study.need("observed", "out_of_service", "sources_coverage")
     nodes = study.rows(_NODES)
     measures += of_nodes(nodes, study.rows(_CODES))
@@ -195,7 +195,7 @@ def measured(study: Study, name: str) -> Side:
         {key: value for key, value in study.chosen.said.items() if value},
         tuple(measures),
         tuple(study.coverage_notes("jobs", "events")),
-        {row["check"]: row["node_days"] for row in looked_at(study)},
+        {check: looked.node_days for check, looked in looked_at(study).items()},
         frozenset((row["cluster"], row["node"]) for row in nodes),
     )
 

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from healthd.fleet.answers import hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, plural, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.job_sizes import class_of
 
 CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
 LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours
 
-_FIRST = f"""
-SELECT
-  ends.cluster, ends.job_id, ends.ended, ends.node, jobs.gpus, jobs.end_time, {class_of("jobs.gpus")} AS gpus_up_to,
-  CAST({{loss}} AS DOUBLE) AS gpu_seconds
-FROM hardware_ends AS ends JOIN chosen_jobs AS jobs USING (cluster, db_index)
-ORDER BY ends.cluster, ends.end_time, ends.db_index
-"""
-# The record before that of the pre-emptor is one that the nodes ended: the pre-emptor is its requeue.
-_REQUEUES = """
-WITH attempts AS (
-  SELECT
-    cluster, db_index, job_id,
-    lag(db_index) OVER (PARTITION BY cluster, job_id ORDER BY submit_time, start_time NULLS LAST, db_index) AS before
-  FROM jobs SEMI JOIN hardware_ends USING (cluster, job_id)
-)
-SELECT attempts.cluster, attempts.db_index, attempts.job_id
-FROM attempts JOIN hardware_ends AS ends ON ends.cluster = attempts.cluster AND ends.db_index = attempts.before
-"""
-_GAVE_WAY = f"""
-SELECT
-  preempted.how, requeues.job_id AS after, preempted.cluster, {class_of("jobs.gpus")} AS gpus_up_to,
-  count(*) AS jobs, CAST(sum({{loss}}) AS DOUBLE) AS gpu_seconds,
-  CAST(coalesce(sum(jobs.gpus), 0) AS BIGINT) AS gpus
-FROM preempted JOIN chosen_jobs AS jobs USING (cluster, db_index)
-LEFT JOIN hardware_requeues AS requeues
-  ON requeues.cluster = preempted.cluster AND requeues.db_index = preempted.preemptor_db_index
-WHERE preempted.state = 'PREEMPTED'
-GROUP BY preempted.how, requeues.job_id, preempted.cluster, gpus_up_to
-ORDER BY preempted.cluster, requeues.job_id NULLS FIRST, preempted.how, gpus_up_to NULLS FIRST
-"""
+
+class Ended(NamedTuple):
+    """A job that a node ended. jobs: 1. Columns of goodput_first.sql."""
+
+    cluster: str
+    job_id: int
+    ended: str
+    node: str | None
+    gpus: int | None
+    end_time: int
+    gpus_up_to: int | None
+    jobs: int
+    gpu_seconds: float
+
+
+class GaveWay(NamedTuple):
+    """Jobs that were pre-empted. after: job that their pre-emptor is a requeue of. Columns of goodput_gave_way.sql."""
+
+    how: str
+    after: int | None
+    cluster: str
+    gpus_up_to: int | None
+    jobs: int
+    gpu_seconds: float
+    gpus: int
 
 
 def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: float | None = None) -> Document:
@@ -63,15 +59,11 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
     if price is not None and not 0 <= price < float("inf"):
         raise WrongChoice("--price: must be what a GPU-hour costs, 0 or more")
     study.must_have("jobs")
-    hardware_ends.make(study)
-    study.need("preempted")
-    study.make("hardware_requeues", _REQUEUES)
-    at_most = checkpoint / 2
-    loss = hardware_ends.loss(at_most)
-    first = study.rows(_FIRST.format(loss=loss))
-    gave_way = study.rows(_GAVE_WAY.format(loss=loss))
-    second = [row for row in gave_way if row["after"] is not None]
-    others = [row for row in gave_way if row["after"] is None]
+    at_most = float(checkpoint / 2)
+    first = study.ask("goodput_first", Ended, at_most_seconds=at_most)
+    gave_way = study.ask("goodput_gave_way", GaveWay, at_most_seconds=at_most)
+    second = [row for row in gave_way if row.after is not None]
+    others = [row for row in gave_way if row.after is None]
     one, two = lost(first, price), lost(second, price)
     return {
         **study.head("goodput", *_notes(study, first, others), *study.coverage_notes("jobs", "events")),
@@ -81,15 +73,15 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
         "first_order": {**one, "by_end": _by(first, "ended", hardware_ends.ENDED, price)},
         "second_order": {**two, "by_how": _by(second, "how", ("logged", "inferred"), price)},
         "share_second_order": share(two["gpu_seconds"], one["gpu_seconds"] + two["gpu_seconds"]),
-        "preempted_by_unknown": lost([row for row in others if row["how"] == "unknown"], price),
-        "preempted_by_others": lost([row for row in others if row["how"] != "unknown"], price),
+        "preempted_by_unknown": lost([row for row in others if row.how == "unknown"], price),
+        "preempted_by_others": lost([row for row in others if row.how != "unknown"], price),
         "by_size": [
             {
                 "gpus_up_to": size,
-                "first_order": lost([row for row in first if row["gpus_up_to"] == size], price),
-                "second_order": lost([row for row in second if row["gpus_up_to"] == size], price),
+                "first_order": lost([row for row in first if row.gpus_up_to == size], price),
+                "second_order": lost([row for row in second if row.gpus_up_to == size], price),
             }
-            for size in sorted({row["gpus_up_to"] for row in (*first, *second)}, key=lambda size: (size is None, size))
+            for size in sorted({row.gpus_up_to for row in (*first, *second)}, key=lambda size: (size is None, size))
         ],
         "requeue_loops": loops(first, second),
     }
@@ -103,38 +95,36 @@ def found(goodput: Document) -> bool:
 # --- decisions
 
 
-def lost(rows: Iterable[Row], price: float | None) -> Row:
-    """What these jobs lost. A row is a job, or as many as its `jobs` says."""
-    jobs, gpu_seconds = 0, 0.0
-    for row in rows:
-        jobs += row.get("jobs", 1)
-        gpu_seconds += row["gpu_seconds"]
+def lost(rows: Iterable[Ended | GaveWay], price: float | None) -> Row:
+    """Return what these jobs lost."""
+    some = list(rows)
+    gpu_seconds = sum((row.gpu_seconds for row in some), 0.0)
     gpu_hours = gpu_seconds / 3600
     cost = None if price is None else gpu_hours * price
-    return {"jobs": jobs, "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
+    return {"jobs": sum(row.jobs for row in some), "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
 
 
-def loops(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
-    """Jobs that their nodes ended LOOP_ENDS times or more, the most often ended one first: when, how many GPUs they
-    have, which pre-emptions their requeues made, and what both lost."""
-    by_job: dict[tuple[str, int], list[Row]] = {}
+def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
+    """Return the jobs that their nodes ended LOOP_ENDS times or more, the most often ended first: when, how many GPUs
+    they have, which pre-emptions their requeues made, and what both lost."""
+    by_job: dict[tuple[str, int], list[Ended]] = defaultdict(list)
     for row in first:
-        by_job.setdefault((row["cluster"], row["job_id"]), []).append(row)
-    made: dict[tuple[str, int], list[Row]] = {}
-    for row in second:
-        made.setdefault((row["cluster"], row["after"]), []).append(row)
+        by_job[row.cluster, row.job_id].append(row)
+    gave_way: dict[tuple[str, int | None], list[GaveWay]] = defaultdict(list)
+    for victims in second:
+        gave_way[victims.cluster, victims.after].append(victims)
     found = [
         {
             "cluster": cluster,
             "job_id": job_id,
             "ends": len(ends),
-            "gpus": max((row["gpus"] for row in ends if row["gpus"] is not None), default=None),
-            "first_time": min(row["end_time"] for row in ends),
-            "last_time": max(row["end_time"] for row in ends),
-            "preemptions": sum(row["jobs"] for row in made.get((cluster, job_id), ())),
-            "preempted_gpus": sum(row["gpus"] for row in made.get((cluster, job_id), ())),
-            "first_order_gpu_seconds": sum(row["gpu_seconds"] for row in ends),
-            "second_order_gpu_seconds": sum((row["gpu_seconds"] for row in made.get((cluster, job_id), ())), 0.0),
+            "gpus": max((row.gpus for row in ends if row.gpus is not None), default=None),
+            "first_time": min(row.end_time for row in ends),
+            "last_time": max(row.end_time for row in ends),
+            "preemptions": sum(row.jobs for row in gave_way[cluster, job_id]),
+            "preempted_gpus": sum(row.gpus for row in gave_way[cluster, job_id]),
+            "first_order_gpu_seconds": sum(row.gpu_seconds for row in ends),
+            "second_order_gpu_seconds": sum((row.gpu_seconds for row in gave_way[cluster, job_id]), 0.0),
         }
         for (cluster, job_id), ends in by_job.items()
         if len(ends) >= LOOP_ENDS
@@ -142,24 +132,24 @@ def loops(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
     return sorted(found, key=lambda row: (-row["ends"], row["cluster"], row["job_id"]))
 
 
-def _by(rows: Sequence[Row], key: str, values: Sequence[str], price: float | None) -> list[Row]:
-    return [{key: value, **lost([row for row in rows if row[key] == value], price)} for value in values]
+def _by(rows: Sequence[Ended | GaveWay], key: str, values: Sequence[str], price: float | None) -> list[Row]:
+    return [{key: value, **lost([row for row in rows if getattr(row, key) == value], price)} for value in values]
 
 
-def _notes(study: Study, first: Sequence[Row], others: Sequence[Row]) -> list[str]:
+def _notes(study: Study, first: Sequence[Ended], others: Sequence[GaveWay]) -> list[str]:
     found = [
         *hardware_ends.notes(study),
-        *study.elsewhere_notes(((row["cluster"], row["node"]) for row in first), "faults"),
+        *study.elsewhere_notes(((row.cluster, row.node) for row in first), "faults"),
         "What a job lost is assumed, not measured: half the time between two checkpoints.",
         "The work of jobs that no check and no NODE_FAIL shows to be ended by a node is not in it.",
     ]
-    without = sum(row["gpus"] is None for row in first)
+    without = sum(row.gpus is None for row in first)
     if without:
         found.append(
             f"Of {plural(without, 'job')} that nodes ended the number of GPUs is not known: nothing lost is counted "
             "there."
         )
-    unknown = sum(row["jobs"] for row in others if row["how"] == "unknown")
+    unknown = sum(row.jobs for row in others if row.how == "unknown")
     if unknown:
         found.append(
             f"Who pre-empted {plural(unknown, 'job')} is not known: some of them may be of second order. slurmctld's "

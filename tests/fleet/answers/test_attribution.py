@@ -21,9 +21,8 @@ from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
 from healthd.fleet.answers.attribution import attribution, gpu_swaps
-from healthd.fleet.answers.causes import CAUSES, meaning
+from healthd.fleet.answers.causes import CAUSES, meaning, of_a_node
 from healthd.fleet.answers.document import Document, Unanswerable
-from healthd.fleet.answers.hardware_ends import of_a_node
 from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES

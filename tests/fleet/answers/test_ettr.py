@@ -19,6 +19,7 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
     from healthd.fleet.answers import ettr, ettr_runs
+    from healthd.fleet.answers.document import head
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise
@@ -91,7 +92,7 @@ def test_ettr_headline_and_interval_agree_with_the_simulation(gpus: int, r_f: fl
     for rate in (low, r_f, high):
         simulated = ettr.of_rate(gpus, rate, seed=7)["simulated"]
         assert found["interval"][0] - error <= simulated <= found["interval"][1] + error
-    text = text_of({**found, "measured": [], "notes": [], "chosen": {}, "from_time": None}, Page())
+    text = text_of({**head("ettr", None, None, {}, ()), **found, "measured": []}, Page())
     assert f"ETTR {found['exact']:.2f} (95 %: {found['interval'][0]:.2f} to {found['interval'][1]:.2f})" in text
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has duckdb; the marked tests run nowhere else
     from healthd.fleet.answers import failslow
-    from healthd.fleet.answers.failslow import Lost, Ran, Stretch, lost, reaction, spells_of
+    from healthd.fleet.answers.failslow import Drain, Life, Lost, Ran, Stretch, lost, reaction, spells_of
 except ModuleNotFoundError as error:
     if error.name not in ("duckdb", "numpy", "scipy"):
         raise
@@ -191,7 +191,7 @@ def test_second_by_second_it_is_the_same(stretches, ran):
 
 
 def life(onset, told, last, cleared=None, known=None):
-    return {"onset": onset, "told_time": told, "last_time": last, "cleared_time": cleared, "known_time": known}
+    return Life("c1", "n1", onset, told, last, cleared, known)
 
 
 def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them():
@@ -201,10 +201,10 @@ def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them(
 
 
 def test_a_drain_before_it_was_told_or_after_it_was_over_is_no_reaction():
-    drains = [{"start_time": time, "by_whom": "person"} for time in (9, 121)]
+    drains = [Drain("c1", "n1", time, "person") for time in (9, 121)]
     (one,) = spells_of([life(0, 10, 100, 120)], drains)
     assert (one["acted"], one["by"]) == (None, None)
-    (one,) = spells_of([life(0, 10, 100, 120)], [{"start_time": 10, "by_whom": "person"}, *drains])
+    (one,) = spells_of([life(0, 10, 100, 120)], [Drain("c1", "n1", 10, "person"), *drains])
     assert (one["acted"], one["by"]) == (10, "person")
 
 

@@ -241,8 +241,8 @@ def test_a_loop_in_which_the_job_dies_on_another_node_each_time_is_one_incident_
     assert rate.incidents([failure(1000 * n, f"n{n}") for n in range(1, 12)]) == [("c1", None, 11)]
 
 
-def failure(end: int, node: str | None, ran: int = 600, job_id: int = 1) -> dict:
-    return {"cluster": "c1", "job_id": job_id, "start_time": end - ran, "end_time": end, "node": node}
+def failure(end: int, node: str | None, ran: int = 600, job_id: int = 1) -> rate.Failure:
+    return rate.Failure("c1", end, job_id, "failed", 256, True, end - ran, end, node)
 
 
 def test_without_a_large_job_there_is_no_rate_and_a_sentence(tmp_path):

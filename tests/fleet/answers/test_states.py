@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from healthd.common.page import Page
 from healthd.fleet.answers import states as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.states import changed, outcomes, used
+from healthd.fleet.answers.states import Outcome, changed, outcomes, used
 from healthd.fleet.answers.study import Chosen
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import TABLES
@@ -178,10 +178,7 @@ def test_the_difference_of_two_shares_is_newcombes() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 50)), max_size=6))
 def test_an_interval_holds_its_share_and_a_change_its_difference(some: list[tuple[bool, bool, int]]) -> None:
-    rows = [
-        {"after": after, "by_hardware": hit, "state": "NODE_FAIL" if hit else "COMPLETED", "jobs": jobs}
-        for after, hit, jobs in some
-    ]
+    rows = [Outcome(after, "NODE_FAIL" if hit else "COMPLETED", hit, jobs) for after, hit, jobs in some]
     told = outcomes(rows, 5, 512)
     for one in (told["before"]["completed"], told["after"]["completed"]):
         if one["share"] is not None:

@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 
     mark: dict[str, Any]
     records: Sequence[Record]
-    channels: dict[str, Channel]
+    channels: dict[str, Channel | list[Channel]]
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -53,7 +53,10 @@ class Figure:
 
 
 def layer(
-    mark: str, records: Sequence[Record], properties: Mapping[str, Any] | None = None, **channels: Channel
+    mark: str,
+    records: Sequence[Record],
+    properties: Mapping[str, Any] | None = None,
+    **channels: Channel | list[Channel],
 ) -> Layer:
     """Return a layer of marks. properties: of the mark, like its colour or size."""
     return Layer({"type": mark, **(properties or {})}, records, channels)

@@ -259,11 +259,11 @@ def drains(
         if row.end_time is not None:
             ended[row.cluster, row.node].append((row.start_time, row.end_time))
     stood: dict[Node, list[Life]] = defaultdict(list)
-    for row in lives:
-        stood[row.cluster, row.node].append(row)
+    for life in lives:
+        stood[life.cluster, life.node].append(life)
     commands: dict[Node, list[int]] = defaultdict(list)
-    for row in sent:
-        commands[row.cluster, row.node].append(row.time)
+    for command in sent:
+        commands[command.cluster, command.node].append(command.time)
     found = []
     for row in asked:
         node, time = (row.cluster, row.node), row.start_time

@@ -220,7 +220,7 @@ def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
     found: list[Row] = []
     for life in sorted(lives, key=lambda life: life.onset):
         end = max(life.last_time or life.told_time, life.onset)
-        one = {
+        one: Row = {
             "onset": life.onset,
             "told": life.told_time,
             "end": end,

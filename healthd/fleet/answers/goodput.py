@@ -81,7 +81,7 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
                 "first_order": lost([row for row in first if row.gpus_up_to == size], price),
                 "second_order": lost([row for row in second if row.gpus_up_to == size], price),
             }
-            for size in sorted({row.gpus_up_to for row in (*first, *second)}, key=lambda size: (size is None, size))
+            for size in _sizes([*first, *second])
         ],
         "requeue_loops": loops(first, second),
     }
@@ -130,6 +130,10 @@ def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
         if len(ends) >= LOOP_ENDS
     ]
     return sorted(found, key=lambda row: (-row["ends"], row["cluster"], row["job_id"]))
+
+
+def _sizes(rows: Iterable[Ended | GaveWay]) -> list[int | None]:
+    return sorted({row.gpus_up_to for row in rows}, key=lambda size: (size is None, size))
 
 
 def _by(rows: Sequence[Ended | GaveWay], key: str, values: Sequence[str], price: float | None) -> list[Row]:

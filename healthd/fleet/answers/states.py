@@ -163,7 +163,7 @@ def size_mix(ended: Iterable[Ended]) -> Row:
     return {
         "jobs": jobs,
         "one_gpu": part(row for row in some if row.gpus_up_to == 1),
-        "up_to_8_gpus": part(row for row in some if row.gpus_up_to <= ONE_SERVER_GPUS),
+        "up_to_8_gpus": part(row for row in some if (row.gpus_up_to or 0) <= ONE_SERVER_GPUS),
         "256_gpus_or_more": part(some, "big_"),
     }
 

@@ -142,7 +142,7 @@ def _out(availability: Document) -> Figure:
         for kind, words in REASONS.items()
     ]
     share = quantity("share", "share of the time", ".1%")
-    legend = {} if len(named) > 1 else None
+    legend: dict[str, Any] | None = {} if len(named) > 1 else None
     shares = availability["fleet"]["shares"]
     words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in REASONS.items())
     return Figure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from healthd.fleet.answers.document import Document
@@ -82,13 +83,13 @@ def _ranks(nccl: Document) -> Figure | None:
 # --- sentences
 
 
-def named(group: dict[str, Any]) -> str:
+def named(group: Mapping[str, Any]) -> str:
     """ "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
     name, description = group["group"], group["description"]
     return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
 
 
-def operation(row: dict[str, Any]) -> str:
+def operation(row: Mapping[str, Any]) -> str:
     """ "all_to_all 20537", "send 11981 of rank 0 to rank 12"."""
     between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"

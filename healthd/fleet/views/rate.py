@@ -7,8 +7,8 @@ from typing import Any
 
 from healthd.fleet.answers import hardware_ends
 from healthd.fleet.answers.document import Document, number, plural, span
-from healthd.fleet.answers.rate import LEVEL
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, quantity
+from healthd.fleet.statistics.intervals import LEVEL
 from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Table, View, described
 
 HOUR = 3600

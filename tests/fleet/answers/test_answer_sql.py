@@ -663,3 +663,100 @@ def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read(
         unread_times=unread,
     )
     assert found == [("c", "n1", 10, 20), ("c", "n1", 25, 30)]
+
+
+# --- compare
+
+
+def test_query_of_compare_failed__marks_large_jobs_that_ran() -> None:
+    jobs = [
+        {**JOB, "job_id": 7, "gpus": 256, "start_time": 0, "end_time": 3600},
+        {**JOB, "db_index": 2, "job_id": 8, "gpus": 256, "start_time": None, "end_time": 9},
+        {**JOB, "db_index": 3, "job_id": 9, "gpus": 8, "start_time": 0, "end_time": 900},
+    ]
+    ended = [{**JOB, "db_index": index, "node": "n1"} for index in (1, 2, 3)]
+    row = fields("cluster job_id large node lost")
+    found = query("compare_failed", row, hardware_ends=ended, chosen_jobs=jobs)
+    assert found == [("c", 7, True, "n1", 128.0), ("c", 8, False, "n1", 0.0), ("c", 9, False, "n1", 2.0)]
+
+
+def test_query_of_compare_node_days__is_of_large_jobs_in_the_time() -> None:
+    job = {**JOB, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": None}
+    known = [{"cluster": "c", "known_until": 3 * DAY}]
+    asked = {"from_time": DAY, "to_time": 2 * DAY}
+    found = query("compare_node_days", fields("days"), asked, chosen_jobs=[job, {**job, "gpus": 128}], jobs_known=known)
+    assert found == [(32.0,)]
+
+
+UNIT = "unit jobs completed failed node_fail preempted timeout gpu_hours"
+BECAME = {**JOB, "state": "COMPLETED", "start_time": 0, "end_time": 900, "gpus": 8, "user_name": "u", "account": "a"}
+
+
+def test_query_of_compare_by_day__has_a_row_for_each_day() -> None:
+    jobs = [BECAME, {**BECAME, "state": "TIMEOUT"}, {**BECAME, "start_time": None, "end_time": DAY, "state": "FAILED"}]
+    found = query("compare_by_day", fields(UNIT), {"to_time": 2 * DAY}, chosen_jobs=jobs)
+    assert found == [("0", 2, 1, 0, 0, 0, 1, 4.0), (str(DAY), 1, 0, 1, 0, 0, 0, 0.0)]
+
+
+def test_query_of_compare_by_user__takes_the_account_where_the_user_is_not_known() -> None:
+    jobs = [BECAME, {**BECAME, "user_name": None, "state": "NODE_FAIL"}, {**BECAME, "state": "PREEMPTED"}]
+    found = query("compare_by_user", fields(UNIT), chosen_jobs=jobs)
+    assert found == [("c a", 1, 0, 0, 1, 0, 0, 2.0), ("c u", 2, 1, 0, 0, 1, 0, 4.0)]
+
+
+def test_query_of_compare_nodes__counts_days_out_only_where_the_record_was_read() -> None:
+    found = query(
+        *("compare_nodes", fields("cluster node out_days known_days observed_days"), {"to_time": 4 * DAY}),
+        sources_coverage=[{"cluster": "c", "source": "node_states", "from_time": DAY, "to_time": 3 * DAY}],
+        out_of_service=[{**NODE, "what": "outage", "start_time": 0, "end_time": None}],
+        observed=[{**NODE, "observed_seconds": DAY}],
+        chosen_nodes=[NODE, {**NODE, "node": "n2"}],
+    )
+    assert found == [("c", "n1", 2.0, 2.0, 1.0), ("c", "n2", 0.0, 2.0, 0.0)]
+
+
+def test_query_of_compare_codes__counts_sights_within_an_hour_once() -> None:
+    sights = [{**ALARM, "time": time} for time in (0, 3600, 7201)] + [{**ALARM, "badness": 1}]
+    found = query(
+        *("compare_codes", fields("code cluster node times"), {"to_time": DAY}), evidence=sights, chosen_nodes=[NODE]
+    )
+    assert found == [("x/a", "c", "n1", 2)]
+
+
+# --- ettr
+
+
+LONG = {"cluster": "c", "run": 7, "chained_by": "job_id", "submit_time": 10, "end_time": 500, "gpus": 8}
+LONG |= {"runtime_seconds": 90_000, "queued_seconds": 5}
+
+
+def test_query_of_ettr_long__takes_the_first_attempt_of_a_run_that_is_no_family() -> None:
+    runs = [{**LONG, "attempts": 2, "overlapping": 0}, {**LONG, "attempts": 2, "overlapping": 1, "run": 8}]
+    runs.append({**runs[0], "run": 9, "runtime_seconds": 86_399})
+    jobs = [{**JOB, "db_index": index, "job_id": run, "submit_time": 10, "run_key": "k"}
+            for index, run in ((2, 7), (1, 7), (3, 8), (4, 9))]  # fmt: skip
+    row = fields("cluster run chained_by submit_time end_time gpus runtime_seconds queued_seconds run_key")
+    assert query("ettr_long", row, runs=runs, chosen_jobs=jobs) == [("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")]
+
+
+def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_interrupted() -> None:
+    attempt = {**JOB, "job_id": 7, "nodes": 1, "submit_time": 10, "start_time": 20}
+    jobs = [
+        {**attempt, "state": "NODE_FAIL", "end_time": 120},
+        {**attempt, "db_index": 2, "submit_time": 130, "start_time": 140, "state": "COMPLETED", "end_time": 400},
+        {**attempt, "db_index": 3, "submit_time": 140, "start_time": None, "state": "CANCELLED", "end_time": 150},
+        {**attempt, "db_index": 4, "submit_time": 600, "state": "COMPLETED", "end_time": 700},
+    ]
+    row = fields("cluster run gpus nodes starts interruptions runtime_seconds queued_seconds lost_seconds")
+    found = query(
+        *("ettr_runs", row, {"restart_seconds": 30.0, "checkpoint_seconds": 40.0}),
+        ettr_long=[{**LONG, "run_key": None}],
+        jobs=jobs,
+        jobs_known=[{"cluster": "c", "known_until": 900}],
+    )
+    assert found == [("c", 7, 8, 1, 2, 1, 90_000, 5, 50.0 + 30.0)]
+
+
+def test_query_of_ettr_families__counts_long_runs_that_overlap() -> None:
+    runs = [{**LONG, "overlapping": 1}, {**LONG, "overlapping": 0}, {**LONG, "overlapping": 1, "run": 9}]
+    assert query("ettr_families", fields("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]

@@ -169,7 +169,7 @@ def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
 
 def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
     for lost in (0, 50, 100):
-        run = {"runtime_seconds": 100, "queued_seconds": 20, "lost_seconds": lost}
+        run = ettr_runs.Run("c1", 1, 8, 1, 1, 0, 100, 20, lost)
         assert ettr_runs.ettr_of(run) == pytest.approx((100 - lost) / 120)
 
 

@@ -76,10 +76,10 @@ def _split_sentences(split: Row) -> list[str]:
         f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
         f"{after['jobs']:,}."
     ]
-    for key, words in (("completed", "completed"), ("by_hardware", "were ended by nodes")):
+    for key, words in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
         if split["change"][key]["difference"] is not None:
             found.append(
-                f"Of them {words}: {_interval(before[key])} before, {_interval(after[key])} after; "
+                f"{words}: {_interval(before[key])} before, {_interval(after[key])} after; "
                 f"{_points(split['change'][key])}."
             )
     found.append(

@@ -99,16 +99,17 @@ def test_twice_as_many_failures_of_independent_nodes_are_found_and_a_loop_of_one
     assert differs(compare.compared(side("A", of_nodes([1] * 100)), side("B", of_nodes(loop)))) == []
 
 
-def jobs(random, completed, count=3000, users=300):
+def jobs(random, share, count=3000, users=300):
     """Shares of so many jobs, each by itself, on 30 days and of so many users."""
-    ok = random.random(count) < completed
+    ok = random.random(count) < share
     by_unit = []
     for units in (random.integers(0, 30, count), random.integers(0, users, count)):
         rows = []
         for unit in np.unique(units):
             its = ok[units == unit]
-            ended = {"jobs": len(its), "completed": int(its.sum()), "failed": int((~its).sum())}
-            rows.append({**ended, "node_fail": 0, "preempted": 0, "timeout": 0, "gpu_hours": float(len(its))})
+            completed = int(its.sum())
+            ended = compare.Ended(str(unit), len(its), completed, len(its) - completed, 0, 0, 0, float(len(its)))
+            rows.append(ended)
         by_unit.append(rows)
     return compare.of_jobs([], 100.0, by_unit)
 

@@ -53,7 +53,7 @@ _KNOWN = " UNION ".join(
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
 # As long as the store's own table and as wide: of a view only the columns are read that are asked for.
-_READ_EACH_TIME = ("lines", "placed_days")
+_READ_EACH_TIME = ("lines", "placed_days", "rate_ran")
 # Tables that a study has beside the questions, or that an answer gives it.
 CHOSEN = ("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times")
 MOST_HINT = 400  # characters of what is known instead

@@ -32,6 +32,12 @@ def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
     assert QUERIES[name].title
 
 
+def test_a_parameter_has_one_default_in_all_files() -> None:
+    """A study has one table of parameters for all files."""
+    defaults = {(name, value) for one in questions.for_answers().values() for name, value in one.parameters.items()}
+    assert len(defaults) == len({name for name, _ in defaults})
+
+
 def test_every_query_has_a_test_of_its_own() -> None:
     tested = {name.removeprefix("test_query_of_").partition("__")[0] for name in globals() if name.startswith("test_")}
     assert set(QUERIES) - tested == set()

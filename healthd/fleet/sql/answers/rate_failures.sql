@@ -2,6 +2,8 @@
 --
 -- asked
 --   more_than_gpus BIGINT = 128   r_f is of jobs of more GPUs
+--   before_seconds BIGINT = 600   how long before the end Slurm may have set the node down
+--   after_seconds BIGINT = 300   how long after it
 
 WITH failed AS (
   SELECT

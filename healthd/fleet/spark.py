@@ -48,7 +48,8 @@ class Spark:
         _read(session, files)
 
     def table(self, name: str, sql: str) -> None:
-        self._run(sql).cache().createOrReplaceTempView(name)
+        # A checkpoint, not a cache: the plan of a later query would have the plans of all tables below in it.
+        self._run(sql).localCheckpoint().createOrReplaceTempView(name)
 
     def view(self, name: str, sql: str) -> None:
         self._run(sql).createOrReplaceTempView(name)

@@ -24,8 +24,10 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Inventory,
@@ -516,4 +518,17 @@ EXPLAIN = {
         "None, but the next failing disk may take the data with it.",
         "cat /proc/mdstat; mdadm --detail /dev/NAME shows which disk is out. Replace it, then mdadm --add.",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DISK)
+ENDS_JOB = {
+    "block_device/missing": EndsJob.ALWAYS,
+    "block_device/nvme": EndsJob.ALWAYS,
+    "block_device/stopped": EndsJob.ALWAYS,
+    "block_device/root_stopped": EndsJob.ALWAYS,
+    "block_device/io_error": EndsJob.ALWAYS,
+    "block_device/medium_error": EndsJob.ALWAYS,
+    "block_device/path": EndsJob.NEVER,
+    "block_device/raid_failed": EndsJob.ALWAYS,
+    "block_device/raid_degraded": EndsJob.NEVER,
 }

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -161,3 +163,6 @@ EXPLAIN = {
         confirm="confirm_seconds",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.SERVICES)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.NEVER)

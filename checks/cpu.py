@@ -21,8 +21,10 @@ from healthd.api import (
     Clears,
     Count,
     Cpus,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -206,4 +208,14 @@ EXPLAIN = {
         "Jobs run slower, and all nodes of a job wait for the slowest.",
         "sensors, ipmitool sdr type Temperature and Fan: fans, air filters, the heat sink's paste, the room.",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.POWER),
+    "cpu/missing": FailureCause.MEMORY,
+}
+ENDS_JOB = {
+    "cpu/missing": EndsJob.ALWAYS,
+    "cpu/governor": EndsJob.NEVER,
+    "cpu/throttled": EndsJob.NEVER,
 }

@@ -17,8 +17,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -126,3 +128,6 @@ EXPLAIN = {
         expects="expected",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DRIVER)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)

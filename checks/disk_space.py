@@ -16,7 +16,9 @@ from dataclasses import field, replace
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Gib,
     Host,
@@ -202,4 +204,12 @@ EXPLAIN = {
         "None yet. When there are hardly any the node is drained.",
         _INODES_TODO,
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DISK_SPACE)
+ENDS_JOB = {
+    "disk_space/no_space": EndsJob.ALWAYS,
+    "disk_space/no_inodes": EndsJob.ALWAYS,
+    "disk_space/low_space": EndsJob.NEVER,
+    "disk_space/low_inodes": EndsJob.NEVER,
 }

@@ -17,8 +17,10 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -282,4 +284,13 @@ EXPLAIN = {
         "Connections stall each time. It often comes before a link that stays down.",
         _TODO,
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.ETHERNET)
+ENDS_JOB = {
+    "eth_link/down": EndsJob.ALWAYS,
+    "eth_link/member_down": EndsJob.NEVER,
+    "eth_link/missing": EndsJob.ALWAYS,
+    "eth_link/slow": EndsJob.NEVER,
+    "eth_link/mtu": EndsJob.NEVER,
 }

@@ -32,6 +32,7 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -228,3 +229,5 @@ EXPLAIN = {
         chosen_by="critical_severity",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.OTHER)

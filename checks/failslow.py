@@ -25,7 +25,9 @@ from typing import Annotated
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -249,4 +251,14 @@ EXPLAIN = {
         needs="act",
         window="loss_window_seconds",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.OTHER),
+    "failslow/gpu": FailureCause.GPU,
+}
+ENDS_JOB = {
+    "failslow/job": EndsJob.NEVER,
+    "failslow/gpu": EndsJob.NEVER,
+    "failslow/counters": EndsJob.NEVER,
 }

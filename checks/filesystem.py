@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    FailureCause,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Seconds,
+    Severity,
+    dataclass,
+)
 
 USES = ""
 
@@ -134,4 +145,9 @@ EXPLAIN = {
         "Drain and reboot the node when its jobs have ended. Report the lines before LBUG to the file system's maker.",
         window="error_window_seconds",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.MOUNT),
+    "filesystem/errors": FailureCause.DISK,
 }

@@ -19,7 +19,9 @@ from healthd.api import (
     NO_GPU,
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -229,4 +231,20 @@ EXPLAIN = {
         "driver takes 1 to 3 s a GPU: start nvidia-persistenced, or raise timeout_seconds.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.GPU_LOST),
+    "gpu_access/reset_required": FailureCause.GPU,
+    "gpu_access/library_missing": FailureCause.DRIVER,
+    "gpu_access/driver_not_loaded": FailureCause.DRIVER,
+    "gpu_access/driver_mismatch": FailureCause.DRIVER,
+}
+ENDS_JOB = {
+    "gpu_access/lost": EndsJob.ALWAYS,
+    "gpu_access/reset_required": EndsJob.ALWAYS,
+    "gpu_access/no_answer": EndsJob.ALWAYS,
+    "gpu_access/library_missing": EndsJob.ALWAYS,
+    "gpu_access/driver_not_loaded": EndsJob.ALWAYS,
+    "gpu_access/driver_mismatch": EndsJob.ALWAYS,
 }

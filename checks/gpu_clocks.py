@@ -20,7 +20,9 @@ from dataclasses import replace
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -167,3 +169,6 @@ EXPLAIN = {
         window="clean_seconds",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.NEVER)

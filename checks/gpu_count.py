@@ -15,8 +15,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Gpus,
     Host,
@@ -180,3 +182,6 @@ EXPLAIN = {
         expects="expected",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_LOST)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)

@@ -26,7 +26,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -246,4 +248,12 @@ EXPLAIN = {
         "None for today's jobs: errors of the past were dealt with by a reset.",
         "Nothing. It is worth knowing when the same GPU makes trouble again.",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
+ENDS_JOB = {
+    "gpu_ecc/uncorrected": EndsJob.ALWAYS,
+    "gpu_ecc/sram_threshold": EndsJob.ALWAYS,
+    "gpu_ecc/disabled": EndsJob.NEVER,
+    "gpu_ecc/aggregate": EndsJob.NEVER,
 }

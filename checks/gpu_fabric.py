@@ -26,7 +26,9 @@ from healthd.api import (
     NO_GPU,
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -299,4 +301,16 @@ EXPLAIN = {
         confirm="join_seconds",
         shared=True,
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.NVLINK),
+    "gpu_fabric/manager": FailureCause.SERVICES,
+}
+ENDS_JOB = {
+    "gpu_fabric/not_joined": EndsJob.ALWAYS,
+    "gpu_fabric/degraded": EndsJob.NEVER,
+    "gpu_fabric/unhealthy": EndsJob.ALWAYS,
+    "gpu_fabric/left_out": EndsJob.ALWAYS,
+    "gpu_fabric/manager": EndsJob.ALWAYS,
 }

@@ -14,8 +14,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -110,3 +112,6 @@ EXPLAIN = {
         expects="instances",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DRIVER)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)

@@ -23,8 +23,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -311,4 +313,13 @@ EXPLAIN = {
         _ERRORS_TODO,
         confirm="bit_errors_confirm_seconds",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.NVLINK)
+ENDS_JOB = {
+    "gpu_nvlink/inactive": EndsJob.ALWAYS,
+    "gpu_nvlink/replay": EndsJob.ALWAYS,
+    "gpu_nvlink/recovery": EndsJob.ALWAYS,
+    "gpu_nvlink/recovery_failed": EndsJob.ALWAYS,
+    "gpu_nvlink/crc_rate": EndsJob.ALWAYS,
 }

@@ -23,8 +23,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Lanes,
@@ -246,4 +248,10 @@ EXPLAIN = {
         f"At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
+ENDS_JOB = {
+    "gpu_pcie/lanes": EndsJob.NEVER,
+    "gpu_pcie/generation": EndsJob.NEVER,
 }

@@ -10,7 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.api import NO_GPU, Clears, Explain, Finding, Host, NothingToCheck, NvmlError, Past, Severity
+from healthd.api import (
+    NO_GPU,
+    Clears,
+    EndsJob,
+    Explain,
+    FailureCause,
+    Finding,
+    Host,
+    NothingToCheck,
+    NvmlError,
+    Past,
+    Severity,
+)
 from healthd.api import CheckConfig as Config
 
 USES = "nvml"
@@ -59,3 +71,6 @@ EXPLAIN = {
         _DAEMON_TODO,
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DRIVER)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.NEVER)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -63,3 +65,6 @@ EXPLAIN = {
         "supply or its cable may be missing, or the BMC caps the chassis. Wanted so: set accepted_watts.",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU)
+ENDS_JOB = {"gpu_power/limited": EndsJob.NEVER}

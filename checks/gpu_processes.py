@@ -15,6 +15,7 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Explain,
+    FailureCause,
     Finding,
     Host,
     NothingToCheck,
@@ -104,3 +105,5 @@ EXPLAIN = {
         confirm="confirm_seconds",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DRIVER)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.api import CheckConfig as Config
+from healthd.api import (
+    CheckConfig as Config,
+)
 from healthd.api import (
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -100,4 +104,17 @@ EXPLAIN = {
         "Unknown: it only warns.",
         "nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.GPU),
+    "gpu_recovery_action/drain_p2p": FailureCause.NVLINK,
+    "gpu_recovery_action/recover_imex_domain": FailureCause.NVLINK,
+}
+ENDS_JOB = {
+    "gpu_recovery_action/gpu_reset": EndsJob.ALWAYS,
+    "gpu_recovery_action/node_reboot": EndsJob.ALWAYS,
+    "gpu_recovery_action/drain_and_reset": EndsJob.ALWAYS,
+    "gpu_recovery_action/bus_reset": EndsJob.ALWAYS,
+    "gpu_recovery_action/system_reboot": EndsJob.ALWAYS,
 }

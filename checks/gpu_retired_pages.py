@@ -12,7 +12,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -90,3 +92,6 @@ EXPLAIN = {
         "again when another page is retired.",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)

@@ -16,7 +16,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -176,4 +178,12 @@ EXPLAIN = {
         "Nothing is wrong yet, but the next bad row in that bank is a failed remap.",
         "Plan the replacement of the GPU.",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
+ENDS_JOB = {
+    "gpu_row_remap/failure": EndsJob.ALWAYS,
+    "gpu_row_remap/pending": EndsJob.ALWAYS,
+    "gpu_row_remap/too_many": EndsJob.ALWAYS,
+    "gpu_row_remap/unrepairable": EndsJob.ALWAYS,
 }

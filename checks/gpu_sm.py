@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    FailureCause,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Seconds,
+    Severity,
+    dataclass,
+)
 
 USES = ""
 
@@ -94,3 +105,5 @@ EXPLAIN = {
         window="window_seconds",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU)

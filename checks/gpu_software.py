@@ -16,8 +16,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -123,4 +125,13 @@ EXPLAIN = {
         "Reset the GPU or reboot, and look again. Comes back: run diagnostics, open a case for replacement with the "
         "output of nvidia-bug-report.sh.",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.DRIVER),
+    "gpu_software/inforom": FailureCause.GPU,
+}
+ENDS_JOB = {
+    "gpu_software/driver": EndsJob.NEVER,
+    "gpu_software/vbios": EndsJob.NEVER,
 }

@@ -14,7 +14,9 @@ from healthd.api import (
     Celsius,
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -132,3 +134,6 @@ EXPLAIN = {
         f"nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU)
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.NEVER)

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Gpu,
     Inventory,
@@ -339,3 +341,52 @@ def known_more() -> list[str]:
     from healthd.nvidia.nvlink5_texts import known
 
     return known()
+
+
+# By NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
+_XIDS = {
+    FailureCause.PCIE: (18, 167, 176),
+    FailureCause.GPU_LOST: (79,),
+    FailureCause.NVLINK: (74, 121, 136, *xid_table.NVLINK5, 155, 166, 170, 173),
+    FailureCause.GPU_MEMORY: (48, 57, 58, 63, 64, 92, 94, 95, 140, 160, 161, 168, 171, 172),
+    FailureCause.GSP: (119, 120, 175),
+    FailureCause.DRIVER: (78,),
+    FailureCause.POWER: (54,),
+}
+CAUSES = {
+    "gpu_xid/fallen_off_bus": FailureCause.GPU_LOST,
+    "gpu_xid/gpu_is_lost": FailureCause.GPU_LOST,
+    "gpu_xid/rm_init_failed": FailureCause.GPU,
+    "gpu_xid/probe_failed": FailureCause.DRIVER,
+    "gpu_xid/gsp": FailureCause.GSP,
+    "gpu_xid/nvlink": FailureCause.NVLINK,
+    "gpu_xid/peermem": FailureCause.DRIVER,
+    "gpu_xid/rc_watchdog": FailureCause.GPU,
+    **{f"gpu_xid/{number}": cause for cause, numbers in _XIDS.items() for number in numbers},
+}
+ENDS_JOB = {
+    "gpu_xid/fallen_off_bus": EndsJob.ALWAYS,
+    "gpu_xid/rm_init_failed": EndsJob.ALWAYS,
+    "gpu_xid/gsp": EndsJob.ALWAYS,
+    "gpu_xid/94": EndsJob.IF_NAMED,
+}
+
+
+def cause(code: str) -> FailureCause:
+    """Return the cause of an Xid that CAUSES does not name: the user's program, or else another GPU fault."""
+    number = int(code.rpartition("/")[2])
+    return FailureCause.USER if _restarts(number) or xid_table.worst(number).of_application else FailureCause.GPU
+
+
+def ends_job(code: str) -> EndsJob:
+    """Return when an Xid ends a job, for a number that ENDS_JOB does not name."""
+    number = int(code.rpartition("/")[2])
+    if code not in CAUSES and (_restarts(number) or xid_table.worst(number).of_application):
+        return EndsJob.ALWAYS if _restarts(number) else EndsJob.NEVER
+    return EndsJob.ALWAYS if xid_table.worst(number).severity >= Severity.DEGRADED else EndsJob.IF_ISOLATES
+
+
+def _restarts(number: int) -> bool:
+    """Return True if the program has to be restarted: by NVIDIA's action, or since the Xid follows from its fault."""
+    fact = codes.xid(number)
+    return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

@@ -22,7 +22,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -282,4 +284,12 @@ EXPLAIN = {
         "None by itself. Ports that were up for a year often have one: the narrowest counts to 15.",
         "perfquery -R on this node sets the port's counters to 0.",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.IB_LINK)
+ENDS_JOB = {
+    "ib_errors/symbols": EndsJob.ALWAYS,
+    "ib_errors/link_integrity": EndsJob.ALWAYS,
+    "ib_errors/buffer_overrun": EndsJob.ALWAYS,
+    "ib_errors/counter_full": EndsJob.NEVER,
 }

@@ -16,7 +16,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -170,4 +172,11 @@ EXPLAIN = {
         "None by itself. Good ports have it after years; flaps of this one are not seen until it is reset.",
         "perfquery -R on this node sets the port's counters to 0. The network interface's count is judged meanwhile.",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.IB_LINK)
+ENDS_JOB = {
+    "ib_flap/link_downed": EndsJob.ALWAYS,
+    "ib_flap/carrier_lost": EndsJob.ALWAYS,
+    "ib_flap/counter_full": EndsJob.NEVER,
 }

@@ -17,8 +17,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Gbps,
     Host,
@@ -224,4 +226,12 @@ EXPLAIN = {
         confirm="confirm_seconds",
         expects="expected_gbps",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.IB_LINK)
+ENDS_JOB = {
+    "ib_link/down": EndsJob.ALWAYS,
+    "ib_link/missing": EndsJob.ALWAYS,
+    "ib_link/slow": EndsJob.NEVER,
+    "ib_link/rate_unknown": EndsJob.NEVER,
 }

@@ -17,7 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import (
+    CheckConfig,
+    Clears,
+    Explain,
+    FailureCause,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Seconds,
+    Severity,
+    dataclass,
+)
 
 USES = ""
 
@@ -162,3 +173,5 @@ EXPLAIN = {
         "(Xid, AER, NVMe). Update firmware and kernel if it comes again.",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)

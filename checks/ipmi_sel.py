@@ -18,7 +18,9 @@ from typing import NamedTuple
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -178,3 +180,10 @@ EXPLAIN = {
         f"Look at the supply's lamps, its cable and the rack's power. {_TODO}",
     ),
 }
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.PCIE),
+    "ipmi_sel/uncorrectable": FailureCause.MEMORY,
+    "ipmi_sel/power_supply": FailureCause.POWER,
+}
+ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)

@@ -18,7 +18,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Inventory,
     KernelEvent,
@@ -322,4 +324,20 @@ EXPLAIN = {
         "ipmitool sdr type Temperature; fans, filters, the inlet's temperature.",
         window="window_seconds",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.KERNEL),
+    "kernel/oom_kill": FailureCause.USER,
+    "kernel/cpu_throttled": FailureCause.POWER,
+    "kernel/too_hot": FailureCause.POWER,
+}
+ENDS_JOB = {
+    "kernel/hard_lockup": EndsJob.ALWAYS,
+    "kernel/panic": EndsJob.ALWAYS,
+    "kernel/oops": EndsJob.ALWAYS,
+    "kernel/soft_lockup": EndsJob.ALWAYS,
+    "kernel/netdevice": EndsJob.NEVER,
+    "kernel/oom_kill": EndsJob.ALWAYS,
+    "kernel/cpu_throttled": EndsJob.NEVER,
 }

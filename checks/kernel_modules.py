@@ -16,8 +16,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -129,3 +131,6 @@ EXPLAIN = {
         expects="expected",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.DRIVER)
+ENDS_JOB = {"kernel_modules/not_loaded": EndsJob.ALWAYS}

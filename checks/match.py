@@ -22,6 +22,7 @@ from healthd.api import (
     Clears,
     ExitStatus,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -204,3 +205,5 @@ EXPLAIN = {
         chosen_by="fault_severity",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.OTHER)

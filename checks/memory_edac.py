@@ -28,7 +28,9 @@ from healthd.api import (
     Clears,
     Count,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Inventory,
@@ -345,4 +347,15 @@ EXPLAIN = {
         "them ends the warning, too.",
         window="clean_seconds",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.MEMORY),
+    "memory_edac/pci_parity": FailureCause.PCIE,
+}
+ENDS_JOB = {
+    "memory_edac/uncorrected": EndsJob.ALWAYS,
+    "memory_edac/uncorrected_at_boot": EndsJob.NEVER,
+    "memory_edac/machine_check": EndsJob.ALWAYS,
+    "memory_edac/left_over": EndsJob.NEVER,
 }

@@ -16,8 +16,10 @@ from healthd.api import (
     Bytes,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -101,3 +103,6 @@ EXPLAIN = {
         expects="expected_bytes",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.MEMORY)
+ENDS_JOB = {"memory_size/less": EndsJob.ALWAYS}

@@ -18,7 +18,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Inventory,
     KernelEvent,
@@ -325,4 +327,21 @@ EXPLAIN = {
         "lspci -vv -s PCI: LnkCap and LnkSta, also of the port above.",
         window="link_window_seconds",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.IB_LINK),
+    "mlx5/slot_power": FailureCause.PCIE,
+    "mlx5/pci_error": FailureCause.PCIE,
+    "mlx5/bond_down": FailureCause.ETHERNET,
+    "mlx5/pcie_limited": FailureCause.PCIE,
+}
+ENDS_JOB = {
+    "mlx5/health_fatal": EndsJob.ALWAYS,
+    "mlx5/temperature": EndsJob.NEVER,
+    "mlx5/module_temperature": EndsJob.NEVER,
+    "mlx5/module_power": EndsJob.NEVER,
+    "mlx5/slot_power": EndsJob.NEVER,
+    "mlx5/command_timeout": EndsJob.ALWAYS,
+    "mlx5/pcie_limited": EndsJob.NEVER,
 }

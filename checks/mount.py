@@ -14,8 +14,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -259,4 +261,14 @@ EXPLAIN = {
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
         shared=True,
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.MOUNT)
+ENDS_JOB = {
+    "mount/missing": EndsJob.ALWAYS,
+    "mount/stale": EndsJob.ALWAYS,
+    "mount/failing": EndsJob.ALWAYS,
+    "mount/wrong_type": EndsJob.ALWAYS,
+    "mount/read_only": EndsJob.ALWAYS,
+    "mount/hang": EndsJob.NEVER,
 }

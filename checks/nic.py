@@ -20,7 +20,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Inventory,
     KernelEvent,
@@ -190,4 +192,10 @@ EXPLAIN = {
         "Nothing, unless jobs of several users see it on this node.",
         window="link_window_seconds",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.IB_LINK)
+ENDS_JOB = {
+    "nic/firmware_failed": EndsJob.ALWAYS,
+    "nic/command_timeout": EndsJob.ALWAYS,
 }

@@ -26,7 +26,9 @@ from healthd.api import (
     Clears,
     Count,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Inventory,
@@ -336,4 +338,11 @@ EXPLAIN = {
         f"At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
+ENDS_JOB = {
+    "pcie_aer/fatal": EndsJob.ALWAYS,
+    "pcie_aer/nonfatal_repeated": EndsJob.ALWAYS,
+    "pcie_aer/not_recovered": EndsJob.ALWAYS,
 }

@@ -15,8 +15,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Finding,
     Host,
     LeftOut,
@@ -124,3 +126,6 @@ EXPLAIN = {
         expects="expected",
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
+ENDS_JOB = {"pcie_devices/gone": EndsJob.ALWAYS}

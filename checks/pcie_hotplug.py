@@ -13,7 +13,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Inventory,
     KernelEvent,
@@ -125,4 +127,10 @@ EXPLAIN = {
         _TODO,
         window="warning_window_seconds",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
+ENDS_JOB = {
+    "pcie_hotplug/link_down": EndsJob.ALWAYS,
+    "pcie_hotplug/power_fault": EndsJob.ALWAYS,
 }

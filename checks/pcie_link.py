@@ -16,7 +16,9 @@ from typing import NamedTuple
 from healthd.api import (
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -185,4 +187,11 @@ EXPLAIN = {
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
+ENDS_JOB = {
+    "pcie_link/narrow": EndsJob.NEVER,
+    "pcie_link/slow": EndsJob.NEVER,
+    "pcie_link/no_answer": EndsJob.ALWAYS,
 }

@@ -34,7 +34,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Count,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -340,4 +342,14 @@ EXPLAIN = {
         "ps -eo stat,ppid | awk '/^Z/ {print $2}' | sort | uniq -c | sort -n | tail shows the parents. Restart or "
         "repair the parent; a container without an init as its first process is a common one.",
     ),
+}
+
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.KERNEL),
+    "processes/user_file_system": FailureCause.USER,
+}
+ENDS_JOB = {
+    "processes/unkillable": EndsJob.ALWAYS,
+    "processes/user_file_system": EndsJob.NEVER,
+    "processes/zombies": EndsJob.NEVER,
 }

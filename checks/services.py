@@ -17,8 +17,10 @@ from healthd.api import (
     Baseline,
     CheckConfig,
     Clears,
+    EndsJob,
     Entry,
     Explain,
+    FailureCause,
     Few,
     Finding,
     Host,
@@ -228,4 +230,11 @@ EXPLAIN = {
         shared=True,
         expects="required",
     ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.SERVICES)
+ENDS_JOB = {
+    "services/inactive": EndsJob.ALWAYS,
+    "services/wanted_inactive": EndsJob.NEVER,
+    "services/changing": EndsJob.NEVER,
 }

@@ -16,7 +16,9 @@ from healthd.api import (
     CheckConfig,
     Clears,
     Ends,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Inventory,
     KernelEvent,
@@ -178,3 +180,13 @@ def _may_be_fatal(meaning: str) -> Explain:
 def known_codes() -> list[str]:
     """Every SXid of the guide, and those that drain without it; others are explained too."""
     return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *WITHOUT_A_WORD})]
+
+
+def cause(code: str) -> FailureCause:
+    return FailureCause.NVLINK
+
+
+def ends_job(code: str) -> EndsJob:
+    """Return when an SXid ends a job, by its class in the Fabric Manager guide, else by the severity of its line."""
+    always = _category(int(code.rpartition("/")[2])) == "always fatal"
+    return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -21,7 +21,9 @@ from healthd.api import (
     AbsolutePath,
     CheckConfig,
     Clears,
+    EndsJob,
     Explain,
+    FailureCause,
     Finding,
     Host,
     Meaning,
@@ -157,3 +159,6 @@ EXPLAIN = {
         'severity = { "validation/slow" = "degraded" } in [checks.validation].',
     ),
 }
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU)
+ENDS_JOB = {"validation/slow": EndsJob.NEVER}

@@ -38,6 +38,7 @@ from healthd.agent.settings.limits import (
     between,
 )
 from healthd.common.history import Past
+from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import (
     NO_GPU,
     NO_IB_PORT,
@@ -97,9 +98,11 @@ __all__ = [
     "Count",
     "Cpus",
     "Ends",
+    "EndsJob",
     "Entry",
     "ExitStatus",
     "Explain",
+    "FailureCause",
     "Few",
     "Finding",
     "Gbps",

@@ -99,8 +99,10 @@ def main() -> int:
         put_back(before)
         print(f"new_check: {error.filename}: cannot be written: {error.strerror}", file=sys.stderr)
         return USAGE
-    subprocess.run([sys.executable, ROOT / "scripts/checks_page.py"], check=True)
-    print("\n".join(f"{path}: written" for path in [*files, "docs/checks.md, docs/peers.md and README.md"]))
+    for script in ("checks_page.py", "fleet_codes.py"):
+        subprocess.run([sys.executable, ROOT / "scripts" / script], check=True)
+    pages = "docs/checks.md, docs/peers.md, README.md and healthd/fleet/codes.csv"
+    print("\n".join(f"{path}: written" for path in [*files, pages]))
     return 0
 
 

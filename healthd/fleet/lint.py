@@ -34,6 +34,7 @@ FUNCTIONS = frozenset(
         "min",
         "nullif",
         "rank",
+        "regexp_extract",
         "replace",
         "row_number",
         "sqrt",

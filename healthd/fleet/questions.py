@@ -7,7 +7,7 @@ beside from_time and to_time. The name of a question is a table for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from healthd.common.codec import nearest
@@ -41,10 +41,21 @@ class Question:
     parameters: dict[str, Value]
 
 
+SQL = Path(__file__).with_name("sql")
+
+
 def built_in() -> dict[str, Question]:
-    """The questions that come with healthd, by their names."""
-    paths = sorted(Path(__file__).with_name("sql").glob("*.sql"))
-    return {path.stem: parse(path.stem, str(path), path.read_text("utf-8")) for path in paths}
+    """Return the questions that come with healthd, by their names."""
+    return _read_all(SQL)
+
+
+def for_answers() -> dict[str, Question]:
+    """Return the built-in questions and the queries of the answers, by their names."""
+    return {**built_in(), **_read_all(SQL / "answers")}
+
+
+def _read_all(folder: Path) -> dict[str, Question]:
+    return {path.stem: parse(path.stem, str(path), path.read_text("utf-8")) for path in sorted(folder.glob("*.sql"))}
 
 
 def read(path: str) -> Question:
@@ -91,13 +102,15 @@ def _value(where: str, name: str, kind: str, text: str) -> Value:
         raise WrongQuestion(f'{where}: {name} must be a {kind}, got "{text}"') from None
 
 
-def needed(question: Question, there: Mapping[str, Question]) -> list[Question]:
-    """The questions that this one stands on, each before those that name it, and itself as the last. Raises
-    WrongQuestion for SQL that is not allowed, with file and line."""
+def needed(question: Question, there: Mapping[str, Question], also: Collection[str] = ()) -> list[Question]:
+    """Return the questions that this one reads, each before those that read it, and itself as the last.
+
+    also: further tables that it may read. Raises WrongQuestion for SQL that is not allowed, with file and line.
+    """
     found: list[Question] = []
 
     def add(one: Question, above: tuple[str, ...]) -> None:
-        known = {*TABLES, "asked", "numbers", *there} - {*above, one.name}
+        known = {*TABLES, "asked", "numbers", *also, *there} - {*above, one.name}
         wrong = lint.refusals(one.sql, known)
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

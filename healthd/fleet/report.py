@@ -33,24 +33,24 @@ from healthd.fleet.answers import (
 )
 from healthd.fleet.answers.document import Document, Unanswerable, moment
 from healthd.fleet.answers.study import Study
-from healthd.fleet.chapters import alarms as alarms_chapter
-from healthd.fleet.chapters import attribution as attribution_chapter
-from healthd.fleet.chapters import availability as availability_chapter
-from healthd.fleet.chapters import checks as checks_chapter
-from healthd.fleet.chapters import compare as compare_chapter
-from healthd.fleet.chapters import ettr as ettr_chapter
-from healthd.fleet.chapters import failslow as failslow_chapter
-from healthd.fleet.chapters import goodput as goodput_chapter
-from healthd.fleet.chapters import lemons as lemons_chapter
-from healthd.fleet.chapters import links as links_chapter
-from healthd.fleet.chapters import nccl as nccl_chapter
-from healthd.fleet.chapters import rate as rate_chapter
-from healthd.fleet.chapters import states as states_chapter
-from healthd.fleet.chapters.chapter import Chapter, Table
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.report_page import Assets, Report, is_report, page
 from healthd.fleet.statistics.lemon_score import WINDOW_DAYS
 from healthd.fleet.summary import opening
+from healthd.fleet.view import COUNT, TIME, Column, Table, View
+from healthd.fleet.views import alarms as alarms_view
+from healthd.fleet.views import attribution as attribution_view
+from healthd.fleet.views import availability as availability_view
+from healthd.fleet.views import checks as checks_view
+from healthd.fleet.views import compare as compare_view
+from healthd.fleet.views import ettr as ettr_view
+from healthd.fleet.views import failslow as failslow_view
+from healthd.fleet.views import goodput as goodput_view
+from healthd.fleet.views import lemons as lemons_view
+from healthd.fleet.views import links as links_view
+from healthd.fleet.views import nccl as nccl_view
+from healthd.fleet.views import rate as rate_view
+from healthd.fleet.views import states as states_view
 
 FILE = "report.html"
 
@@ -61,7 +61,7 @@ class NotOurs(HealthdError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An answer of the report. chapter: of its document
+    """An answer of the report.
 
     way        what behind `healthd fleet` asks for it; "": its name
     of_store   whether that takes the store's flags too
@@ -70,7 +70,7 @@ class Part:
     name: str
     title: str  # where the store has no answer
     answer: Callable[[Study], Document]
-    chapter: Callable[[Document], Chapter]
+    view: Callable[[Document], View]
     way: str = ""
     of_store: bool = True
 
@@ -85,41 +85,37 @@ def parts(
     flight-recorder dumps; compared: the arguments of `healthd fleet compare`, and what gives its
     document or raises what answers() takes."""
     found = [
-        Part("states", "What became of the jobs", states.states, states_chapter.chapter),
+        Part("states", "What became of the jobs", states.states, states_view.view),
         Part(
             "goodput",
             "What failures cost",
             partial(goodput.goodput, price=price),
-            goodput_chapter.chapter,
+            goodput_view.view,
             "goodput" if price is None else f"goodput --price {price:g}",
         ),
-        Part("rate", "How often a job is interrupted", rate.rate, rate_chapter.chapter),
-        Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_chapter.chapter),
-        Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_chapter.chapter),
-        Part(
-            "lemons", "Which nodes to take out", lemons.lemons, lemons_chapter.chapter, f"lemons --days {WINDOW_DAYS}"
-        ),
+        Part("rate", "How often a job is interrupted", rate.rate, rate_view.view),
+        Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_view.view),
+        Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_view.view),
+        Part("lemons", "Which nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
         Part(
             "availability",
             "Which nodes were up",
             partial(availability.availability, sla=sla),
-            availability_chapter.chapter,
+            availability_view.view,
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
-        Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_chapter.chapter),
-        Part("checks", "Which check is the first evidence", checks.checks, checks_chapter.chapter),
-        Part("links", "Links that flap or count errors", links.links, links_chapter.chapter),
-        Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_chapter.chapter),
+        Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_view.view),
+        Part("checks", "Which check is the first evidence", checks.checks, checks_view.view),
+        Part("links", "Links that flap or count errors", links.links, links_view.view),
+        Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_view.view),
     ]
     if compared is not None:
         words, get = compared
-        found.append(
-            Part("compare", "What differs", lambda _: get(), compare_chapter.chapter, f"compare {words}", False)
-        )
+        found.append(Part("compare", "What differs", lambda _: get(), compare_view.view, f"compare {words}", False))
     for number, folder in enumerate(nccl_folders, 1):
         name = "nccl" if number == 1 else f"nccl-{number}"
         way = f"nccl {shlex.quote(folder)}"
-        found.append(Part(name, f"The job of {folder}", partial(_stalled, folder), nccl_chapter.chapter, way, False))
+        found.append(Part(name, f"The job of {folder}", partial(_stalled, folder), nccl_view.view, way, False))
     return tuple(found)
 
 
@@ -234,15 +230,15 @@ def assets() -> Assets:
     )
 
 
-def _chapter(part: Part, documents: Mapping[str, Document]) -> Chapter:
+def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
     if part.name in documents:
-        return replace(part.chapter(documents[part.name]), name=part.name)
+        return replace(part.view(documents[part.name]), name=part.name)
     head = documents["report"]
     reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
     if part.name in head["failed"]:
-        return Chapter(part.name, part.title, (f"This chapter failed: {reason}.",))
+        return View(part.name, part.title, (f"This chapter failed: {reason}.",))
     remedy = (f"To have this chapter, ingest the missing source: healthd {flags}.",) if command else ()
-    return Chapter(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
+    return View(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 
 
 def _common(notes: Sequence[str]) -> tuple[str, ...]:
@@ -250,7 +246,7 @@ def _common(notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
 
 
-def _without(chapter: Chapter, notes: Sequence[str]) -> Chapter:
+def _without(chapter: View, notes: Sequence[str]) -> View:
     return replace(chapter, notes=tuple(note for note in chapter.notes if note not in notes))
 
 
@@ -260,22 +256,15 @@ def _covered(head: Document) -> str:
     return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
 
 
+SOURCES = (
+    Column("cluster", "cluster"),
+    Column("source", "source"),
+    Column("from", "from_time", TIME),
+    Column("to", "to_time", TIME),
+    Column("rows", lambda row: row["rows_read"] or 0, COUNT),
+    Column("unreadable", lambda row: row["rows_unread"] or 0, COUNT),
+)
+
+
 def _sources(rows: Sequence[dict[str, Any]]) -> Table | None:
-    if not rows:
-        return None
-    return Table(
-        "Times read from each source (UTC)",
-        ("cluster", "source", "from", "to", "rows", "unreadable"),
-        tuple(
-            (
-                row["cluster"] or "",
-                row["source"],
-                moment(row["from_time"]),
-                moment(row["to_time"]),
-                f"{row['rows_read'] or 0:,}",
-                f"{row['rows_unread'] or 0:,}",
-            )
-            for row in rows
-        ),
-        frozenset({4, 5}),
-    )
+    return Table("Times read from each source (UTC)", SOURCES, rows) if rows else None

@@ -16,7 +16,8 @@ from typing import Any
 
 from healthd.common.text import printable, regex
 from healthd.common.values import dataclass
-from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table
+from healthd.fleet.figures import COLOURS, Figure
+from healthd.fleet.view import Column, Detail, Form, Table, View
 
 MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers
 MOST_ROWS = 400  # of a table on the page; --json has all
@@ -62,7 +63,7 @@ class Report:
     title: str
     covered: str
     opening: tuple[str, ...]
-    chapters: tuple[Chapter, ...]
+    chapters: tuple[View, ...]
     ways: Mapping[str, str]
     limits: tuple[str, ...]
     sources: Table | None
@@ -143,13 +144,15 @@ LIMITS = "What this report cannot know"
 _NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
 
 
-def _chapter(chapter: Chapter, way: str, specs: list[str]) -> Iterator[str]:
+def _chapter(chapter: View, way: str, specs: list[str]) -> Iterator[str]:
     yield f'<section class="chapter" id="chapter-{_text(chapter.name)}">\n<h2>{_text(chapter.title)}</h2>'
     yield from (f"<p>{_prose(sentence)}</p>" for sentence in chapter.sentences)
-    for chart in chapter.charts:
-        yield from _chart(chart, specs)
+    for figure in chapter.figures:
+        yield from _figure(figure, specs)
     for table in chapter.tables:
         yield from _table(table)
+    for detail in chapter.details:
+        yield from _detail(detail)
     yield from _notes(chapter.notes)
     if way:
         yield f"<p class=soft>As numbers: <code>{_text(way)}</code></p>"
@@ -162,35 +165,44 @@ def _notes(notes: Iterable[str]) -> Iterator[str]:
         yield f'<ul class="notes">\n{items}\n</ul>'
 
 
-def _chart(chart: Chart, specs: list[str]) -> Iterator[str]:
+def _figure(figure: Figure, specs: list[str]) -> Iterator[str]:
     name = f"chart-{len(specs)}"
-    specs.append(inlined(drawn(chart)))
-    yield f"<figure>\n<figcaption>{_text(chart.title)}</figcaption>"
-    words = f"<p>{_prose(chart.words)}</p>"
-    if len(chart.words) <= MOST_WORDS:
+    specs.append(inlined(drawn(figure)))
+    yield f"<figure>\n<figcaption>{_text(figure.title)}</figcaption>"
+    words = f"<p>{_prose(figure.words)}</p>"
+    if len(figure.words) <= MOST_WORDS:
         yield words
     yield f'<div class="chart" data-chart="{name}"></div>'
-    numbers = behind(chart)
-    if numbers is not None:
-        yield "<details>\n<summary>The numbers of this chart</summary>"
-        if len(chart.words) > MOST_WORDS:
-            yield words
-        yield from _table(numbers)
-        yield "</details>"
-    yield "</figure>"
+    yield "<details>\n<summary>The numbers of this chart</summary>"
+    if len(figure.words) > MOST_WORDS:
+        yield words
+    yield from _table(behind(figure))
+    yield "</details>\n</figure>"
+
+
+def _detail(detail: Detail) -> Iterator[str]:
+    lines = "\n".join(_text(line) for line in detail.lines)
+    items = "\n".join(f"<li>{_prose(item)}</li>" for item in detail.items)
+    yield f"<details>\n<summary>{_prose(detail.title)}</summary>\n<pre>{lines}</pre>"
+    yield f"<ul>\n{items}\n</ul>\n</details>" if items else "</details>"
 
 
 def _table(table: Table) -> Iterator[str]:
     """In a region of its own that scrolls sideways, also by the keyboard, so that a narrow page does not."""
     label = _text(table.title)
+    right = frozenset(number for number, column in enumerate(table.columns) if column.form.right)
+    titles = [column.title for column in table.columns]
+    written = table.written()
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table>'
     yield f"<caption>{label}</caption>"
-    yield f"<thead><tr>{''.join(_cells('th scope=col', table.columns, table.numbers))}</tr></thead>\n<tbody>"
-    for row in table.rows[:MOST_ROWS]:
-        yield f"<tr>{''.join(_cells('td', row, table.numbers))}</tr>"
+    yield f"<thead><tr>{''.join(_cells('th scope=col', titles, right))}</tr></thead>\n<tbody>"
+    for row in written[:MOST_ROWS]:
+        yield f"<tr>{''.join(_cells('td', row, right))}</tr>"
     yield "</tbody>\n</table>\n</div>"
-    if len(table.rows) > MOST_ROWS:
+    if len(written) > MOST_ROWS:
         yield f"<p class=soft>The first {MOST_ROWS} of {len(table.rows):,} rows.</p>"
+    elif table.left_out:
+        yield f"<p class=soft>{_text(table.left_out)}</p>"
 
 
 def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[str]:
@@ -205,57 +217,24 @@ LONG_CELL = 40  # characters: a sentence, which must not be one word wide on a p
 # --- charts
 
 
-def drawn(chart: Chart) -> dict[str, Any]:
-    """The chart's Vega-Lite with the page's look below its own, and its words for who does not see it."""
-    spec = dict(chart.spec)
-    spec["description"] = f"{chart.title}. {chart.words}"
-    spec["config"] = _over(_LOOK, {k: v for k, v in spec.get("config", {}).items() if (k, v) not in _ALTAIRS})
-    spec["autosize"] = {"type": "fit-x", "contains": "padding", "resize": True}
-    spec.pop("$schema", None)  # an address, which nobody is to ask
-    return spec
+def drawn(figure: Figure) -> dict[str, Any]:
+    """Return the figure's Vega-Lite with the page's look, and with its words for readers who do not see it."""
+    description = f"{figure.title}. {figure.words}"
+    fit = {"type": "fit-x", "contains": "padding", "resize": True}
+    return {**figure.spec, "description": description, "config": _LOOK, "autosize": fit}
 
 
-# What Altair says of each chart: it is no choice of the chart's.
-_ALTAIRS = (("view", {"continuousWidth": 300, "continuousHeight": 300}),)
+def behind(figure: Figure) -> Table:
+    """Return the records that the figure draws, as a table: those of the layer with the most."""
+    records = max((layer.records for layer in figure.layers), key=len)
+    names = tuple(dict.fromkeys(name for record in records for name in record))
+    return Table(figure.title, tuple(_column(name, [one.get(name) for one in records]) for name in names), records)
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        merged[key] = _over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def behind(chart: Chart) -> Table | None:
-    """The data that the chart draws, as a table: the largest of its parts. None if it has none in it."""
-    found = max(_data(chart.spec), key=len, default=[])
-    columns = tuple(dict.fromkeys(name for row in found for name in row))
-    if not columns:
-        return None
-    kinds = {column: [row[column] for row in found if row.get(column) is not None] for column in columns}
-    numbers = frozenset(
-        number
-        for number, column in enumerate(columns)
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in kinds[column])
-    )
-    rows = tuple(tuple(_value(row.get(column)) for column in columns) for row in found)
-    return Table(chart.title, tuple(column.replace("_", " ") for column in columns), rows, numbers)
-
-
-def _data(spec: Any) -> Iterator[list[dict[str, Any]]]:
-    """The rows that stand in a Vega-Lite specification, of itself and of its layers."""
-    if isinstance(spec, list):
-        for one in spec:
-            yield from _data(one)
-    elif isinstance(spec, dict):
-        data = spec.get("data")
-        values = data.get("values") if isinstance(data, dict) else None
-        if isinstance(values, list):
-            yield [row for row in values if isinstance(row, dict)]
-        yield from spec.get("datasets", {}).values()
-        for key in ("layer", "hconcat", "vconcat", "concat", "spec"):
-            yield from _data(spec.get(key))
+def _column(name: str, values: Sequence[Any]) -> Column:
+    known = [value for value in values if value is not None]
+    right = all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    return Column(name.replace("_", " "), lambda record: record.get(name), Form(_value, right))
 
 
 def _value(value: Any) -> str:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from healthd.common.errors import HealthdError
+from healthd.fleet.database import Rows
 from healthd.fleet.engine import MEMORY_MIB, NUMBERS, THREADS, Answer, Asked, Files
-from healthd.fleet.questions import Question, WrongQuestion
+from healthd.fleet.questions import Question, Value, WrongQuestion
 from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
 
@@ -39,10 +40,51 @@ def answered(
         yield ask(spark, questions, files, asked)
 
 
+class Spark:
+    """A session with the store's tables, for the SQL of an answer: a `database.Database`."""
+
+    def __init__(self, session: Any, files: Files) -> None:
+        self._session = session
+        _read(session, files)
+
+    def table(self, name: str, sql: str) -> None:
+        # A checkpoint, not a cache: the plan of a later query would have the plans of all tables below in it.
+        self._run(sql).localCheckpoint().createOrReplaceTempView(name)
+
+    def view(self, name: str, sql: str) -> None:
+        self._run(sql).createOrReplaceTempView(name)
+
+    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
+        if values:
+            raise ValueError("on Spark a query has no `?`: its values are columns of `asked`")
+        answer = self._run(sql)
+        return Rows(tuple(answer.columns), [tuple(row) for row in answer.collect()])
+
+    def _run(self, sql: str) -> Any:
+        return self._session.sql(translated(sql))
+
+
 def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -> Answer:
     """The same in a session that is there already."""
     from pyspark.errors import PySparkException
 
+    _read(spark, files)
+    columns = asked.columns
+    values = ", ".join(f"CAST(:{name} AS {_TYPES[kind]}) AS {name}" for name, (kind, _) in columns.items())
+    arguments = {name: value for name, (_, value) in columns.items()}
+    spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("asked")
+    *below, last = questions
+    try:
+        for question in below:
+            spark.sql(_translated(question)).createOrReplaceTempView(question.name)
+        answer = spark.sql(_translated(last))
+        return Answer(tuple(answer.columns), _rows(answer, last))
+    except PySparkException as error:
+        raise _refused(last, error) from None
+
+
+def _read(spark: Any, files: Files) -> None:
+    """Make the store's tables and `numbers` known to the session."""
     for name, table in TABLES.items():
         schema = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in table.columns.items())
         paths = [f"file://{os.path.abspath(path)}" for path in files.get(name, ())]
@@ -54,30 +96,23 @@ def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -
         rows.createOrReplaceTempView(name)
     # In SQL, not from rows of Python: Spark would want the same Python on each of its machines for those.
     spark.range(NUMBERS).toDF("n").createOrReplaceTempView("numbers")
-    columns = asked.columns
-    values = ", ".join(f"CAST(:{name} AS {_TYPES[kind]}) AS {name}" for name, (kind, _) in columns.items())
-    arguments = {name: value for name, (_, value) in columns.items()}
-    spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("asked")
-    *below, last = questions
-    try:
-        for question in below:
-            spark.sql(translated(question)).createOrReplaceTempView(question.name)
-        answer = spark.sql(translated(last))
-        return Answer(tuple(answer.columns), _rows(answer, last))
-    except PySparkException as error:
-        raise _refused(last, error) from None
 
 
-def translated(question: Question) -> str:
-    """The question's SQL as Spark says it."""
+def translated(sql: str) -> str:
+    """Return SQL that DuckDB takes as Spark takes it."""
     import sqlglot
+
+    [found] = sqlglot.transpile(sql, read="duckdb", write="spark", comments=False)
+    return str(found)
+
+
+def _translated(question: Question) -> str:
     from sqlglot.errors import SqlglotError
 
     try:
-        [sql] = sqlglot.transpile(question.sql, read="duckdb", write="spark", comments=False)
+        return translated(question.sql)
     except SqlglotError as error:
         raise _refused(question, error) from None
-    return str(sql)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ A column that has the same value in all rows is printed once above the table; co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,8 +17,12 @@ _TIMES = ("time", "first_seen", "last_seen")
 _LATEST = 253402300799  # the end of the year 9999
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page) -> str:
-    """`rows`: values in the order of the columns; times are epoch seconds, and are shown in UTC."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page, right: Collection[int] | None = None
+) -> str:
+    """`rows`: values in the order of the columns; times are epoch seconds, and are shown in UTC.
+
+    right: the columns that are aligned to the right; None: those that have numbers alone."""
     cells = [[cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
     same = [len(rows) > 1 and len({row[at] for row in cells}) == 1 for at in range(len(columns))]
     if all(same):
@@ -32,14 +36,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page) -> 
             break
         used += 2 + widths[at]
         fitting.append(at)
-    numbers = {
-        at
-        for at in fitting
-        if not _is_time(columns[at]) and all(isinstance(row[at], int | float | None) for row in rows)
-    }
+    if right is None:
+        right = [
+            at
+            for at in fitting
+            if not _is_time(columns[at]) and all(isinstance(row[at], int | float | None) for row in rows)
+        ]
 
     def line(texts: Sequence[str]) -> str:
-        aligned = (texts[at].rjust(widths[at]) if at in numbers else texts[at].ljust(widths[at]) for at in fitting)
+        aligned = (texts[at].rjust(widths[at]) if at in right else texts[at].ljust(widths[at]) for at in fitting)
         return "  ".join(aligned).rstrip()
 
     once = ", ".join(f"{columns[at]} = {cells[0][at]}" for at, is_same in enumerate(same) if is_same and cells[0][at])

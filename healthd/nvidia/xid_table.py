@@ -25,6 +25,9 @@ C2C = 173
 # gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid;
 # 174 ends a process in silence, as it was asked to (nverror.h: ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING, 174: Severity.INFO}
+# These follow from an earlier fault of the program: the driver stopped its channel (43) or removed its work (45: it was
+# killed, or another Xid came before). The catalogue has other actions for them.
+AFTER_PROGRAM = frozenset({43, 45})
 # WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv says which unit's error resets the GPU.
 NVLINK5 = range(144, 151)
 # WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines and earlier lines say.

@@ -123,7 +123,6 @@ LAZY = {
         {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
-    "altair": ({"fleet.*"}, {"fleet.*"}),
     "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*", "failslow.chart"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
@@ -137,6 +136,7 @@ USE_PACKAGE_FILES = {
     "agent.doctor.files",
     "agent.settings.layers",
     "agent.worker.installed_files",
+    "fleet.answers.causes",
     "fleet.questions",
     "fleet.report",
     "nvidia.codes",

@@ -42,9 +42,9 @@ BASE = names("""
 """)
 SETTINGS = names("""
     agent.settings agent.settings.config agent.settings.contract agent.settings.effective agent.settings.layers
-    agent.settings.limits agent.settings.registry common.codec common.guard common.history common.model
-    common.moments common.mountinfo common.ownership common.toml common.values host host.disks host.host host.inventory
-    host.program host.shortage host.system nvidia nvidia.nvml
+    agent.settings.limits agent.settings.registry common.codec common.guard common.history common.job_failures
+    common.model common.moments common.mountinfo common.ownership common.toml common.values host host.disks
+    host.host host.inventory host.program host.shortage host.system nvidia nvidia.nvml
 """)
 # Modules that the built-in checks import besides the settings.
 CHECKS = names("""

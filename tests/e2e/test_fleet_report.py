@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build/report"
 A4_PIXELS = 680  # between the margins of 15 mm: 180 mm at 96 a inch
 PHONE_PIXELS = 390
-KINDS = 8  # of a scale of kinds, healthd/fleet/chapters/chapter.py; a scale of numbers has more
+KINDS = 8  # of a scale of kinds, healthd/fleet/figures.py; a scale of numbers has more
 DRAWN = """new Promise((done, failed) => {
   const look = () => document.documentElement.dataset.drawn ? done(true) : setTimeout(look, 20);
   look();

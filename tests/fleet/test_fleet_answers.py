@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from fleet_history import BEGIN, HOUR, NODES, History, history
 from fleet_rows import Row, made, put, row
+from fleet_views import text_of, view_of
 
 from healthd.cli.fleet.answers import COMMANDS
 from healthd.cli.main import main
@@ -138,7 +139,7 @@ def rounded(told: Any) -> Any:
 
 
 def judge(name: str, told: Document) -> None:
-    """What holds for each document, its text and its chapter."""
+    """What holds for each document, its text and its view."""
     module = importlib.import_module(f"healthd.fleet.answers.{name}")
     assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "chosen", "notes"]
     assert (told["answer"], told["version"]) == (name, 1)
@@ -147,19 +148,19 @@ def judge(name: str, told: Document) -> None:
         if re.search(r"(^|_)share($|_)", key) and value is not None:
             assert 0 <= value <= 1 + 1e-9, (key, value)
     for columns in (40, 80, 120):
-        text = module.text(told, Page(columns))
+        text = text_of(told, Page(columns))
         assert text.endswith("\n")
         assert not STEERS.search(text), STEERS.search(text)
         assert not UNSAID.search(text), text
     assert module.found(told) in (True, False)
-    chapter = importlib.import_module(f"healthd.fleet.chapters.{name}").chapter(told)
-    assert chapter.name == name
-    for table in chapter.tables:
-        assert {len(cells) for cells in table.rows} <= {len(table.columns)}
-        assert all(isinstance(cell, str) for cells in table.rows for cell in cells)
-    words = [chapter.title, *chapter.sentences, *chapter.notes, *(chart.words for chart in chapter.charts)]
+    view = view_of(told)
+    assert view.name == name
+    for table in view.tables:
+        assert {len(cells) for cells in table.written()} <= {len(table.columns)}
+        assert all(isinstance(cell, str) for cells in table.written() for cell in cells)
+    words = [view.title, *view.sentences, *view.notes, *(figure.words for figure in view.figures)]
     assert not [one for one in words if STEERS.search(one) or not one.strip() or UNSAID.search(one)]
-    json.dumps([chart.spec for chart in chapter.charts], allow_nan=False)
+    json.dumps([figure.spec for figure in view.figures], allow_nan=False)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_answer_is_json_and_has_a_text_and_a_chapter_whatever_the_history(
+def test_every_answer_is_json_and_has_a_text_and_a_view_whatever_the_history(
     name: str, seed: int, tmp_path: Path
 ) -> None:
     size = (0, 1, 4, 12, 30)[seed % 5]
@@ -179,7 +180,7 @@ def test_every_answer_is_json_and_has_a_text_and_a_chapter_whatever_the_history(
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 7])
-def test_two_periods_of_any_history_are_compared_with_a_text_and_a_chapter(seed: int, tmp_path: Path) -> None:
+def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(seed: int, tmp_path: Path) -> None:
     """Each side has its time: what asks the others of one time is not for it."""
     size = (0, 1, 4, 12, 30)[seed % 5]
     status, out, err = asked("compare", stored(a_site(Random(seed), size), tmp_path / "db"), "--json")
@@ -376,7 +377,7 @@ import os, signal, threading
 from healthd.fleet.answers import study
 def _choose(self):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    self._execute("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
+    self.rows("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
 study.Study._choose = _choose
 """
 

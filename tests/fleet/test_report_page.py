@@ -110,28 +110,26 @@ def test_the_page_has_no_address_and_runs_its_own_two_scripts_alone() -> None:
 def test_the_table_behind_a_chart_has_the_numbers_that_it_draws() -> None:
     from fleet_page import drawings
 
-    from healthd.fleet.chapters.chapter import chart
+    from healthd.fleet.figures import Figure
     from healthd.fleet.report_page import behind
 
-    for drawing in drawings(("gpu-1", "gpu-2")).values():
-        table = behind(chart("Failures", "Few.", drawing))
-        assert table is not None
-        assert table.columns == ("name", "n", "of")
-        assert table.rows == (("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0"))
-        assert table.numbers == {1}
+    for layers in drawings(("gpu-1", "gpu-2")).values():
+        table = behind(Figure("Failures", "Few.", layers))
+        assert [column.title for column in table.columns] == ["name", "n", "of"]
+        assert table.written() == [("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0")]
+        assert [column.form.right for column in table.columns] == [False, True, False]
 
 
-def test_what_a_chart_says_of_its_look_holds_and_the_rest_is_the_pages() -> None:
-    from healthd.fleet.chapters.chapter import Chart
+def test_figure_has_its_words_and_the_look_of_the_page() -> None:
+    from fleet_page import drawings
+
+    from healthd.fleet.figures import Figure
     from healthd.fleet.report_page import drawn
 
-    spec = drawn(
-        Chart("Failures", "Few.", {"mark": "bar", "config": {"axis": {"labelLimit": 999}, "view": {"step": 9}}})
-    )
+    spec = drawn(Figure("Failures", "Few.", drawings(("gpu-1",))["layers"]))
     assert spec["description"] == "Failures. Few."
-    assert spec["config"]["axis"]["labelLimit"] == 999
     assert spec["config"]["axis"]["labelFontSize"] == 12
-    assert spec["config"]["view"] == {"stroke": None, "step": 9}
+    assert [layer["mark"]["type"] for layer in spec["layer"]] == ["rule", "text"]
 
 
 # --- the file
@@ -253,14 +251,14 @@ def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
 
 def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: Path) -> None:
     from healthd.fleet import report
-    from healthd.fleet.chapters.states import chapter
     from healthd.fleet.report_page import Assets
+    from healthd.fleet.views.states import view
 
     def too_large(study: Any) -> dict[str, Any]:
         return dict(study.row("SELECT list(n) AS numbers FROM range(1_000_000_000) AS every(n)"))
 
     states = report.parts()[0]
-    those = (report.Part("large", "A large chapter", too_large, chapter), states)
+    those = (report.Part("large", "A large chapter", too_large, view), states)
     with opened(write(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
         found = report.answers(study, those, 256)
         documents = report.document(study, found)

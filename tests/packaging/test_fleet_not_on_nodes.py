@@ -16,7 +16,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 # What the extras healthd[fleet], healthd[failslow] and healthd[spark] bring.
-PACKAGES = ("altair", "duckdb", "numpy", "pyspark", "scipy", "sqlglot", "tqdm", "vl_convert")
+PACKAGES = ("duckdb", "numpy", "pyspark", "scipy", "sqlglot", "tqdm", "vl_convert")
 
 
 @pytest.fixture

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import altair as alt
-
-from healthd.fleet.chapters.chapter import COLOURS, Chapter, Table, chart, rows_of
+from healthd.fleet.figures import COLOURS, Figure, Layer, category, layer, quantity
 from healthd.fleet.report_page import Assets, Report, page
+from healthd.fleet.view import COUNT, Column, Detail, Table, View
 
 HOSTILE = (
     "</script><script>window.taken=1</script>",
@@ -19,17 +16,16 @@ HOSTILE = (
 )
 
 
-def drawings(names: tuple[str, ...]) -> dict[str, Any]:
-    """A chart of each kind, with these names as its categories and tooltips."""
+def drawings(names: tuple[str, ...]) -> dict[str, tuple[Layer, ...]]:
+    """The layers of a figure of each kind, with these names as its categories and tooltips."""
     rows = [{"name": name, "n": place, "of": f"of {place % 2}"} for place, name in enumerate(names, 1)]
-    base = alt.Chart(rows_of(rows))
-    colour = alt.Color("of:N", scale=alt.Scale(range=list(COLOURS[:2])))
+    n, name, of = quantity("n"), category("name"), {"field": "of", "type": "nominal"}
+    colour = {**of, "scale": {"range": list(COLOURS[:2])}}
     return {
-        "bars": base.mark_bar(tooltip=True).encode(x="n:Q", y="name:N", color=colour),
-        "line": base.mark_line(point=True).encode(x="n:Q", y="n:Q", strokeDash="of:N", color=colour),
-        "points": base.mark_point().encode(x="n:Q", y="name:N", shape="of:N", color=colour),
-        "layers": base.mark_rule().encode(x="n:Q", y="name:N")
-        + base.mark_text().encode(x="n:Q", y="name:N", text="name:N"),
+        "bars": (layer("bar", rows, {"tooltip": True}, x=n, y=name, color=colour),),
+        "line": (layer("line", rows, {"point": True}, x=n, y=n, strokeDash=of, color=colour),),
+        "points": (layer("point", rows, x=n, y=name, shape=of, color=colour),),
+        "layers": (layer("rule", rows, x=n, y=name), layer("text", rows, x=n, y=name, text=name)),
     }
 
 
@@ -38,9 +34,11 @@ NO_PROGRAM = Assets("", "1;", "2;")
 
 def made(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), with_: Assets = NO_PROGRAM) -> str:
     """The page. The names stand wherever text of others can. with_: assets() where it is to be drawn."""
-    charts = tuple(chart(f"{kind} of {names[0]}", " ".join(names), one) for kind, one in drawings(names).items())
-    table = Table(names[0], ("node", names[0]), tuple((name, "1") for name in names), frozenset({1}))
-    chapter = Chapter("made", f"Made of {names[0]}", names, charts, (table,), names)
+    figures = tuple(Figure(f"{kind} of {names[0]}", " ".join(names), one) for kind, one in drawings(names).items())
+    columns = (Column("node", "node"), Column(names[0], "n", COUNT))
+    table = Table(names[0], columns, [{"node": name, "n": 1} for name in names])
+    details = (Detail(names[0], names, names),)
+    chapter = View("made", f"Made of {names[0]}", names, (table,), figures, details, names)
     return page(
         Report(
             title="A made report",

@@ -7,9 +7,10 @@ scripts/test_spark.sh Exit status: 0 they agree, 1 they differ, 75 Spark does no
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,9 @@ from fleet_history import BEGIN, END, history  # noqa: E402  the path comes firs
 from fleet_rows import made  # noqa: E402
 
 from healthd.fleet import engine, questions, spark  # noqa: E402
+from healthd.fleet.answers import alarms, availability, checks, failslow, goodput, states  # noqa: E402
+from healthd.fleet.answers.document import Unanswerable  # noqa: E402
+from healthd.fleet.answers.study import Study, opened  # noqa: E402
 from healthd.fleet.store import reading  # noqa: E402
 from healthd.fleet.tables import TABLES  # noqa: E402
 
@@ -53,6 +57,33 @@ def digest(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Of an answer, whatever the order of its rows; a fraction counts to nine digits."""
     lines = sorted(repr([f"{value:.9g}" if isinstance(value, float) else value for value in row]) for row in rows)
     return hashlib.sha256("\n".join([repr(list(columns)), *lines]).encode()).hexdigest()[:12]
+
+
+# The answers whose SQL is in healthd/fleet/sql/answers: they run on both engines.
+ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
+    "states": lambda study: states.states(study, split=(BEGIN + END) // 2, large=8),
+    "goodput": goodput.goodput,
+    "failslow": failslow.failslow,
+    "alarms": alarms.alarms,
+    "availability": lambda study: availability.availability(study, sla=99.0),
+    "checks": checks.checks,
+}
+
+
+def document_of(answer: Callable[[Study], dict[str, Any]], study: Study) -> str:
+    """Return a digest of an answer's document, or why the store has none. A fraction counts to nine digits."""
+    try:
+        return hashlib.sha256(json.dumps(_rounded(answer(study))).encode()).hexdigest()[:12]
+    except Unanswerable as error:
+        return str(error)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
@@ -89,11 +120,18 @@ def main() -> int:
                         theirs[name] = digest(answer.columns, answer.rows)
                         same = "same" if ours[name] == theirs[name] else f"DIFFERENT: Spark {theirs[name]}"
                         print(f"{store:10} {name:20} {len(rows):5} rows  {ours[name]}  {same}", flush=True)
+                    for name, answer_of in ANSWERS.items():
+                        with opened(files, BEGIN, END, None, 1, 512) as study:
+                            ours[name] = document_of(answer_of, study)
+                        theirs[name] = document_of(answer_of, Study(spark.Spark(session, files), BEGIN, END))
+                        same = "same" if ours[name] == theirs[name] else "DIFFERENT"
+                        print(f"{store:10} {name:20} answer {ours[name]:>12}  {same}", flush=True)
                     wrong += [f"{store}: {name}" for name in differences(ours, theirs)]
         except spark.NoSpark as error:
             print(f"spark: {error}", file=sys.stderr)
             return NOT_HERE
-    print(f"spark: {len(needed)} questions, {len(wrong)} answers differ {', '.join(wrong)}".rstrip())
+    asked_of = len(needed) + len(ANSWERS)
+    print(f"spark: {asked_of} questions and answers, {len(wrong)} differ {', '.join(wrong)}".rstrip())
     return DIFFER if wrong else 0
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from healthd.agent.settings.config import CheckConfig
 from healthd.common.history import Past
+from healthd.common.job_failures import EndsJob, FailureCause
 from healthd.common.model import (
     Baseline,
     Entry,
@@ -64,6 +65,10 @@ class Contract(Generic[C]):
     known_codes    the codes that `explain` has words for
     explain_more   the text for a name that stands only in messages
     known_more     the names that `explain_more` has words for
+    CAUSES         code -> what a job died of if the fault ended it. The fleet answers read it; unknown if missing
+    cause          the same for codes that come in numbers and that CAUSES does not name
+    ENDS_JOB       code -> when the fault ends a job; if missing, when its condition is degraded or critical
+    ends_job       the same for codes that come in numbers and that ENDS_JOB does not name
     """
 
     Config: type[C] = CheckConfig  # type: ignore[assignment]  # where a module has none, C is CheckConfig
@@ -87,6 +92,10 @@ class Contract(Generic[C]):
     known_codes: Callable[[], Iterable[str]] | None = None
     explain_more: Callable[[str], Explain | None] = lambda name: None
     known_more: Callable[[], Iterable[str]] = tuple
+    CAUSES: Mapping[str, FailureCause] = field(default_factory=dict)
+    cause: Callable[[str], FailureCause] = lambda code: FailureCause.OTHER
+    ENDS_JOB: Mapping[str, EndsJob] = field(default_factory=dict)
+    ends_job: Callable[[str], EndsJob] = lambda code: EndsJob.IF_ISOLATES
 
 
 NAMES = tuple(f.name for f in dataclasses.fields(Contract))

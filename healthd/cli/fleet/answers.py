@@ -1,4 +1,5 @@
-"""`healthd fleet NAME`: the answers of the centre's store. What each computes is healthd/fleet/answers/NAME.py."""
+"""`healthd fleet NAME`: the answers of the centre's store. healthd/fleet/answers/NAME.py computes each,
+healthd/fleet/views/NAME.py describes it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, strea
 from healthd.common.text import regex
 
 if TYPE_CHECKING:
-    from healthd.fleet.answers.document import Document, Found, Text
+    from healthd.fleet.answers.document import Document, Found
     from healthd.fleet.answers.study import Study
+    from healthd.fleet.view import View
 
 EXIT = "Exit status: 0 answered, 1 something was found, 3 the store cannot answer, 64 wrong use."
 CHOICES = ("cluster", "partition", "account", "model", "switch")
@@ -113,20 +115,28 @@ def memory_limit(args: argparse.Namespace) -> int:
     return int(args.memory or 1024 * (args.threads or engine.THREADS))
 
 
-def tell(args: argparse.Namespace, told: Document, text: Text, found: Found) -> int:
-    """The document, as JSON or for people. Returns the exit status."""
-    status = REFUSED if found(told) else OK
+def tell(args: argparse.Namespace, document: Document, view: Callable[[Document], View], found: Found) -> int:
+    """Print the document, as JSON or for people. Returns the exit status."""
+    from healthd.fleet.text import text
+
+    status = REFUSED if found(document) else OK
     if not args.json:
-        return say(text(told, page()), status)
-    stream(json_texts(told))
+        return say(text(view(document), page()), status)
+    stream(json_texts(document))
     return status
 
 
-def answered(args: argparse.Namespace, answer: Callable[..., Document], text: Text, found: Found, **given: Any) -> int:
-    """An answer of the store; `given`: what its own flags say."""
+def answered(
+    args: argparse.Namespace,
+    answer: Callable[..., Document],
+    view: Callable[[Document], View],
+    found: Found,
+    **given: Any,
+) -> int:
+    """Print an answer of the store. given: from the answer's own flags."""
     with at_the_store(args) as study:
-        told = answer(study, **given)
-    return tell(args, told, text, found)
+        document = answer(study, **given)
+    return tell(args, document, view, found)
 
 
 # --- states
@@ -143,9 +153,10 @@ def _states_arguments(parser: Parser) -> None:
 def _states(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import states
+        from healthd.fleet.views.states import view
 
     split = None if args.split is None else moment(args.split, "--split")
-    return answered(args, states.states, states.text, states.found, split=split, large=args.large)
+    return answered(args, states.states, view, states.found, split=split, large=args.large)
 
 
 # --- goodput
@@ -162,11 +173,12 @@ def _goodput_arguments(parser: Parser) -> None:
 def _goodput(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import goodput
+        from healthd.fleet.views.goodput import view
 
     checkpoint = duration(args.checkpoint)
     if checkpoint is None:
         raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is no time: write 60m or 1h30m')
-    return answered(args, goodput.goodput, goodput.text, goodput.found, checkpoint=checkpoint, price=args.price)
+    return answered(args, goodput.goodput, view, goodput.found, checkpoint=checkpoint, price=args.price)
 
 
 MOST_MONEY = 1e9  # for a GPU-hour: in any currency more than a GPU costs
@@ -199,11 +211,10 @@ def _availability_arguments(parser: Parser) -> None:
 def _availability(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import availability
+        from healthd.fleet.views.availability import view
 
-    its = availability
-    return answered(
-        args, its.availability, its.text, its.found, sla=args.sla, count_reservations=args.count_reservations
-    )
+    given = {"sla": args.sla, "count_reservations": args.count_reservations}
+    return answered(args, availability.availability, view, availability.found, **given)
 
 
 def _number(text: str) -> float:
@@ -226,9 +237,10 @@ def _nccl(args: argparse.Namespace) -> int:
         raise Stop("healthd fleet nccl: DIR is empty: which folder?")
     with at_the_centre():
         from healthd.fleet.answers import nccl
+        from healthd.fleet.views.nccl import view
 
         told = nccl.nccl(args.folder)
-    return tell(args, told, nccl.text, nccl.found)
+    return tell(args, told, view, nccl.found)
 
 
 # --- attribution
@@ -237,8 +249,9 @@ def _nccl(args: argparse.Namespace) -> int:
 def _attribution(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import attribution
+        from healthd.fleet.views.attribution import view
 
-    return answered(args, attribution.attribution, attribution.text, attribution.found)
+    return answered(args, attribution.attribution, view, attribution.found)
 
 
 # --- rate, ettr
@@ -257,9 +270,10 @@ def _rate_flags(parser: Parser) -> None:
 def _rate(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import rate
+        from healthd.fleet.views.rate import view
 
     given = {"more_than_gpus": args.more_than_gpus, "gpus_per_node": args.gpus_per_node}
-    return answered(args, rate.rate, rate.text, rate.found, **_said(given))
+    return answered(args, rate.rate, view, rate.found, **_said(given))
 
 
 def _ettr_flags(parser: Parser) -> None:
@@ -288,6 +302,7 @@ def _ettr_flags(parser: Parser) -> None:
 def _ettr(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import ettr
+        from healthd.fleet.views.ettr import view
 
     of_job = _said(
         {
@@ -303,8 +318,8 @@ def _ettr(args: argparse.Namespace) -> int:
     )
     of_store = any(getattr(args, flag) for flag in ("db", "from_time", "to_time", *CHOICES))
     if args.rate is None or of_store:
-        return answered(args, ettr.ettr, ettr.text, ettr.found, **_said({"r_f": args.rate}), **of_job)
-    return tell(args, ettr.of_rate(**{"r_f": args.rate, "gpus": ettr.GPUS, **of_job}), ettr.text, ettr.found)
+        return answered(args, ettr.ettr, view, ettr.found, **_said({"r_f": args.rate}), **of_job)
+    return tell(args, ettr.of_rate(**{"r_f": args.rate, "gpus": ettr.GPUS, **of_job}), view, ettr.found)
 
 
 def _said(given: dict[str, Any]) -> dict[str, Any]:
@@ -378,6 +393,7 @@ def _lemons(args: argparse.Namespace) -> int:
         from healthd.cli.fleet import lemons_apply
         from healthd.fleet.answers import lemons
         from healthd.fleet.statistics import lemon_score
+        from healthd.fleet.views.lemons import view
 
     days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
     until = moment(args.to_time, "--to") if args.to_time is not None else None
@@ -392,7 +408,7 @@ def _lemons(args: argparse.Namespace) -> int:
         most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
         nodes = [one for one in told["nodes"] if one["certain"] and one["out_since"] is None]
         told["applied"] = lemons_apply.apply(nodes, most, settings)
-    return tell(args, told, lemons.text, lemons.found)
+    return tell(args, told, view, lemons.found)
 
 
 # --- alarms
@@ -418,8 +434,9 @@ def _share(text: str) -> float:
 def _alarms(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import alarms
+        from healthd.fleet.views.alarms import view
 
-    return answered(args, alarms.alarms, alarms.text, alarms.found, limit=args.limit)
+    return answered(args, alarms.alarms, view, alarms.found, limit=args.limit)
 
 
 # --- checks
@@ -439,8 +456,9 @@ def _checks_flags(parser: Parser) -> None:
 def _checks(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import checks
+        from healthd.fleet.views.checks import view
 
-    return answered(args, checks.checks, checks.text, checks.found, gap_seconds=args.gap)
+    return answered(args, checks.checks, view, checks.found, gap_seconds=args.gap)
 
 
 # --- links
@@ -449,8 +467,9 @@ def _checks(args: argparse.Namespace) -> int:
 def _links(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import links
+        from healthd.fleet.views.links import view
 
-    return answered(args, links.links, links.text, links.found)
+    return answered(args, links.links, view, links.found)
 
 
 # --- failslow
@@ -459,8 +478,9 @@ def _links(args: argparse.Namespace) -> int:
 def _failslow(args: argparse.Namespace) -> int:
     with at_the_centre():
         from healthd.fleet.answers import failslow
+        from healthd.fleet.views.failslow import view
 
-    return answered(args, failslow.failslow, failslow.text, failslow.found)
+    return answered(args, failslow.failslow, view, failslow.found)
 
 
 # The answers that `healthd fleet report` has a chapter of, each its Command. In the order of the report.

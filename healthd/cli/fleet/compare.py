@@ -25,8 +25,9 @@ def _compare(args: argparse.Namespace) -> int:
     with at_the_centre():
         document = compared(args, args.a, args.b)
     from healthd.fleet.answers import compare
+    from healthd.fleet.views.compare import view
 
-    return tell(args, document, compare.text, compare.found)
+    return tell(args, document, view, compare.found)
 
 
 def compared(args: argparse.Namespace, a: str, b: str) -> Document:

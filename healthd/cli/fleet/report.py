@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 
-# altair, scipy and the documents of all answers: of 4 million jobs the report took 1,185 MiB without it, of 1,024.
+# scipy, the program that draws and all documents: with 4 million jobs the report took 1,185 MiB without it, of 1,024.
 BESIDE_MIB = 320
 
 

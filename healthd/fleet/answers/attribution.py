@@ -12,15 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
-from healthd.common.page import Page
 from healthd.common.text import regex
 from healthd.fleet.answers import document
-from healthd.fleet.answers.causes import CAUSES, HARDWARE, SYSTEM_SOFTWARE, USER, USER_PROGRAM, meaning
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.answers.causes import CAUSES, HARDWARE, SYSTEM_SOFTWARE, USER_PROGRAM, meaning
+from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.incidents import CONFIDENCES, Attributed, Failure, Seen, attributed
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics import weeks
-from healthd.fleet.table import table
 
 # An hour earlier, not later: then the node was in service under the same kind of load; after a failure it is drained,
 # down, or its repair is what is seen. What a slow fault showed an hour ahead counts as chance: rather too much than too
@@ -30,7 +28,6 @@ BY_CHANCE_SHIFT_SECONDS = -3600
 # hourly checkpoints).
 LOST_SECONDS = 1800
 LARGEST, _AT_ONCE = 20, 200  # jobs without a cause that are listed; failures that are looked through at once
-SHOWN = 10  # jobs, at a terminal
 _PAGE = 5000  # rows that are fetched at once
 ROLLED_OUT = 0.1  # of the nodes that told of any check: below it is no date of the fleet
 
@@ -504,96 +501,3 @@ def _notes(told: Document, tickets: bool) -> Iterator[str]:
         else ("flags that a GPU keeps for life and that were gone: the store has no tickets")
     )
     yield f"The store has no serial numbers of GPUs. Exchanges are known from {where}; there may be more."
-
-
-# --- for people
-
-
-def text(attribution: Document, page: Page) -> str:
-    told = attribution
-    blocks = [_first(told, page), *_causes(told, page)]
-    spikes = [_spike(one) for one in told["spikes"]]
-    if spikes:
-        blocks.append("\n".join(line for one in spikes for line in page.item(one)))
-    blocks += [block for block in (_together(told, page), _largest(told, page)) if block]
-    return document.told("What ended the jobs that failed", told, blocks, page)
-
-
-def _together(told: Document, page: Page) -> str:
-    rows = [
-        (
-            row["what"],
-            f"{row['of']:,}",
-            percent(row["share"]),
-            *(percent(row["paper"][name]) for name in _RSC),
-        )
-        for row in told["co_occurrence"]
-        if row["of"]
-    ]
-    return table(("seen together", "of", "here", *_RSC), rows, page) if rows else ""
-
-
-def _largest(told: Document, page: Page) -> str:
-    jobs = sorted(
-        (job for job in told["jobs"] if job["cause"] != USER),
-        key=lambda job: (-job["lost_gpu_seconds"], job["end_time"], job["cluster"], job["db_index"]),
-    )
-    rows = [
-        (
-            *(str(job["job"]), moment(job["end_time"]), f"{job['gpus']:,}"),
-            *(job["cause"], job["code"], job["node"], job["confidence"]),
-        )
-        for job in jobs[:SHOWN]
-    ]
-    columns = ("job", "ended", "GPUs", "cause", "code", "node", "confidence")
-    words = "The largest failures with a cause that is not the user's program:"
-    return f"{words}\n{table(columns, rows, page)}" if rows else ""
-
-
-def _first(told: Document, page: Page) -> str:
-    if not told["failures"]:
-        return "No job failed in this time."
-    because = told["unattributed_because"]
-    have, none = ("has" if told[key] == 1 else "have" for key in ("attributed", "unattributed"))
-    words = (
-        f"{plural(told['failures'], 'job')} ended FAILED or NODE_FAIL. {told['attributed']:,} {have} a most likely "
-        f"cause, {told['unattributed']:,} {none} none: {because['observed']:,} on nodes that were observed, where "
-        f"nothing was seen that ends a job; {because['not_observed']:,} on nodes that were not observed all the time; "
-        f"{because['no_node_list']:,} without a list of nodes. By chance alone "
-        f"{told['expected_by_chance']:,} would have a cause (the same rule applied one hour earlier)."
-    )
-    if told["unattributed_node_fails"]:
-        words += (
-            f" Of those without a cause {told['unattributed_node_fails']:,} ended NODE_FAIL: Slurm lost a node, and "
-            "nothing that ends jobs was seen there."
-        )
-    return "\n".join(page.wrap(words))
-
-
-def _causes(told: Document, page: Page) -> list[str]:
-    columns = ("cause", "domain", "jobs", "by chance", "incidents", "nodes", "GPU-hours lost", "per million GPU-hours")
-    rows = [
-        (
-            cause["cause"],
-            (cause["domain"] or "unknown").replace("_", " "),
-            f"{cause['jobs']:,}",
-            f"{cause['by_chance']:,}",
-            f"{cause['incidents']:,}",
-            f"{cause['nodes']:,}",
-            f"{cause['lost_gpu_seconds'] / 3600:,.0f}",
-            number(cause["jobs_per_million_gpu_hours"]),
-        )
-        for cause in sorted(told["causes"], key=lambda one: (-one["lost_gpu_seconds"], -one["jobs"], one["cause"]))
-    ]
-    return [table(columns, rows, page)] if rows else []
-
-
-def _spike(one: Row) -> str:
-    words = (
-        f"In the week of {moment(one['week'])[:10]} there were {plural(one['incidents'], 'incident')} of "
-        f"{CAUSES[one['cause']].words}; the rate of the other weeks gives {number(one['expected'])}"
-    )
-    if not one["nodes"]:
-        return f"{words}. They are spread over many nodes."
-    names = ", ".join(f"{node['node']} ({node['incidents']})" for node in one["nodes"])
-    return f"{words}. {percent(one['share_of_nodes'])} of them were on {plural(len(one['nodes']), 'node')}: {names}."

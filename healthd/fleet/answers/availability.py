@@ -11,56 +11,79 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document
 from healthd.fleet.answers.document import (
     Document,
     Unanswerable,
     WrongChoice,
-    moment,
-    number,
     percent,
-    plural,
     share,
-    span,
 )
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds, within, without
-from healthd.fleet.table import table
+from healthd.fleet.tables import BIGINT, TEXT
 
 # How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
 OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
 SHARES = ("up", *OUT, "not_observed")
 PLANNED = ("maintenance", "reservation")
-WORST_SHOWN, NAMED_SHOWN = 10, 5
 
-_OUTAGES = """
-SELECT cluster, node, by_whom, first_state, start_time, end_time
-FROM out_of_service SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE what = 'outage' ORDER BY cluster, node, start_time
-"""
-_RESERVED = """
-SELECT cluster, node, name, coalesce(maintenance, FALSE) AS maintenance, start_time, end_time
-FROM reservations SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE start_time IS NOT NULL ORDER BY cluster, node, start_time, name, end_time
-"""
-_SLURM_TOLD = """
-SELECT cluster, from_time, to_time FROM sources_coverage
-WHERE source = 'node_states' AND from_time IS NOT NULL ORDER BY cluster, from_time
-"""
-# A time out that has no end yet lasts until here; what became of the node later nobody was told.
-_TOLD_UNTIL = """
-SELECT cluster, max(to_time) AS until FROM ingests
-WHERE source IN ('node_states', 'events') AND to_time IS NOT NULL GROUP BY cluster ORDER BY cluster
-"""
-# Only where Slurm's record does not tell: the stretches are many.
-_OBSERVED = """
-SELECT cluster, node, greatest(begin_time, ?) AS begin_time, least(end_time, ?) AS end_time
-FROM observed_pieces SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE cluster = ? AND begin_time < ? AND end_time > ?
-"""
+
+class Node(NamedTuple):
+    """Columns of availability_nodes.sql."""
+
+    cluster: str
+    node: str
+    gpu_model: str | None
+    rack: str | None
+    gpus: int | None
+
+
+class Outage(NamedTuple):
+    """Columns of availability_outages.sql."""
+
+    cluster: str
+    node: str
+    by_whom: str
+    first_state: str | None
+    start_time: int
+    end_time: int | None
+
+
+class Reserved(NamedTuple):
+    """Columns of availability_reserved.sql."""
+
+    cluster: str
+    node: str
+    name: str
+    maintenance: bool
+    start_time: int
+    end_time: int | None
+
+
+class Read(NamedTuple):
+    """Columns of availability_read.sql."""
+
+    cluster: str
+    from_time: int
+    to_time: int | None
+
+
+class Until(NamedTuple):
+    """Columns of availability_until.sql."""
+
+    cluster: str | None
+    until: int
+
+
+class Observed(NamedTuple):
+    """Columns of availability_observed.sql."""
+
+    cluster: str
+    node: str
+    begin_time: int
+    end_time: int
 
 
 @dataclass(slots=True)
@@ -92,22 +115,21 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     told_by_slurm = study.rows("SELECT 1 AS one FROM ingests WHERE source = 'node_states' LIMIT 1")
     if not (told_by_slurm or study.has("node_states") or study.has("events")):
         raise Unanswerable("the store has no node states and no events: healthd fleet ingest --node-states --events")
-    study.need("observed_pieces", "out_of_service", "sources_coverage")
     whole = (study.from_time, study.to_time)
-    nodes = study.rows("SELECT cluster, node, gpu_model, rack, gpus FROM chosen_nodes ORDER BY cluster, node")
+    nodes = [node._asdict() for node in study.ask("availability_nodes", Node)]
     told = {(row["cluster"], row["node"]): Told() for row in nodes}
-    told_until = {row["cluster"]: row["until"] for row in study.rows(_TOLD_UNTIL)}
-    for row in study.rows(_OUTAGES):
-        one, kind = told[row["cluster"], row["node"]], how_out(row["by_whom"], row["first_state"])
-        until = max((told_until[who] for who in (row["cluster"], None) if who in told_until), default=study.to_time)
-        end = max(row["start_time"], until) if row["end_time"] is None else row["end_time"]
-        one.out[kind].append((row["start_time"], end))
-        one.spells.append((kind, row["start_time"], row["end_time"]))
-    reserved = study.rows(_RESERVED)
-    for row in reserved:
-        if row["maintenance"] or not count_reservations:
-            end = study.to_time if row["end_time"] is None else row["end_time"]
-            told[row["cluster"], row["node"]].planned[_planned(row)].append((row["start_time"], end))
+    read_until = {row.cluster: row.until for row in study.ask("availability_until", Until)}
+    for out in study.ask("availability_outages", Outage):
+        one, kind = told[out.cluster, out.node], how_out(out.by_whom, out.first_state)
+        until = max((read_until[key] for key in (out.cluster, None) if key in read_until), default=study.to_time)
+        end = max(out.start_time, until) if out.end_time is None else out.end_time
+        one.out[kind].append((out.start_time, end))
+        one.spells.append((kind, out.start_time, out.end_time))
+    reserved = study.ask("availability_reserved", Reserved)
+    for booked in reserved:
+        if booked.maintenance or not count_reservations:
+            end = study.to_time if booked.end_time is None else booked.end_time
+            told[booked.cluster, booked.node].planned[_planned(booked)].append((booked.start_time, end))
     untold = _known(study, told, whole)
     parts = {key: divided(whole, one) for key, one in told.items()}
     repairs = {key: repaired(whole, one) for key, one in told.items()}
@@ -255,22 +277,21 @@ def below(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row
 def _known(study: Study, told: Mapping[tuple[str, str], Told], whole: Span) -> dict[str, list[Span]]:
     """Sets when the state of each node was known. Returns of each cluster when Slurm's record was not read."""
     read: dict[str, list[Span]] = defaultdict(list)
-    for row in study.rows(_SLURM_TOLD):
-        end = row["from_time"] if row["to_time"] is None else row["to_time"]
-        read[row["cluster"]].append((row["from_time"], end))
-    untold: dict[str, list[Span]] = {}
-    for cluster in sorted({cluster for cluster, _ in told}):
-        untold[cluster] = without([whole], joined(read[cluster]))
-        for begin, end in untold[cluster]:
-            for row in study.rows(_OBSERVED, begin, end, cluster, end, begin):
-                told[cluster, row["node"]].known.append((row["begin_time"], row["end_time"]))
+    for row in study.ask("availability_read", Read):
+        read[row.cluster].append((row.from_time, row.from_time if row.to_time is None else row.to_time))
+    clusters = sorted({cluster for cluster, _ in told})
+    untold = {cluster: without([whole], joined(read[cluster])) for cluster in clusters}
+    times = ((cluster, *span) for cluster, spans in untold.items() for span in spans)
+    study.given("unread_times", {"cluster": TEXT, "begin_time": BIGINT, "end_time": BIGINT}, times)
+    for seen in study.ask("availability_observed", Observed):
+        told[seen.cluster, seen.node].known.append((seen.begin_time, seen.end_time))
     for (cluster, _), one in told.items():
         one.known += read[cluster]
     return untold
 
 
 def _notes(
-    study: Study, fleet: Row, untold: Mapping[str, list[Span]], reserved: Sequence[Row], count_reservations: bool
+    study: Study, fleet: Row, untold: Mapping[str, list[Span]], reserved: Sequence[Reserved], count_reservations: bool
 ) -> list[str]:
     found = []
     for cluster, spans in untold.items():
@@ -284,7 +305,7 @@ def _notes(
         found.append("The store has no event streams: what healthd drained is told by Slurm's Reason alone.")
     if fleet["shares"]["not_observed"]:
         found.append("What was not observed is in no availability: it is up / (up + drained + down).")
-    others = len({(row["cluster"], row["name"], row["start_time"]) for row in reserved if not row["maintenance"]})
+    others = len({(row.cluster, row.name, row.start_time) for row in reserved if not row.maintenance})
     if others and not count_reservations:
         found.append(
             f"The time of reservations without the flag MAINT ({others}) does not count either, whatever became of the "
@@ -295,19 +316,19 @@ def _notes(
     return found
 
 
-def _planned(row: Row) -> str:
-    return "maintenance" if row["maintenance"] else "reservation"
+def _planned(row: Reserved) -> str:
+    return "maintenance" if row.maintenance else "reservation"
 
 
-def _named(reserved: Sequence[Row], whole: Span, count_reservations: bool) -> list[Row]:
+def _named(reserved: Sequence[Reserved], whole: Span, count_reservations: bool) -> list[Row]:
     """The reservations whose time was left out."""
     by_name: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for row in reserved:
-        if row["maintenance"] or not count_reservations:
-            end = whole[1] if row["end_time"] is None else row["end_time"]
-            its = seconds(within([whole], joined([(row["start_time"], end)])))
+        if row.maintenance or not count_reservations:
+            end = whole[1] if row.end_time is None else row.end_time
+            its = seconds(within([whole], joined([(row.start_time, end)])))
             if its:
-                by_name[row["start_time"], row["cluster"], row["name"], row["end_time"] or 0, _planned(row)].append(its)
+                by_name[row.start_time, row.cluster, row.name, row.end_time or 0, _planned(row)].append(its)
     return [
         {
             "what": what,
@@ -330,113 +351,3 @@ def _grouped(nodes: Sequence[Row], by: tuple[str, ...], of: Callable[[list[Row]]
         {**{column: value or None for column, value in zip(by, key, strict=True)}, "nodes": len(rows), **of(rows)}
         for key, rows in sorted(groups.items())
     ]
-
-
-# --- for people
-
-COLUMNS = ("", "nodes", "available", "up", "healthd", "people", "slurm", "unknown", "down", "not observed")
-WORST_COLUMNS = ("least available", "available", "out", "still out", "mean time out", "not observed")
-
-
-def text(availability: Document, page: Page) -> str:
-    fleet, nodes = availability["fleet"], availability["nodes"]
-    if not nodes:
-        return document.told("Availability of the nodes", availability, ["No node is known."], page)
-    sentences = [*availability_sentences(fleet), *repair_sentences(fleet), *planned_sentences(availability)]
-    blocks = [table(COLUMNS, fleet_cells(availability), page), _paragraphs(sentences, page)]
-    worst = worst_cells(nodes)
-    if worst:
-        blocks.append(table(WORST_COLUMNS, worst, page))
-    if availability["sla"]:
-        blocks.append(_paragraphs(sla_sentences(availability), page))
-    return document.told("Availability of the nodes", availability, blocks, page)
-
-
-def _paragraphs(some: Iterable[str], page: Page) -> str:
-    return "\n".join(line for sentence in some for line in page.wrap(sentence))
-
-
-def fleet_cells(availability: Document) -> list[tuple[str, ...]]:
-    """The fleet, and its models where there are several."""
-    models = availability["by_model"] if len(availability["by_model"]) > 1 else []
-    named = [("fleet", availability["fleet"]), *((row["gpu_model"] or "model not known", row) for row in models)]
-    return [
-        (
-            name,
-            f"{row['nodes']:,}",
-            precise(row["availability"]),
-            *(percent(row["shares"][kind]) for kind in SHARES),
-        )
-        for name, row in named
-    ]
-
-
-def worst_cells(nodes: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Those that were available least."""
-    known = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
-    return [
-        (
-            row["node"],
-            percent(row["availability"]),
-            plural(row["repair"]["ended"] + row["repair"]["still_out"], "time"),
-            "yes" if row["repair"]["still_out"] else "no",
-            span(row["repair"]["mean_seconds"]),
-            percent(row["shares"]["not_observed"]),
-        )
-        for row in sorted(known, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:WORST_SHOWN]
-    ]
-
-
-def availability_sentences(fleet: Row) -> list[str]:
-    if fleet["availability"] is None:
-        return ["Of no node it is known whether it was in service."]
-    return [
-        f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
-        f"{precise(fleet['availability'])} of the time that is known."
-    ]
-
-
-def precise(value: float | None) -> str:
-    """An availability: "99.53 %". It is never rounded up to a whole that it is not."""
-    return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
-
-
-def repair_sentences(fleet: Row) -> list[str]:
-    its = fleet["repair"]
-    times = its["ended"] + its["still_out"]
-    if not times:
-        return ["No node was out of service."]
-    still = f", {its['still_out']} of them not over" if its["still_out"] else ""
-    whole = f"Nodes were out {plural(times, 'time')}{still}."
-    if not its["ended"]:
-        return [whole]
-    took = f"{span(its['mean_seconds'])} on average, half of them up to {span(its['median_seconds'])}"
-    return [whole, f"To come back took {took}, nine of ten up to {span(its['p90_seconds'])} (MTTR)."]
-
-
-def planned_sentences(availability: Document) -> list[str]:
-    """Which times were left out."""
-    found = []
-    for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
-        some = [row for row in availability["planned"] if row["what"] == what]
-        if some:
-            days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
-            named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
-            more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
-            reservations = plural(len(some), "reservation")
-            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}{more}).")
-    return found
-
-
-def sla_sentences(availability: Document) -> list[str]:
-    sla = availability["sla"]
-    said = f"{sla['percent']:g} %"
-    if not sla["below"]:
-        return [f"Nothing is below {said}."]
-    names = [
-        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
-        for row in sla["below"]
-    ]
-    shown = ", ".join(names[: 2 * WORST_SHOWN])
-    more = f" and {len(names) - 2 * WORST_SHOWN} more" if len(names) > 2 * WORST_SHOWN else ""
-    return [f"Below {said}: {shown}{more}."]

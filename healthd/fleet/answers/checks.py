@@ -12,18 +12,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from healthd.common.page import Page
 from healthd.common.values import dataclass
-from healthd.fleet.answers import document
-from healthd.fleet.answers.causes import CHECKS
-from healthd.fleet.answers.document import Document, moment, percent, plural, share, span
-from healthd.fleet.answers.evidence import evidence, looked_at
+from healthd.fleet.answers import causes, document
+from healthd.fleet.answers.document import Document, share
+from healthd.fleet.answers.evidence import Looked, looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.table import table
 
 GAP_SECONDS = 900
 DRAIN_WITHIN_SECONDS = 86400  # an incident that is not drained for by then was not drained for
@@ -41,58 +38,72 @@ class Incident:
     checks: tuple[str, ...]
 
 
-# --- what is asked of the store
+# --- rows of the store
 
-_SIGHTS = """
-SELECT cluster, node, check_name, time, badness
-FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
-WHERE badness >= 2 AND time >= from_time AND time < to_time
-ORDER BY ALL
-"""
 
-_SPOKE = """
-SELECT
-  check_name AS "check", count(*) FILTER (badness >= 2) AS failing, count(*) FILTER (badness = 1) AS warnings,
-  count(DISTINCT code) FILTER (badness >= 1) AS codes
-FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
-WHERE time >= from_time AND time < to_time AND badness >= 1
-GROUP BY check_name ORDER BY check_name
-"""
+class Sight(NamedTuple):
+    """Columns of checks_sights.sql."""
 
-# What was said of it: since when it is configured, and in how many changes. Also of the time before.
-_DEPLOYED = """
-SELECT
-  check_name AS "check", min(coalesce(since_time, time)) AS since_time,
-  count(DISTINCT (cluster, node)) FILTER (event = 'check_enabled') AS enabled_nodes,
-  count(*) FILTER (event = 'check_changed' AND time >= from_time) AS changes,
-  count(*) FILTER (event = 'check_disabled' AND time >= from_time) AS disabled
-FROM events SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
-WHERE event IN ('check_enabled', 'check_changed', 'check_disabled') AND time < to_time AND check_name IS NOT NULL
-GROUP BY check_name ORDER BY check_name
-"""
+    cluster: str
+    node: str
+    check_name: str
+    time: int
+    badness: int
 
-_OUTAGES = """
-SELECT cluster, node, start_time, end_time, by_whom
-FROM out_of_service SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE what = 'outage' ORDER BY cluster, node, start_time
-"""
 
-# Conditions that failed at their worst: from the first sight, however mild, until they were over.
-_LIVES = """
-SELECT cluster, node, coalesce(check_name, split_part(code, '/', 1)) AS "check", first_time, last_time, cleared_time
-FROM conditions SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE severity IN ('degraded', 'critical') AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE)
-ORDER BY cluster, node, first_time, "check", last_time
-"""
+class Spoke(NamedTuple):
+    """Columns of checks_spoke.sql."""
 
-_SENT = """
-SELECT cluster, node, time FROM lines WHERE event = 'drain' AND stage = 'sent' ORDER BY cluster, node, time
-"""
+    check_name: str
+    failing: int = 0
+    warnings: int = 0
+    codes: int = 0
 
-_UNSEEN = """
-SELECT cluster, node, day FROM observed SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE observed_seconds * 2 < seconds
-"""
+
+class Deployed(NamedTuple):
+    """Columns of checks_deployed.sql."""
+
+    check_name: str
+    since_time: int | None = None
+    changes: int = 0
+    disabled: int = 0
+
+
+class Outage(NamedTuple):
+    """Columns of checks_outages.sql."""
+
+    cluster: str
+    node: str
+    start_time: int
+    end_time: int | None
+    by_whom: str
+
+
+class Life(NamedTuple):
+    """Columns of checks_lives.sql."""
+
+    cluster: str
+    node: str
+    check_name: str
+    first_time: int
+    last_time: int
+    cleared_time: int | None
+
+
+class Sent(NamedTuple):
+    """Columns of checks_sent.sql."""
+
+    cluster: str
+    node: str
+    time: int
+
+
+class Unseen(NamedTuple):
+    """Columns of checks_unseen.sql."""
+
+    cluster: str
+    node: str
+    day: int
 
 
 def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
@@ -103,19 +114,17 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
     """
     if not study.has("scraped_conditions"):
         study.must_have("events")
-    evidence(study)
-    study.need("conditions", "out_of_service", "observed")
-    every = incidents(study.rows(_SIGHTS), gap_seconds)
-    outages = study.rows(_OUTAGES)
-    looked = {row["check"]: row for row in looked_at(study)}
-    deployed = {row["check"]: row for row in study.rows(_DEPLOYED)}
-    told = by_check(every, study.rows(_SPOKE), looked, deployed)
+    every = incidents(study.ask("checks_sights", Sight), gap_seconds)
+    outages = study.ask("checks_outages", Outage)
+    looked = looked_at(study)
+    deployed = {row.check_name: row for row in study.ask("checks_deployed", Deployed)}
+    told = by_check(every, study.ask("checks_spoke", Spoke), looked, deployed)
     drained = drains(
-        [row for row in outages if study.from_time <= row["start_time"] < study.to_time],
+        [row for row in outages if study.from_time <= row.start_time < study.to_time],
         outages,
-        study.rows(_LIVES),
-        study.rows(_SENT),
-        {(row["cluster"], row["node"], row["day"]) for row in study.rows(_UNSEEN)},
+        study.ask("checks_lives", Life),
+        study.ask("checks_sent", Sent),
+        {(row.cluster, row.node, row.day) for row in study.ask("checks_unseen", Unseen)},
     )
     notes = study.coverage_notes("events")
     if not looked:
@@ -130,7 +139,7 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
         "nodes_hit": len({one.node for one in every}),
         "checks": told,
         "never": [row["check"] for row in told if row["said"] == "never"],
-        "not_deployed": sorted(CHECKS - there) if looked else [],
+        "not_deployed": sorted(causes.checks() - there) if looked else [],
         "drain_within_seconds": DRAIN_WITHIN_SECONDS,
         "after": outcomes(every, outages, study.to_time),
         "drains": {
@@ -150,11 +159,11 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
 # --- incidents
 
 
-def incidents(sights: Iterable[Row], gap_seconds: int) -> list[Incident]:
+def incidents(sights: Iterable[Sight], gap_seconds: int) -> list[Incident]:
     """The incidents of failing sights (cluster, node, check_name, time, badness), in order of node and time. Pure."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
     for row in sights:
-        by_node[row["cluster"], row["node"]].append((row["time"], -row["badness"], row["check_name"]))
+        by_node[row.cluster, row.node].append((row.time, -row.badness, row.check_name))
     found = []
     for node, its in sorted(by_node.items()):
         its.sort()
@@ -168,7 +177,7 @@ def incidents(sights: Iterable[Row], gap_seconds: int) -> list[Incident]:
 
 
 def by_check(
-    found: Sequence[Incident], spoke: Iterable[Row], looked: dict[str, Row], deployed: dict[str, Row]
+    found: Sequence[Incident], spoke: Iterable[Spoke], looked: Mapping[str, Looked], deployed: Mapping[str, Deployed]
 ) -> list[Row]:
     """Each check that is deployed or spoke, the most often first evidence first. The shares of being first sum to one
     over all checks. Pure.
@@ -178,27 +187,27 @@ def by_check(
     first = Counter(one.checks[0] for one in found)
     alone = Counter(one.checks[0] for one in found if len(one.checks) == 1)
     part = Counter(check for one in found for check in one.checks)
-    said = {row["check"]: row for row in spoke}
+    said = {row.check_name: row for row in spoke}
     made = []
     for check in {*said, *looked, *deployed}:
-        words, look, known = said.get(check, {}), looked.get(check, {}), deployed.get(check, {})
+        words, look, known = said.get(check, Spoke(check)), looked.get(check), deployed.get(check)
         made.append(
             {
                 "check": check,
-                "said": "failing" if words.get("failing") else "warnings" if words.get("warnings") else "never",
+                "said": "failing" if words.failing else "warnings" if words.warnings else "never",
                 "incidents": part[check],
                 "first": first[check],
                 "share_first": share(first[check], len(found)),
                 "interval": _listed(wilson(first[check], len(found))),
                 "alone": alone[check],
                 "share_alone": share(alone[check], part[check]),
-                "warnings": words.get("warnings", 0),
-                "codes": words.get("codes", 0),
-                "looked_nodes": look.get("nodes", 0),
-                "looked_node_days": look.get("node_days", 0),
-                "since_time": known.get("since_time", look.get("first_time")),
-                "changes": known.get("changes", 0),
-                "disabled": known.get("disabled", 0),
+                "warnings": words.warnings,
+                "codes": words.codes,
+                "looked_nodes": look.nodes if look else 0,
+                "looked_node_days": look.node_days if look else 0,
+                "since_time": known.since_time if known else look.first_time if look else None,
+                "changes": known.changes if known else 0,
+                "disabled": known.disabled if known else 0,
             }
         )
     return sorted(made, key=lambda row: (-row["first"], -row["incidents"], -row["warnings"], row["check"]))
@@ -211,31 +220,31 @@ def _listed(interval: tuple[float, float] | None) -> list[float] | None:
 # --- drains
 
 
-def outcomes(found: Iterable[Incident], outages: Iterable[Row], to_time: int) -> Row:
+def outcomes(found: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
     """What came after the incidents: already_out (it began while the node was out), drained (out within
     DRAIN_WITHIN_SECONDS of its end), not_drained, too_recent (that time is not over yet). Pure."""
-    by_node: dict[Node, list[Row]] = defaultdict(list)
+    by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
-        by_node[row["cluster"], row["node"]].append(row)
+        by_node[row.cluster, row.node].append(row)
     counted = Counter(_outcome(one, by_node[one.node], to_time) for one in found)
     return {name: counted[name] for name in ("drained", "not_drained", "already_out", "too_recent")}
 
 
-def _outcome(one: Incident, outages: Sequence[Row], to_time: int) -> str:
+def _outcome(one: Incident, outages: Sequence[Outage], to_time: int) -> str:
     until = one.end_time + DRAIN_WITHIN_SECONDS
     for row in outages:
-        if row["start_time"] < one.start_time and (row["end_time"] is None or row["end_time"] > one.start_time):
+        if row.start_time < one.start_time and (row.end_time is None or row.end_time > one.start_time):
             return "already_out"
-    if any(one.start_time <= row["start_time"] <= until for row in outages):
+    if any(one.start_time <= row.start_time <= until for row in outages):
         return "drained"
     return "not_drained" if until < to_time else "too_recent"
 
 
 def drains(
-    asked: Iterable[Row],
-    outages: Iterable[Row],
-    lives: Iterable[Row],
-    sent: Iterable[Row],
+    asked: Iterable[Outage],
+    outages: Iterable[Outage],
+    lives: Iterable[Life],
+    sent: Iterable[Sent],
     unseen: set[tuple[str, str, int]],
 ) -> list[Row]:
     """Each drain (or node that went down) with its first evidence: the earliest first sight of a condition that failed,
@@ -247,36 +256,36 @@ def drains(
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:
-        if row["end_time"] is not None:
-            ended[row["cluster"], row["node"]].append((row["start_time"], row["end_time"]))
-    stood: dict[Node, list[Row]] = defaultdict(list)
-    for row in lives:
-        stood[row["cluster"], row["node"]].append(row)
+        if row.end_time is not None:
+            ended[row.cluster, row.node].append((row.start_time, row.end_time))
+    stood: dict[Node, list[Life]] = defaultdict(list)
+    for life in lives:
+        stood[life.cluster, life.node].append(life)
     commands: dict[Node, list[int]] = defaultdict(list)
-    for row in sent:
-        commands[row["cluster"], row["node"]].append(row["time"])
+    for command in sent:
+        commands[command.cluster, command.node].append(command.time)
     found = []
     for row in asked:
-        node, time = (row["cluster"], row["node"]), row["start_time"]
+        node, time = (row.cluster, row.node), row.start_time
         before = max((end for start, end in ended[node] if start < time), default=None)
         its = [
             one
             for one in stood[node]
-            if one["first_time"] <= time
-            and (before is None or one["first_time"] > before)
-            and (one["cleared_time"] is None or one["cleared_time"] >= time)
-            and max(one["last_time"], one["first_time"]) >= time - 86400
+            if one.first_time <= time
+            and (before is None or one.first_time > before)
+            and (one.cleared_time is None or one.cleared_time >= time)
+            and max(one.last_time, one.first_time) >= time - 86400
         ]
-        first = min(its, key=lambda one: (one["first_time"], one["check"]), default=None)
-        since = None if first is None else first["first_time"]
+        first = min(its, key=lambda one: (one.first_time, one.check_name), default=None)
+        since = None if first is None else first.first_time
         last = commands[node][: bisect_right(commands[node], time)][-1:]
         day = time - time % 86400
         found.append(
             {
                 "cluster": node[0],
                 "node": node[1],
-                "by_whom": row["by_whom"],
-                "check": None if first is None else first["check"],
+                "by_whom": row.by_whom,
+                "check": None if first is None else first.check_name,
                 "seconds": None if since is None else time - since,
                 "sent_seconds": last[0] - since if last and since is not None and last[0] >= since else None,
                 "observed": (*node, day) not in unseen or (*node, day - 86400) not in unseen,
@@ -310,86 +319,4 @@ def nearest_rank(ordered: Sequence[int], percentile: int) -> int | None:
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)] if ordered else None
 
 
-# --- for people
-
 found = document.never
-COLUMNS = ("check", "first", "of incidents", "95 % interval", "alone", "incidents", "warned", "looked", "since")
-DRAIN_COLUMNS = ("drains", "how many", "evidence", "50 %", "90 %", "99 %", "nothing seen", "not observed")
-
-
-def cells(checks: Document) -> list[tuple[str, ...]]:
-    """A line for each check that spoke. Pure."""
-    return [
-        (
-            row["check"],
-            f"{row['first']:,}",
-            percent(row["share_first"]),
-            "-" if row["interval"] is None else f"{percent(row['interval'][0])} to {percent(row['interval'][1])}",
-            f"{row['alone']:,}",
-            f"{row['incidents']:,}",
-            f"{row['warnings']:,}",
-            f"{row['looked_node_days']:,} node-days",
-            moment(row["since_time"])[:10],
-        )
-        for row in checks["checks"]
-        if row["said"] != "never"
-    ]
-
-
-def drain_cells(checks: Document) -> list[tuple[str, ...]]:
-    """A line for all drains, for each by whom, and for each check that was their first evidence. Pure."""
-    told = checks["drains"]
-    rows = [
-        ("all", told["all"]),
-        *((f"by {row['by_whom']}", row) for row in told["by_whom"]),
-        *((f"after {row['check']}", row) for row in told["by_check"]),
-    ]
-    return [
-        (
-            name,
-            f"{row['drains']:,}",
-            f"{row['with_evidence']:,}",
-            *(span(row[f"p{p}_seconds"]) for p in PERCENTILES),
-            f"{row['nothing_seen']:,}",
-            f"{row['not_observed']:,}",
-        )
-        for name, row in rows
-    ]
-
-
-def sentences(checks: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    if not checks["incidents"]:
-        said = ["No check failed in this time."]
-    else:
-        first = checks["checks"][0]
-        after = checks["after"]
-        said = [
-            f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
-            f"was {first['check']} most often ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} of them the node was out of service within "
-            f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
-            f"{after['already_out']:,} began while it was already out.",
-        ]
-    told = checks["drains"]["all"]
-    if told["with_evidence"]:
-        said.append(
-            f"From the first evidence to the drain: half within {span(told['p50_seconds'])}, 90 % within "
-            f"{span(told['p90_seconds'])}, 99 % within {span(told['p99_seconds'])}, of the {told['with_evidence']:,} "
-            f"of {told['drains']:,} drains that had any. Before {told['nothing_seen']:,} drains no check failed, "
-            f"and before {told['not_observed']:,} the node was not observed."
-        )
-    if checks["never"]:
-        said.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
-    if checks["not_deployed"]:
-        said.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
-    return said
-
-
-def text(checks: Document, page: Page) -> str:
-    blocks: list[Any] = ["\n".join(page.wrap(sentence)) for sentence in sentences(checks)]
-    if rows := cells(checks):
-        blocks.append(table(COLUMNS, rows, page))
-    if checks["drains"]["all"]["drains"]:
-        blocks.append(table(DRAIN_COLUMNS, drain_cells(checks), page))
-    return document.told("Which check is the first evidence, and how long until the drain", checks, blocks, page)

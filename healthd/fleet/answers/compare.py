@@ -17,16 +17,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy import stats
 
-from healthd.common.page import Page
 from healthd.common.text import regex
 from healthd.common.values import dataclass
-from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, number, percent, plural, share
-from healthd.fleet.answers.evidence import evidence, looked_at
+from healthd.fleet.answers import document
+from healthd.fleet.answers.document import Document, WrongChoice, share
+from healthd.fleet.answers.evidence import looked_at
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import (
     poisson_interval,
@@ -37,15 +36,11 @@ from healthd.fleet.statistics.intervals import (
 )
 from healthd.fleet.statistics.multiplicity import holm
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.table import table
 from healthd.fleet.times import TimeError, seconds
 
 LEVEL = 0.05
 LARGE_GPUS = 128  # as the answer rate
-LOST_SECONDS = 1800  # half of an hour between checkpoints, as the answer goodput
 LEAST_EVENTS = 5  # a code that was seen less often, on both sides together, cannot tell of a difference
-MERGE_SECONDS = 3600  # sights of a code on a node within it are one
-ANY_FACTOR = 1000  # for people a ratio may be as large as it likes from here on
 KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
@@ -94,79 +89,55 @@ class Side:
     nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of those that are chosen
 
 
-# --- what is asked of the store
+# --- rows of the store
 
-_LARGE = f"""
-SELECT
-  cluster, db_index, job_id, state, end_time,
-  nodes * greatest(
-    least(coalesce(end_time, known_until), to_time) - greatest(start_time, from_time), 0
-  ) AS node_seconds
-FROM chosen_jobs JOIN jobs_known USING (cluster) CROSS JOIN asked
-WHERE gpus > {LARGE_GPUS} AND start_time < to_time AND coalesce(end_time, known_until) >= from_time
-"""
 
-# What the nodes ended; unit: the node, else the job and its requeues.
-_FAILED = f"""
-SELECT
-  jobs.cluster, jobs.job_id, coalesce(jobs.gpus > {LARGE_GPUS} AND jobs.start_time IS NOT NULL, FALSE) AS large,
-  ends.node, {hardware_ends.loss(LOST_SECONDS)} / 3600e0 AS lost
-FROM hardware_ends AS ends JOIN chosen_jobs AS jobs USING (cluster, db_index)
-ORDER BY ALL
-"""
+class Failed(NamedTuple):
+    """Columns of compare_failed.sql."""
 
-_ENDED = """
-SELECT
-  {unit} AS unit, count(*) AS jobs, count(*) FILTER (state = 'COMPLETED') AS completed,
-  count(*) FILTER (state = 'FAILED') AS failed, count(*) FILTER (state = 'NODE_FAIL') AS node_fail,
-  count(*) FILTER (state = 'PREEMPTED') AS preempted, count(*) FILTER (state = 'TIMEOUT') AS timeout,
-  coalesce(sum(gpus * greatest(end_time - start_time, 0)), 0) / 3600e0 AS gpu_hours
-FROM chosen_jobs CROSS JOIN asked
-WHERE end_time >= from_time AND end_time < to_time GROUP BY unit ORDER BY unit
-"""
-# Jobs of one day share what happened on it, jobs of one user their program.
-_UNITS = ("end_time // 86400", "concat_ws(' ', cluster, coalesce(user_name, account, ''))")
+    cluster: str
+    job_id: int | None
+    large: bool
+    node: str | None
+    lost: float
 
-# Out of service: of the time of which Slurm's record of node states was read. What nobody read is not "in service".
-_NODES = """
-WITH told AS (
-  SELECT
-    cluster, greatest(sources_coverage.from_time, asked.from_time) AS from_time,
-    least(sources_coverage.to_time, asked.to_time) AS to_time
-  FROM sources_coverage CROSS JOIN asked
-  WHERE source = 'node_states' AND sources_coverage.to_time > asked.from_time
-),
-known AS (
-  SELECT cluster, sum(to_time - from_time) AS seconds FROM told GROUP BY ALL
-),
-out AS (
-  SELECT
-    cluster, node,
-    sum(greatest(
-      least(coalesce(outage.end_time, told.to_time), told.to_time) - greatest(outage.start_time, told.from_time), 0
-    )) AS seconds
-  FROM out_of_service AS outage JOIN told USING (cluster) WHERE what = 'outage' GROUP BY ALL
-),
-seen AS (
-  SELECT cluster, node, sum(observed_seconds) AS seconds FROM observed GROUP BY ALL
-)
-SELECT
-  chosen_nodes.cluster, chosen_nodes.node, coalesce(out.seconds, 0) / 86400e0 AS out_days,
-  coalesce(known.seconds, 0) / 86400e0 AS known_days, coalesce(seen.seconds, 0) / 86400e0 AS observed_days
-FROM chosen_nodes LEFT JOIN known USING (cluster)
-LEFT JOIN out USING (cluster, node) LEFT JOIN seen USING (cluster, node)
-ORDER BY chosen_nodes.cluster, chosen_nodes.node
-"""
 
-_CODES = f"""
-WITH its AS (
-  SELECT cluster, node, code, time, lag(time) OVER (PARTITION BY cluster, node, code ORDER BY time) AS before
-  FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
-  WHERE badness >= 2 AND time >= from_time AND time < to_time
-)
-SELECT code, cluster, node, count(*) AS times FROM its
-WHERE before IS NULL OR time > before + {MERGE_SECONDS} GROUP BY ALL ORDER BY ALL
-"""
+class NodeDays(NamedTuple):
+    """Columns of compare_node_days.sql."""
+
+    days: float
+
+
+class Ended(NamedTuple):
+    """Columns of compare_by_day.sql and compare_by_user.sql."""
+
+    unit: str
+    jobs: int
+    completed: int
+    failed: int
+    node_fail: int
+    preempted: int
+    timeout: int
+    gpu_hours: float
+
+
+class Node(NamedTuple):
+    """Columns of compare_nodes.sql."""
+
+    cluster: str
+    node: str
+    out_days: float
+    known_days: float
+    observed_days: float
+
+
+class Code(NamedTuple):
+    """Columns of compare_codes.sql."""
+
+    code: str
+    cluster: str
+    node: str
+    times: int
 
 
 def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Document:
@@ -181,16 +152,11 @@ def measured(study: Study, name: str) -> Side:
         study.must_have("jobs")
     measures: list[Measure] = []
     if study.has("jobs"):
-        study.need("jobs_known")
-        hardware_ends.make(study)
-        failed = study.rows(_FAILED)
-        node_days = study.row(f"SELECT coalesce(sum(node_seconds), 0) / 86400e0 AS days FROM ({_LARGE})")["days"]
-        by_unit = [study.rows(_ENDED.format(unit=unit)) for unit in _UNITS]
-        measures += of_jobs(failed, node_days, by_unit)
-    evidence(study)
-    study.need("observed", "out_of_service", "sources_coverage")
-    nodes = study.rows(_NODES)
-    measures += of_nodes(nodes, study.rows(_CODES))
+        (large,) = study.ask("compare_node_days", NodeDays)
+        by_unit = [study.ask(name, Ended) for name in ("compare_by_day", "compare_by_user")]
+        measures += of_jobs(study.ask("compare_failed", Failed), large.days, by_unit)
+    nodes = study.ask("compare_nodes", Node)
+    measures += of_nodes(nodes, study.ask("compare_codes", Code))
     return Side(
         name,
         study.from_time,
@@ -198,20 +164,20 @@ def measured(study: Study, name: str) -> Side:
         {key: value for key, value in study.chosen.said.items() if value},
         tuple(measures),
         tuple(study.coverage_notes("jobs", "events")),
-        {row["check"]: row["node_days"] for row in looked_at(study)},
-        frozenset((row["cluster"], row["node"]) for row in nodes),
+        {check: looked.node_days for check, looked in looked_at(study).items()},
+        frozenset((row.cluster, row.node) for row in nodes),
     )
 
 
-def of_jobs(failed: Sequence[Row], node_days: float, by_unit: Sequence[Sequence[Row]]) -> list[Measure]:
+def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequence[Ended]]) -> list[Measure]:
     """r_f, what the jobs became, and the GPU time that failures lost. Pure.
 
     r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III; lost: their section III.D, of the first
     order, min(runtime, 30 min) x GPUs of a job that a node ended. Which these are is `hardware_ends`.
     """
-    large = [row for row in failed if row["large"]]
-    gpu_hours = math.fsum(row["gpu_hours"] for row in by_unit[0]) if by_unit else 0.0
-    ended = sum(row["jobs"] for row in by_unit[0]) if by_unit else 0
+    large = [row for row in failed if row.large]
+    gpu_hours = math.fsum(row.gpu_hours for row in by_unit[0]) if by_unit else 0.0
+    ended = sum(row.jobs for row in by_unit[0]) if by_unit else 0
     measures = [
         Measure(
             "r_f",
@@ -227,9 +193,9 @@ def of_jobs(failed: Sequence[Row], node_days: float, by_unit: Sequence[Sequence[
             "GPU time lost to nodes' failures",
             "of all",
             1.0,
-            math.fsum(row["lost"] for row in failed),
+            math.fsum(row.lost for row in failed),
             gpu_hours,
-            _clumps(failed, [row["lost"] for row in failed]),
+            _clumps(failed, [row.lost for row in failed]),
         ),
     ]
     for state in ("completed", "failed", "node_fail", "preempted", "timeout"):
@@ -239,29 +205,29 @@ def of_jobs(failed: Sequence[Row], node_days: float, by_unit: Sequence[Sequence[
                 f"jobs that ended {state.upper()}",
                 "of all",
                 1.0,
-                sum(row[state] for row in by_unit[0]) if by_unit else 0,
+                sum(getattr(row, state) for row in by_unit[0]) if by_unit else 0,
                 ended,
-                tuple(Units([row[state] for row in rows], [row["jobs"] for row in rows]) for rows in by_unit),
+                tuple(Units([getattr(row, state) for row in rows], [row.jobs for row in rows]) for rows in by_unit),
             )
         )
     return measures
 
 
-def _clumps(failed: Sequence[Row], amounts: Sequence[float]) -> tuple[Units, ...]:
+def _clumps(failed: Sequence[Failed], amounts: Sequence[float]) -> tuple[Units, ...]:
     """By job with its requeues, and by node where one was seen."""
     by_job: dict[Any, float] = {}
     by_node: dict[Any, float] = {}
     for at, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
-        job = (row["cluster"], row["job_id"] if row["job_id"] is not None else f"row {at}")
-        node = job if row["node"] is None else (row["cluster"], row["node"])
+        job = (row.cluster, row.job_id if row.job_id is not None else f"row {at}")
+        node = job if row.node is None else (row.cluster, row.node)
         by_job[job] = by_job.get(job, 0.0) + amount
         by_node[node] = by_node.get(node, 0.0) + amount
     return tuple(Units(list(its.values()), [0.0] * len(its)) for its in (by_job, by_node))
 
 
-def of_nodes(nodes: Sequence[Row], codes: Sequence[Row]) -> list[Measure]:
+def of_nodes(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
     """The share of the known time that nodes were out, and how often each code that drains was seen. Pure."""
-    out, known = [row["out_days"] for row in nodes], [row["known_days"] for row in nodes]
+    out, known = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
             "unavailable",
@@ -273,13 +239,13 @@ def of_nodes(nodes: Sequence[Row], codes: Sequence[Row]) -> list[Measure]:
             (Units(out, known),),
         )
     ]
-    observed = [row["observed_days"] for row in nodes]
-    for code in ("", *sorted({row["code"] for row in codes})):
+    observed = [row.observed_days for row in nodes]
+    for code in ("", *sorted({row.code for row in codes})):
         times = Counter[tuple[str, str]]()
         for row in codes:
-            if code in ("", row["code"]):
-                times[row["cluster"], row["node"]] += row["times"]
-        counts = [times[row["cluster"], row["node"]] for row in nodes]
+            if code in ("", row.code):
+                times[row.cluster, row.node] += row.times
+        counts = [times[row.cluster, row.node] for row in nodes]
         measures.append(
             Measure(
                 f"code {code}" if code else "all_codes",
@@ -548,63 +514,5 @@ def choice(text: str) -> tuple[str, str] | None:
     return (key, name) if colon and key in KEYS and name else None
 
 
-# --- for people
-
-COLUMNS = ("what", "unit", "A", "B", "B / A", "95 % interval", "p, adjusted", "differs")
-
-
 def found(compare: Document) -> bool:
     return any(row["differs"] for row in compare["measures"])
-
-
-def cells(compare: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["title"],
-            row["unit"],
-            shown(row, row["a"]["rate"]),
-            shown(row, row["b"]["rate"]),
-            number(row["ratio"], 2),
-            between(row["interval"]),
-            number(row["adjusted"], 2),
-            "yes" if row["differs"] else "",
-        )
-        for row in compare["measures"]
-    ]
-
-
-def shown(row: Row, rate: float | None) -> str:
-    return percent(rate) if row["per"] == 1 else number(rate)
-
-
-def between(interval: Sequence[float | None] | None) -> str:
-    if interval is None:
-        return "-"
-    low, high = interval
-    return f"{number(low, 2)} to {'any' if high is None or high > ANY_FACTOR else number(high, 2)}"
-
-
-def sentences(compare: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    differing = [row for row in compare["measures"] if row["differs"]]
-    said = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
-    tried = sum(row["adjusted"] is not None for row in compare["measures"])
-    if not tried:
-        return [*said, "There is nothing that both can be compared by."]
-    if not differing:
-        said.append(f"Of {plural(tried, 'measure')} none differs by more than chance.")
-    for row in differing:
-        more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
-        times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({between(row['interval'])})"
-        said.append(
-            f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {shown(row, row['b']['rate'])}, "
-            f"{more} than A's {shown(row, row['a']['rate'])}{times}."
-        )
-    return said
-
-
-def text(compare: Document, page: Page) -> str:
-    blocks = ["\n".join(line for sentence in sentences(compare) for line in page.wrap(sentence))]
-    if rows := cells(compare):
-        blocks.append(table(COLUMNS, rows, page))
-    return document.told("What differs", compare, blocks, page)

@@ -1,20 +1,16 @@
-"""What an answer is: a document, which `--json` prints as it is (docs/json.md), and its form for people."""
+"""Document of an answer, which `--json` prints as it is (docs/json.md), and how its values are written for people."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from healthd.common.errors import HealthdError
 
-if TYPE_CHECKING:
-    from healthd.common.page import Page
-
 # Times are epoch seconds, durations seconds, shares 0 to 1; None: not known, or not defined. Never NaN.
 Document = dict[str, Any]
-Text = Callable[[Document, "Page"], str]
 Found = Callable[[Document], bool]
 
 VERSION = 1  # of each document: a key is not renamed or removed without another
@@ -45,19 +41,6 @@ def head(
 def never(_: Document) -> bool:
     """`found` of an answer that only tells."""
     return False
-
-
-def told(title: str, document: Document, blocks: Iterable[str], page: Page) -> str:
-    """The text of an answer: its title, its time and its choice, the blocks, and what limits it. No block is empty."""
-    choice = ", ".join(f"{key} {value}" for key, value in document["chosen"].items())
-    times = (
-        f"from {moment(document['from_time'])} to {moment(document['to_time'])} UTC{', ' if choice else ''}"
-        if document["from_time"] is not None
-        else ""
-    )
-    first = "\n".join(line for line in (page.heading(title), *page.wrap(times + choice)) if line)
-    notes = "\n".join(line for note in document["notes"] for line in page.item(note))
-    return "\n\n".join(part.rstrip("\n") for part in (first, *blocks, notes) if part) + "\n"
 
 
 def moment(seconds: int | None) -> str:

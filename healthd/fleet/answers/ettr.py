@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from healthd.common.page import Page
 from healthd.fleet.answers import document, ettr_runs, rate
-from healthd.fleet.answers.document import Document, head, number, plural, span
+from healthd.fleet.answers.document import Document, head, plural
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics import ettr_model
 from healthd.fleet.statistics.ettr_model import Job
-from healthd.fleet.table import table
 
 # Where the store knows no larger job: the size of the paper's example.
 GPUS = 16_384
@@ -185,76 +183,3 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
             for r_f in GRID_RATES
         ],
     }
-
-
-# --- for people
-
-
-def text(ettr: Document, page: Page) -> str:
-    with_ = ettr["parameters"]
-    goes_on = with_["productive_seconds"]
-    simulation = ettr["simulation"]
-    lines = [
-        f"ETTR {ettr['exact']:.2f}"
-        + (f" (95 %: {ettr['interval'][0]:.2f} to {ettr['interval'][1]:.2f})" if ettr["interval"] else "")
-        + f": the share of its time, waiting and running, in which a job of {with_['gpus']:,} GPUs makes progress"
-        + (" (a job without end)." if goes_on is None else f" (a job that needs {span(goes_on)} of progress)."),
-        f"{_failures(ettr['mttf_seconds'])} (r_f {number(with_['rate'])} per 1000 node-days"
-        + (
-            f", 95 %: {number(ettr['rate_interval'][0])} to {number(ettr['rate_interval'][1])}"
-            if ettr["rate_interval"]
-            else ""
-        )
-        + f"), a checkpoint every {span(with_['checkpoint_seconds'])}, written in {span(with_['write_seconds'])}; "
-        f"restart {span(with_['restart_seconds'])}, queue {span(with_['queue_seconds'])}.",
-        f"For comparison: simulated {ettr['simulated']:.3f} (standard error {simulation['standard_error']:.2g}, "
-        f"{simulation['runs']:,} runs of {span(simulation['productive_seconds'])}), formula {ettr['analytic']:.3f}, "
-        f"the paper's closed form {ettr['approximate']:.3f}. {FORMULA_TOO_LOW}"
-        + ("" if simulation["low"] is None else f" {OF_EACH_RUN}"),
-        *(f"Warning: {one}." for one in ettr["warnings"]),
-    ]
-    if ettr["daly_young_seconds"] is not None:
-        lines.append(
-            f"Daly and Young's interval is {span(ettr['daly_young_seconds'])}: ETTR {ettr['exact_at_daly_young']:.2f}."
-        )
-    return document.told(
-        "How much of its time a large job makes progress",
-        ettr,
-        [
-            "\n".join(line for one in lines for line in page.wrap(one)),
-            _grid(ettr, page),
-            _measured(ettr, page),
-        ],
-        page,
-    )
-
-
-def _failures(mttf_seconds: float | None) -> str:
-    return "No failures" if mttf_seconds is None else f"A failure every {span(mttf_seconds)}"
-
-
-def _grid(ettr: Document, page: Page) -> str:
-    cells = {(one["gpus"], one["checkpoint_seconds"]): one["ettr"] for one in ettr["grid"]["by_checkpoint"]}
-    columns = ("GPUs", *(span(seconds) for seconds in GRID_CHECKPOINTS_SECONDS))
-    rows = [
-        (f"{gpus:,}", *(f"{cells[gpus, seconds]:.2f}" for seconds in GRID_CHECKPOINTS_SECONDS)) for gpus in GRID_GPUS
-    ]
-    return "ETTR with a checkpoint every\n" + table(columns, rows, page)
-
-
-def _measured(ettr: Document, page: Page) -> str:
-    if not ettr["measured"]:
-        return ""
-    rows = [
-        (
-            f"{row['gpus_up_to']:,}",
-            f"{row['runs']:,}",
-            f"{row['interruptions']:,}",
-            f"{row['mean']:.2f}",
-            f"{row['low']:.2f} to {row['high']:.2f}",
-            "-" if row["expected"] is None else f"{row['expected']:.2f}",
-        )
-        for row in ettr["measured"]
-    ]
-    columns = ("GPUs to", "runs", "interruptions", "ETTR", "8 of 10", "expected")
-    return "Measured, runs of 24 h or more:\n" + table(columns, rows, page)

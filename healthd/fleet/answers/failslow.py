@@ -9,69 +9,80 @@ hours, never as 0.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from healthd.common.page import Page
 from healthd.common.text import is_decimal
-from healthd.fleet.answers import document
 from healthd.fleet.answers.availability import quantile
-from healthd.fleet.answers.document import Document, number, percent, plural, share, span
+from healthd.fleet.answers.document import Document, percent, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds
-from healthd.fleet.table import table
 
 FAILED, SLOW = "validation/failed", "validation/slow"
-WORST_SHOWN = 20
 
 Node = tuple[str, str]  # cluster, node
 
-_STRETCHES = """
-SELECT cluster, node, begin_time, end_time, slowdown, jobs FROM slow_times SEMI JOIN chosen_nodes USING (cluster, node)
-ORDER BY ALL
-"""
 
-# The jobs that ran on a node that told of a slow one; one that still runs: until the jobs are known.
-_JOBS = """
-SELECT job_nodes.cluster, job_nodes.node, jobs.job_id, job_nodes.start_time AS begin_time,
-  coalesce(job_nodes.end_time, jobs_known.known_until) AS end_time, job_nodes.gpus
-FROM job_nodes
-JOIN jobs USING (cluster, db_index)
-JOIN jobs_known USING (cluster)
-CROSS JOIN asked
-SEMI JOIN slow_times ON slow_times.cluster = job_nodes.cluster AND slow_times.node = job_nodes.node
-WHERE job_nodes.start_time < asked.to_time AND coalesce(job_nodes.end_time, jobs_known.known_until) > asked.from_time
-ORDER BY ALL
-"""
+class SlowTime(NamedTuple):
+    """Columns of failslow_stretches.sql. jobs: ids with blanks between them."""
 
-# Each life of a condition, whole.
-_LIVES = """
-SELECT
-  cluster, node, min(coalesce(onset_time, first_time, time)) AS onset, min(time) FILTER (event = 'opened') AS told_time,
-  max(last_time) AS last_time, max(time) FILTER (event = 'cleared') AS cleared_time,
-  min(time) FILTER (event = 'acknowledged') AS known_time
-FROM lines SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE code LIKE 'failslow/%' AND event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared')
-  AND NOT coalesce(observed, FALSE)
-GROUP BY cluster, node, condition_id, code, subject
-HAVING told_time IS NOT NULL
-ORDER BY ALL
-"""
+    cluster: str
+    node: str
+    begin_time: int
+    end_time: int
+    slowdown: float | None
+    jobs: str | None
 
-_DRAINS = """
-SELECT cluster, node, start_time, by_whom FROM out_of_service SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE what = 'outage' ORDER BY ALL
-"""
 
-_VALIDATIONS = f"""
-SELECT
-  cluster, node, code, count(*) AS times, min(first_time) AS first_time, max(last_time) AS last_time,
-  bool_or(cleared_time IS NULL AND origin = 'events') AS stands
-FROM conditions SEMI JOIN chosen_nodes USING (cluster, node)
-WHERE code IN ('{FAILED}', '{SLOW}')
-GROUP BY ALL ORDER BY ALL
-"""
+class RanThere(NamedTuple):
+    """Columns of failslow_jobs.sql."""
+
+    cluster: str
+    node: str
+    job_id: int
+    begin_time: int
+    end_time: int
+    gpus: float | None
+
+
+class Life(NamedTuple):
+    """A condition from its onset to its end. Columns of failslow_lives.sql."""
+
+    cluster: str
+    node: str
+    onset: int
+    told_time: int
+    last_time: int | None
+    cleared_time: int | None
+    known_time: int | None
+
+
+class Drain(NamedTuple):
+    """Columns of failslow_drains.sql."""
+
+    cluster: str
+    node: str
+    start_time: int
+    by_whom: str
+
+
+class Validation(NamedTuple):
+    """Columns of failslow_validations.sql."""
+
+    cluster: str
+    node: str
+    code: str
+    times: int
+    first_time: int
+    last_time: int
+    stands: bool
+
+
+class GpuTime(NamedTuple):
+    """Columns of failslow_gpu_time.sql."""
+
+    thousandths: float
 
 
 class Stretch(NamedTuple):
@@ -106,25 +117,25 @@ def failslow(study: Study) -> Document:
     """Raises Unanswerable where no source tells of conditions."""
     if not study.has("scraped_conditions"):
         study.must_have("events")
-    study.need("slow_times", "lines", "out_of_service", "conditions", "jobs_known")
     stretches: dict[Node, list[Stretch]] = defaultdict(list)
-    for row in study.rows(_STRETCHES):
-        its = Stretch(row["begin_time"], row["end_time"], row["slowdown"], jobs_of(row["jobs"]))
-        stretches[row["cluster"], row["node"]].append(its)
+    for slow in study.ask("failslow_stretches", SlowTime):
+        one = Stretch(slow.begin_time, slow.end_time, slow.slowdown, jobs_of(slow.jobs))
+        stretches[slow.cluster, slow.node].append(one)
     ran: dict[Node, list[Ran]] = defaultdict(list)
-    for row in study.rows(_JOBS):
-        ran[row["cluster"], row["node"]].append(Ran(row["job_id"], row["begin_time"], row["end_time"], row["gpus"]))
-    lives: dict[Node, list[Row]] = defaultdict(list)
-    for row in study.rows(_LIVES):
-        lives[row["cluster"], row["node"]].append(row)
-    drains: dict[Node, list[Row]] = defaultdict(list)
-    for row in study.rows(_DRAINS):
-        drains[row["cluster"], row["node"]].append(row)
-    validations = study.rows(_VALIDATIONS)
-    judged = {(row["cluster"], row["node"], row["code"]): row for row in validations}
+    for job in study.ask("failslow_jobs", RanThere):
+        ran[job.cluster, job.node].append(Ran(job.job_id, job.begin_time, job.end_time, job.gpus))
+    lives: dict[Node, list[Life]] = defaultdict(list)
+    for life in study.ask("failslow_lives", Life):
+        lives[life.cluster, life.node].append(life)
+    drains: dict[Node, list[Drain]] = defaultdict(list)
+    for drain in study.ask("failslow_drains", Drain):
+        drains[drain.cluster, drain.node].append(drain)
+    validations = study.ask("failslow_validations", Validation)
+    judged = {(one.cluster, one.node, one.code): one.times for one in validations}
+    (gpu_time,) = study.ask("failslow_gpu_time", GpuTime)
     spells = {where: spells_of(its, drains[where]) for where, its in lives.items()}
     nodes = []
-    for where in sorted({*stretches, *((row["cluster"], row["node"]) for row in validations)}):
+    for where in sorted({*stretches, *((one.cluster, one.node) for one in validations)}):
         told = lost(stretches[where], ran[where])
         nodes.append(
             {
@@ -136,8 +147,8 @@ def failslow(study: Study) -> Document:
                 "worst_slowdown": told.worst,
                 "times": sum(spell["end"] > study.from_time for spell in spells.get(where, ())),
                 "stands": any(spell["stands"] for spell in spells.get(where, ())),
-                "failed_validations": judged.get((*where, FAILED), {}).get("times", 0),
-                "slow_validations": judged.get((*where, SLOW), {}).get("times", 0),
+                "failed_validations": judged.get((*where, FAILED), 0),
+                "slow_validations": judged.get((*where, SLOW), 0),
             }
         )
     nodes.sort(key=lambda row: (-row["lost_gpu_seconds"], -row["slow_seconds"], row["cluster"], row["node"]))
@@ -146,30 +157,18 @@ def failslow(study: Study) -> Document:
         "slow_seconds": sum(row["slow_seconds"] for row in nodes),
         "unknown_seconds": sum(row["unknown_seconds"] for row in nodes),
         "lost_gpu_seconds": sum(row["lost_gpu_seconds"] for row in nodes),
-        "job_gpu_seconds": _gpu_seconds(study),
+        "job_gpu_seconds": gpu_time.thousandths / 1000,
         "reaction": reaction(
             spell for some in spells.values() for spell in some if study.from_time <= spell["told"] < study.to_time
         ),
         "nodes": nodes,
-        "validations": validations,
+        "validations": [one._asdict() for one in validations],
     }
 
 
 def jobs_of(text: str | None) -> frozenset[int]:
     """Of ids with blanks between them. What is no number is no job of Slurm's."""
     return frozenset(int(word) for word in (text or "").split() if is_decimal(word) and len(word) < 19)
-
-
-def _gpu_seconds(study: Study) -> float:
-    """What all jobs of the chosen nodes had in that time, as far as it was accounted. In thousandths of a GPU: a sum of
-    whole numbers is the same in any order."""
-    told = study.row(
-        "SELECT sum(CAST(round(1000 * gpus) AS BIGINT) * "
-        "(least(coalesce(end_time, known_until), to_time) - greatest(start_time, from_time))) AS thousandths "
-        "FROM job_nodes SEMI JOIN chosen_nodes USING (cluster, node) JOIN jobs_known USING (cluster) CROSS JOIN asked "
-        "WHERE start_time < to_time AND coalesce(end_time, known_until) > greatest(from_time, start_time)"
-    )
-    return float(told["thousandths"] or 0) / 1000
 
 
 # --- what a node lost
@@ -214,20 +213,20 @@ def _pieces(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
 # --- how long it took
 
 
-def spells_of(lives: Sequence[Row], drains: Sequence[Row]) -> list[Row]:
+def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
     """A node's slownesses, those that overlap as one: `onset`, `told`, `end` (the last sight), `stands`, `acted` (when
     somebody or something did something about it: None) and `by` (healthd, person, slurm, unknown, acknowledged). Pure.
     """
     found: list[Row] = []
-    for life in sorted(lives, key=lambda row: row["onset"]):
-        end = max(life["last_time"] or life["told_time"], life["onset"])
-        one = {
-            "onset": life["onset"],
-            "told": life["told_time"],
+    for life in sorted(lives, key=lambda life: life.onset):
+        end = max(life.last_time or life.told_time, life.onset)
+        one: Row = {
+            "onset": life.onset,
+            "told": life.told_time,
             "end": end,
-            "over": life["cleared_time"] or end,
-            "stands": life["cleared_time"] is None,
-            "known": life["known_time"],
+            "over": life.cleared_time or end,
+            "stands": life.cleared_time is None,
+            "known": life.known_time,
         }
         if found and one["onset"] <= found[-1]["end"]:
             last = found[-1]
@@ -242,9 +241,7 @@ def spells_of(lives: Sequence[Row], drains: Sequence[Row]) -> list[Row]:
         else:
             found.append(one)
     for one in found:
-        acts = [
-            (row["start_time"], row["by_whom"]) for row in drains if one["told"] <= row["start_time"] <= one["over"]
-        ]
+        acts = [(drain.start_time, drain.by_whom) for drain in drains if one["told"] <= drain.start_time <= one["over"]]
         acts += [(one["known"], "acknowledged")] if one["known"] is not None else []
         one["acted"], one["by"] = min(acts, default=(None, None))
     return found
@@ -287,92 +284,8 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     return [*found, *study.coverage_notes("jobs", "events")]
 
 
-# --- for people
-
-NODE_COLUMNS = ("node", "slow", "times", "worst", "GPU-hours lost", "not known", "validations failed", "validated slow")
-REACTION_COLUMNS = ("", "times", "median", "nine of ten")
-
-
 def found(failslow: Document) -> bool:
     """Whether a job is slow still, or a validation that failed stands."""
     return any(row["stands"] for row in failslow["nodes"]) or any(
         row["stands"] for row in failslow["validations"] if row["code"] == FAILED
     )
-
-
-def sentences(failslow: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    nodes = [row for row in failslow["nodes"] if row["slow_seconds"]]
-    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
-    said = []
-    if not nodes:
-        said.append("No node told of a slow job.")
-    else:
-        of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
-        whole = f", {percent(of)} of what the jobs had" if of is not None else ""
-        said.append(
-            f"{plural(len(nodes), 'node')} told of slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
-            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
-        )
-        took = failslow["reaction"]
-        if took["told"]["spells"]:
-            said.append(
-                f"From the onset until it was told took {span(took['told']['median_seconds'])} in half of "
-                f"{plural(took['spells'], 'slowness', 'slownesses')}. Something was done about "
-                f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
-            )
-    if failed:
-        named = ", ".join(failed[:WORST_SHOWN]) + (
-            f" and {len(failed) - WORST_SHOWN} more" * (len(failed) > WORST_SHOWN)
-        )
-        said.append(f"A validation failed on {plural(len(failed), 'node')}: {named}.")
-    return said
-
-
-def _by(acts: Mapping[str, int]) -> str:
-    words = {"acknowledged": "acknowledged", "unknown": "drained, by whom is not known"}
-    some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
-    return f" ({', '.join(some)})" if some else ""
-
-
-def _hours(of_seconds: float) -> str:
-    return number(of_seconds / 3600)
-
-
-def node_cells(failslow: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["node"],
-            span(row["slow_seconds"]) if row["slow_seconds"] else "-",
-            f"{row['times']:,}",
-            "-" if row["worst_slowdown"] is None else f"+{percent(row['worst_slowdown'])}",
-            _hours(row["lost_gpu_seconds"]),
-            span(row["unknown_seconds"]) if row["unknown_seconds"] else "-",
-            f"{row['failed_validations']:,}",
-            f"{row['slow_validations']:,}",
-        )
-        for row in failslow["nodes"]
-    ]
-
-
-def reaction_cells(failslow: Document) -> list[tuple[str, ...]]:
-    took: Mapping[str, Row] = failslow["reaction"]
-    words = {
-        "told": "from the onset until told",
-        "acted": "from then until something was done",
-        "lasted": "from the onset until over",
-    }
-    return [
-        (words[what], f"{took[what]['spells']:,}", span(took[what]["median_seconds"]), span(took[what]["p90_seconds"]))
-        for what in words
-        if took[what]["spells"]
-    ]
-
-
-def text(failslow: Document, page: Page) -> str:
-    blocks = ["\n".join(line for sentence in sentences(failslow) for line in page.wrap(sentence))]
-    if rows := node_cells(failslow):
-        blocks.append(table(NODE_COLUMNS, rows[:WORST_SHOWN], page))
-    if rows := reaction_cells(failslow):
-        blocks.append(table(REACTION_COLUMNS, rows, page))
-    return document.told("Slow jobs, and what they cost", failslow, blocks, page)

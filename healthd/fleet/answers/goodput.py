@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
+from healthd.fleet.answers import hardware_ends
+from healthd.fleet.answers.document import Document, WrongChoice, plural, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.job_sizes import class_of, size_named
-from healthd.fleet.table import table
 
 CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
 LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours
-LOOPS_SHOWN = 10
 
-_FIRST = f"""
-SELECT
-  ends.cluster, ends.job_id, ends.ended, ends.node, jobs.gpus, jobs.end_time, {class_of("jobs.gpus")} AS gpus_up_to,
-  CAST({{loss}} AS DOUBLE) AS gpu_seconds
-FROM hardware_ends AS ends JOIN chosen_jobs AS jobs USING (cluster, db_index)
-ORDER BY ends.cluster, ends.end_time, ends.db_index
-"""
-# The record before that of the pre-emptor is one that the nodes ended: the pre-emptor is its requeue.
-_REQUEUES = """
-WITH attempts AS (
-  SELECT
-    cluster, db_index, job_id,
-    lag(db_index) OVER (PARTITION BY cluster, job_id ORDER BY submit_time, start_time NULLS LAST, db_index) AS before
-  FROM jobs SEMI JOIN hardware_ends USING (cluster, job_id)
-)
-SELECT attempts.cluster, attempts.db_index, attempts.job_id
-FROM attempts JOIN hardware_ends AS ends ON ends.cluster = attempts.cluster AND ends.db_index = attempts.before
-"""
-_GAVE_WAY = f"""
-SELECT
-  preempted.how, requeues.job_id AS after, preempted.cluster, {class_of("jobs.gpus")} AS gpus_up_to,
-  count(*) AS jobs, CAST(sum({{loss}}) AS DOUBLE) AS gpu_seconds,
-  CAST(coalesce(sum(jobs.gpus), 0) AS BIGINT) AS gpus
-FROM preempted JOIN chosen_jobs AS jobs USING (cluster, db_index)
-LEFT JOIN hardware_requeues AS requeues
-  ON requeues.cluster = preempted.cluster AND requeues.db_index = preempted.preemptor_db_index
-WHERE preempted.state = 'PREEMPTED'
-GROUP BY preempted.how, requeues.job_id, preempted.cluster, gpus_up_to
-ORDER BY preempted.cluster, requeues.job_id NULLS FIRST, preempted.how, gpus_up_to NULLS FIRST
-"""
+
+class Ended(NamedTuple):
+    """A job that a node ended. jobs: 1. Columns of goodput_first.sql."""
+
+    cluster: str
+    job_id: int
+    ended: str
+    node: str | None
+    gpus: int | None
+    end_time: int
+    gpus_up_to: int | None
+    jobs: int
+    gpu_seconds: float
+
+
+class GaveWay(NamedTuple):
+    """Jobs that were pre-empted. after: job that their pre-emptor is a requeue of. Columns of goodput_gave_way.sql."""
+
+    how: str
+    after: int | None
+    cluster: str
+    gpus_up_to: int | None
+    jobs: int
+    gpu_seconds: float
+    gpus: int
 
 
 def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: float | None = None) -> Document:
@@ -67,15 +59,11 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
     if price is not None and not 0 <= price < float("inf"):
         raise WrongChoice("--price: must be what a GPU-hour costs, 0 or more")
     study.must_have("jobs")
-    hardware_ends.make(study)
-    study.need("preempted")
-    study.make("hardware_requeues", _REQUEUES)
-    at_most = checkpoint / 2
-    loss = hardware_ends.loss(at_most)
-    first = study.rows(_FIRST.format(loss=loss))
-    gave_way = study.rows(_GAVE_WAY.format(loss=loss))
-    second = [row for row in gave_way if row["after"] is not None]
-    others = [row for row in gave_way if row["after"] is None]
+    at_most = float(checkpoint / 2)
+    first = study.ask("goodput_first", Ended, at_most_seconds=at_most)
+    gave_way = study.ask("goodput_gave_way", GaveWay, at_most_seconds=at_most)
+    second = [row for row in gave_way if row.after is not None]
+    others = [row for row in gave_way if row.after is None]
     one, two = lost(first, price), lost(second, price)
     return {
         **study.head("goodput", *_notes(study, first, others), *study.coverage_notes("jobs", "events")),
@@ -85,15 +73,15 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
         "first_order": {**one, "by_end": _by(first, "ended", hardware_ends.ENDED, price)},
         "second_order": {**two, "by_how": _by(second, "how", ("logged", "inferred"), price)},
         "share_second_order": share(two["gpu_seconds"], one["gpu_seconds"] + two["gpu_seconds"]),
-        "preempted_by_unknown": lost([row for row in others if row["how"] == "unknown"], price),
-        "preempted_by_others": lost([row for row in others if row["how"] != "unknown"], price),
+        "preempted_by_unknown": lost([row for row in others if row.how == "unknown"], price),
+        "preempted_by_others": lost([row for row in others if row.how != "unknown"], price),
         "by_size": [
             {
                 "gpus_up_to": size,
-                "first_order": lost([row for row in first if row["gpus_up_to"] == size], price),
-                "second_order": lost([row for row in second if row["gpus_up_to"] == size], price),
+                "first_order": lost([row for row in first if row.gpus_up_to == size], price),
+                "second_order": lost([row for row in second if row.gpus_up_to == size], price),
             }
-            for size in sorted({row["gpus_up_to"] for row in (*first, *second)}, key=lambda size: (size is None, size))
+            for size in _sizes([*first, *second])
         ],
         "requeue_loops": loops(first, second),
     }
@@ -107,38 +95,36 @@ def found(goodput: Document) -> bool:
 # --- decisions
 
 
-def lost(rows: Iterable[Row], price: float | None) -> Row:
-    """What these jobs lost. A row is a job, or as many as its `jobs` says."""
-    jobs, gpu_seconds = 0, 0.0
-    for row in rows:
-        jobs += row.get("jobs", 1)
-        gpu_seconds += row["gpu_seconds"]
+def lost(rows: Iterable[Ended | GaveWay], price: float | None) -> Row:
+    """Return what these jobs lost."""
+    some = list(rows)
+    gpu_seconds = sum((row.gpu_seconds for row in some), 0.0)
     gpu_hours = gpu_seconds / 3600
     cost = None if price is None else gpu_hours * price
-    return {"jobs": jobs, "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
+    return {"jobs": sum(row.jobs for row in some), "gpu_seconds": gpu_seconds, "gpu_hours": gpu_hours, "cost": cost}
 
 
-def loops(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
-    """Jobs that their nodes ended LOOP_ENDS times or more, the most often ended one first: when, how many GPUs they
-    have, which pre-emptions their requeues made, and what both lost."""
-    by_job: dict[tuple[str, int], list[Row]] = {}
+def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
+    """Return the jobs that their nodes ended LOOP_ENDS times or more, the most often ended first: when, how many GPUs
+    they have, which pre-emptions their requeues made, and what both lost."""
+    by_job: dict[tuple[str, int], list[Ended]] = defaultdict(list)
     for row in first:
-        by_job.setdefault((row["cluster"], row["job_id"]), []).append(row)
-    made: dict[tuple[str, int], list[Row]] = {}
-    for row in second:
-        made.setdefault((row["cluster"], row["after"]), []).append(row)
+        by_job[row.cluster, row.job_id].append(row)
+    gave_way: dict[tuple[str, int | None], list[GaveWay]] = defaultdict(list)
+    for victims in second:
+        gave_way[victims.cluster, victims.after].append(victims)
     found = [
         {
             "cluster": cluster,
             "job_id": job_id,
             "ends": len(ends),
-            "gpus": max((row["gpus"] for row in ends if row["gpus"] is not None), default=None),
-            "first_time": min(row["end_time"] for row in ends),
-            "last_time": max(row["end_time"] for row in ends),
-            "preemptions": sum(row["jobs"] for row in made.get((cluster, job_id), ())),
-            "preempted_gpus": sum(row["gpus"] for row in made.get((cluster, job_id), ())),
-            "first_order_gpu_seconds": sum(row["gpu_seconds"] for row in ends),
-            "second_order_gpu_seconds": sum((row["gpu_seconds"] for row in made.get((cluster, job_id), ())), 0.0),
+            "gpus": max((row.gpus for row in ends if row.gpus is not None), default=None),
+            "first_time": min(row.end_time for row in ends),
+            "last_time": max(row.end_time for row in ends),
+            "preemptions": sum(row.jobs for row in gave_way[cluster, job_id]),
+            "preempted_gpus": sum(row.gpus for row in gave_way[cluster, job_id]),
+            "first_order_gpu_seconds": sum(row.gpu_seconds for row in ends),
+            "second_order_gpu_seconds": sum((row.gpu_seconds for row in gave_way[cluster, job_id]), 0.0),
         }
         for (cluster, job_id), ends in by_job.items()
         if len(ends) >= LOOP_ENDS
@@ -146,127 +132,31 @@ def loops(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
     return sorted(found, key=lambda row: (-row["ends"], row["cluster"], row["job_id"]))
 
 
-def _by(rows: Sequence[Row], key: str, values: Sequence[str], price: float | None) -> list[Row]:
-    return [{key: value, **lost([row for row in rows if row[key] == value], price)} for value in values]
+def _sizes(rows: Iterable[Ended | GaveWay]) -> list[int | None]:
+    return sorted({row.gpus_up_to for row in rows}, key=lambda size: (size is None, size))
 
 
-def _notes(study: Study, first: Sequence[Row], others: Sequence[Row]) -> list[str]:
+def _by(rows: Sequence[Ended | GaveWay], key: str, values: Sequence[str], price: float | None) -> list[Row]:
+    return [{key: value, **lost([row for row in rows if getattr(row, key) == value], price)} for value in values]
+
+
+def _notes(study: Study, first: Sequence[Ended], others: Sequence[GaveWay]) -> list[str]:
     found = [
         *hardware_ends.notes(study),
-        *study.elsewhere_notes(((row["cluster"], row["node"]) for row in first), "faults"),
+        *study.elsewhere_notes(((row.cluster, row.node) for row in first), "faults"),
         "What a job lost is assumed, not measured: half the time between two checkpoints.",
         "The work of jobs that no check and no NODE_FAIL shows to be ended by a node is not in it.",
     ]
-    without = sum(row["gpus"] is None for row in first)
+    without = sum(row.gpus is None for row in first)
     if without:
         found.append(
             f"Of {plural(without, 'job')} that nodes ended the number of GPUs is not known: nothing lost is counted "
             "there."
         )
-    unknown = sum(row["jobs"] for row in others if row["how"] == "unknown")
+    unknown = sum(row.jobs for row in others if row.how == "unknown")
     if unknown:
         found.append(
             f"Who pre-empted {plural(unknown, 'job')} is not known: some of them may be of second order. slurmctld's "
             "log says it: healthd fleet ingest --slurmctld-log."
         )
     return found
-
-
-# --- for people
-
-SIZE_COLUMNS = ("GPUs", "ended by nodes", "GPU-hours lost", "gave way", "GPU-hours of them")
-LOOP_COLUMNS = ("requeue loop of job", "GPUs", "ended by nodes", "from", "until", "it pre-empted", "GPU-hours lost")
-_WORDS = {
-    "node_fail": "- NODE_FAIL",
-    "failed": "- FAILED beside a failing check",
-    "requeued": "- REQUEUED by healthd",
-    "logged": "- as slurmctld's log says",
-    "inferred": "- inferred, which is a guess",
-}
-
-
-def text(goodput: Document, page: Page) -> str:
-    blocks = [
-        table(columns(goodput), order_cells(goodput), page),
-        "\n".join(page.wrap(share_sentence(goodput))),
-    ]
-    if goodput["by_size"]:
-        blocks.append(table(SIZE_COLUMNS, size_cells(goodput["by_size"]), page))
-    if goodput["requeue_loops"]:
-        blocks.append(table(LOOP_COLUMNS, loop_cells(goodput["requeue_loops"]), page))
-    return document.told("Work lost to failures of the nodes", goodput, blocks, page)
-
-
-def columns(goodput: Document) -> tuple[str, ...]:
-    return ("lost", "jobs", "GPU-hours", *(("cost",) if goodput["price_per_gpu_hour"] is not None else ()))
-
-
-def order_cells(goodput: Document) -> list[tuple[str, ...]]:
-    """First and second order, each with what it is made of."""
-    first, second = goodput["first_order"], goodput["second_order"]
-    return [
-        _cells("ended by nodes (first order)", first),
-        *(_cells(_WORDS[row["ended"]], row) for row in first["by_end"]),
-        _cells("gave way to them (second order)", second),
-        *(_cells(_WORDS[row["how"]], row) for row in second["by_how"]),
-    ]
-
-
-def _cells(name: str, its: Mapping[str, Any]) -> tuple[str, ...]:
-    cost = () if its["cost"] is None else (f"{its['cost']:,.0f}",)
-    return (name, f"{its['jobs']:,}", number(its["gpu_hours"]), *cost)
-
-
-def size_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    return [
-        (
-            size_named(row["gpus_up_to"]),
-            f"{row['first_order']['jobs']:,}",
-            number(row["first_order"]["gpu_hours"]),
-            f"{row['second_order']['jobs']:,}",
-            number(row["second_order"]["gpu_hours"]),
-        )
-        for row in rows
-    ]
-
-
-def loop_cells(loops: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The worst of them."""
-    return [
-        (
-            str(row["job_id"]),
-            number(row["gpus"]),
-            plural(row["ends"], "time"),
-            moment(row["first_time"]),
-            moment(row["last_time"]),
-            f"{plural(row['preemptions'], 'job')}, {plural(row['preempted_gpus'], 'GPU')}",
-            number((row["first_order_gpu_seconds"] + row["second_order_gpu_seconds"]) / 3600),
-        )
-        for row in loops[:LOOPS_SHOWN]
-    ]
-
-
-def sentences(goodput: Document) -> list[str]:
-    """How much was lost, and what it cost where a price was said."""
-    first, second, loops = goodput["first_order"], goodput["second_order"], goodput["requeue_loops"]
-    found = [
-        f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
-        f"{second['jobs']:,} "
-        f"more had to give way when these were requeued, and lost {number(second['gpu_hours'])}."
-    ]
-    if first["cost"] is not None:
-        found.append(f"At {goodput['price_per_gpu_hour']:g} a GPU-hour that is {first['cost'] + second['cost']:,.0f}.")
-    if loops:
-        worst = loops[0]
-        found.append(
-            f"{plural(len(loops), 'job was', 'jobs were')} requeued over and over: job {worst['job_id']} was ended "
-            f"{plural(worst['ends'], 'time')}, and {plural(worst['preemptions'], 'other')} gave way to it."
-        )
-    return found
-
-
-def share_sentence(goodput: Document) -> str:
-    second = goodput["share_second_order"]
-    if second is None:
-        return "Nothing was lost, as far as it is known."
-    return f"{percent(second)} of what was lost is of second order: other jobs that gave way to requeued ones."

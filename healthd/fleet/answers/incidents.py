@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from healthd.common.job_failures import EndsJob
 from healthd.common.values import dataclass
 from healthd.fleet.answers.causes import (
     BELONGS_TO,
     BETWEEN_NODES,
     FOLLOWS_OF_PROGRAM,
-    NAMED,
-    NEVER,
     OF_ONE_GPU,
     ORDER,
-    TOLD,
     USER,
     meaning,
 )
@@ -98,9 +96,9 @@ def decides(failure: Failure, seen: Seen) -> bool:
     """
     means = meaning(seen.code)
     named = bool(seen.jobs & failure.ids)
-    if means.ends == NEVER or (means.ends == NAMED and not named):
+    if means.ends is EndsJob.NEVER or (means.ends is EndsJob.IF_NAMED and not named):
         return False
-    if means.ends == TOLD and seen.severity not in ISOLATING:
+    if means.ends is EndsJob.IF_ISOLATES and seen.severity not in ISOLATING:
         return False
     if means.cause == USER and (
         failure.state != "FAILED" or (failure.start_time is not None and seen.last_seen < failure.start_time)
@@ -159,7 +157,7 @@ def _with_incidents(seen: Iterable[Seen]) -> list[tuple[str, Seen]]:
     every = list(seen)
     there: dict[str, set[str]] = defaultdict(set)
     for one in every:
-        if meaning(one.code).ends != NEVER:
+        if meaning(one.code).ends is not EndsJob.NEVER:
             there[one.node].add(meaning(one.code).cause)
     return sorted(
         ((_incident(meaning(one.code).cause, there[one.node]), one) for one in every),
@@ -191,6 +189,6 @@ def _weakness(one: Seen) -> int:
     0: the code ends jobs, or a code of ours was critical. 1: one of ours that was reported as degraded only (corrected
     ECC errors, error rates), or an unknown code that was critical. 2: an unknown code that was degraded."""
     means = meaning(one.code)
-    if means.known and means.ends != TOLD:
+    if means.known and means.ends is not EndsJob.IF_ISOLATES:
         return 0
     return int(one.severity != "critical") + int(not means.known)

@@ -18,11 +18,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from healthd.common.page import Page, plain
 from healthd.common.slurm import lemon_command
 from healthd.common.values import dataclass
-from healthd.fleet.answers import document
-from healthd.fleet.answers.document import Document, Unanswerable, moment, number, percent, plural, share, span
+from healthd.fleet.answers.document import Document, Unanswerable, number, percent, plural, share, span
 from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics.lemon_score import (
@@ -500,11 +498,6 @@ def _many(count: float | None, what: str, more: str = "") -> str:
     return plural(round(count), what) + more if count else ""
 
 
-def _shared(count: float) -> str:
-    """ "5", "3.1": a count of which each may be a part."""
-    return f"{count:,.1f}".removesuffix(".0")
-
-
 def _times(count: float | None) -> str:
     return "once" if count == 1 else f"{count:.0f} times"
 
@@ -581,53 +574,3 @@ def _notes(
             "time: a node that is out does not fail."
         )
     return found
-
-
-def text(lemons: Document, page: Page) -> str:
-    days = lemons["window"]["days"]
-    median = {fleet["cluster"]: fleet["median_incidents"] for fleet in lemons["fleets"]}
-    blocks = []
-    if lemons.get("old") and any(one["command"] for one in lemons["nodes"]):
-        until = moment(lemons["window"]["known_until"])
-        blocks.append(
-            "\n".join(
-                page.wrap(
-                    f"The store ends at {until} UTC, more than a day from now: check whether a node was repaired since "
-                    "then before you drain it."
-                )
-            )
-        )
-    for one in lemons["nodes"]:
-        name = plain(one["node"] if len(median) == 1 else f"{one['cluster']}/{one['node']}")
-        indent = " " * (len(name) + 2)
-        lines = [f"{name}  {one['words']}; fleet median {number(median[one['cluster']])}"]
-        if one["out_since"] is not None:
-            lines.append(f"{indent}already out of service since {moment(one['out_since'])} UTC")
-        else:
-            lines.append(indent + (one["command"] or "not a valid Slurm node name: no command is shown"))
-        likely = (
-            f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of"
-        )
-        lines.append(f"{indent}{likely} {percent(one['probability'])}")
-        if not one["certain"]:
-            lines.append(f"{indent}{NOT_DRAINED}")
-        if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
-            lines.append(
-                f"{indent}healthd observed {percent(one['observed_share'])} of the time: there may be more events"
-            )
-        for incident in one["evidence"]:
-            lines += page.item(f"{moment(incident['time'])}  {incident['words']}", "  ")
-        blocks.append("\n".join(lines))
-    if not lemons["nodes"]:
-        blocks.append(f"No node stands out in {lasting(days)}.")
-    for gain in lemons["gain"]:
-        if gain["by_lemons"]:
-            failing = f"{_shared(gain['failures'])} of {plural(gain['jobs'], 'job')}"
-            without = f"{_shared(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
-            blocks.append(
-                f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs "
-                f"({percent(gain['share_failing'])}); with average nodes instead it would be {without}."
-            )
-    if lemons.get("applied"):
-        blocks.append("\n".join(f"{plain(one['node'])}  {plain(one['words'])}" for one in lemons["applied"]))
-    return document.told("Lemons", lemons, blocks, page)

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
-from healthd.fleet.answers.evidence import evidence
+from healthd.fleet.answers.document import Document, plural, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import Spread, rate_estimate
 from healthd.fleet.statistics.multiplicity import benjamini_hochberg
-from healthd.fleet.table import table
+from healthd.fleet.tables import BOOLEAN, TEXT
 
 # What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
 KINDS = {
@@ -45,35 +42,37 @@ TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # so many nodes of a switch within tha
 LEVEL = 0.05  # of what stands out, at most this share is false on average
 SEED = 12
 DRAWS, MORE_DRAWS = 1000, 50_000
-MOST_ROWS = 20  # for people
 
 Port = tuple[str, str, str]  # cluster, node, subject
 Node = tuple[str, str]
 
-_SIGHTS = f"""
-SELECT cluster, node, subject, code, time
-FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
-WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)}) AND time >= from_time AND time < to_time
-ORDER BY ALL
-"""
 
-_NODES = """
-SELECT
-  chosen_nodes.cluster, chosen_nodes.node, coalesce(gpu_model, '') AS model, switch,
-  coalesce(sum(observed_seconds), 0) / 86400e0 AS days
-FROM chosen_nodes LEFT JOIN observed USING (cluster, node)
-GROUP BY ALL ORDER BY ALL
-"""
+class Sight(NamedTuple):
+    """Columns of links_sights.sql."""
 
-# The ports that any node of a model ever told of: what its nodes have at least. Of the whole store.
-_PORTS = f"""
-SELECT
-  coalesce(gpu_model, '') AS model, code IN ({", ".join(f"'{code}'" for code in KINDS[NOT_SWITCHED])}) AS inside,
-  greatest(1, count(DISTINCT subject) FILTER (subject <> '')) AS ports
-FROM evidence JOIN chosen_nodes USING (cluster, node)
-WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)})
-GROUP BY ALL ORDER BY ALL
-"""
+    cluster: str
+    node: str
+    subject: str | None
+    code: str
+    time: int
+
+
+class Observed(NamedTuple):
+    """Columns of links_nodes.sql. days: observed."""
+
+    cluster: str
+    node: str
+    model: str
+    switch: str | None
+    days: float
+
+
+class Ports(NamedTuple):
+    """Columns of links_ports.sql."""
+
+    model: str
+    inside: bool
+    ports: int
 
 
 def links(study: Study) -> Document:
@@ -81,16 +80,14 @@ def links(study: Study) -> Document:
     together: moments at which several nodes of one switch lost their links. Raises Unanswerable without events."""
     if not study.has("scraped_conditions"):
         study.must_have("events")
-    evidence(study)
-    study.need("observed")
-    nodes = study.rows(_NODES)
-    ports = {(row["model"], row["inside"]): row["ports"] for row in study.rows(_PORTS)}
-    sights = study.rows(_SIGHTS)
+    of_links = ((code, code in KINDS[NOT_SWITCHED]) for code in KIND_OF)
+    study.given("link_codes", {"code": TEXT, "inside": BOOLEAN}, of_links)
+    nodes = study.ask("links_nodes", Observed)
+    ports = {(row.model, row.inside): row.ports for row in study.ask("links_ports", Ports)}
+    sights = study.ask("links_sights", Sight)
     its = episodes(sights)
     ports_of = {
-        (row["cluster"], row["node"], inside): ports.get((row["model"], inside), 0)
-        for row in nodes
-        for inside in (False, True)
+        (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
         "How many ports a node has is what nodes of its model told of at least; one that was never in trouble on any "
@@ -103,7 +100,7 @@ def links(study: Study) -> Document:
             f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these are counted by "
             "node, as of one port."
         )
-    unswitched = sum(row["switch"] is None for row in nodes)
+    unswitched = sum(row.switch is None for row in nodes)
     if unswitched:
         notes.append(
             f"Of {unswitched:,} of {len(nodes):,} nodes the switch is not known: healthd fleet ingest --nodes."
@@ -118,19 +115,19 @@ def links(study: Study) -> Document:
         "kinds": rates(its, nodes, ports_of),
         "ports": worst_ports(its, nodes, ports_of),
         "switches": worst_switches(its, nodes),
-        "together": together(sights, {(row["cluster"], row["node"]): row["switch"] for row in nodes}),
+        "together": together(sights, {(row.cluster, row.node): row.switch for row in nodes}),
     }
 
 
 # --- episodes, and their rates
 
 
-def episodes(sights: Iterable[Row]) -> dict[str, Counter[Port]]:
+def episodes(sights: Iterable[Sight]) -> dict[str, Counter[Port]]:
     """kind -> port -> how many episodes, of sights in any order. Pure."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
-        port = (row["cluster"], row["node"], row["subject"] or "")
-        times[KIND_OF[row["code"]], port].append(row["time"])
+        port = (row.cluster, row.node, row.subject or "")
+        times[KIND_OF[row.code], port].append(row.time)
     found: dict[str, Counter[Port]] = {kind: Counter() for kind in KINDS}
     for (kind, port), its in sorted(times.items()):
         its.sort()
@@ -140,7 +137,7 @@ def episodes(sights: Iterable[Row]) -> dict[str, Counter[Port]]:
 
 
 def rates(
-    its: Mapping[str, Counter[Port]], nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]
+    its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
 ) -> list[Row]:
     """The fleet's rate of each kind, its interval with the spread between nodes. Pure."""
     made = []
@@ -149,7 +146,7 @@ def rates(
         for (cluster, node, _), count in counted.items():
             by_node[cluster, node] += count
         port_days = _port_days(kind, nodes, ports_of)
-        counts = [by_node[row["cluster"], row["node"]] for row in nodes]
+        counts = [by_node[row.cluster, row.node] for row in nodes]
         estimate = rate_estimate(Spread(counts, list(port_days.values())))
         exposure = sum(port_days.values())
         interval = estimate.interval if exposure else None
@@ -173,17 +170,19 @@ def _thousand(rate: float | None) -> float | None:
     return None if rate is None else 1000 * rate
 
 
-def _port_days(kind: str, nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]) -> dict[Node, float]:
+def _port_days(
+    kind: str, nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
+) -> dict[Node, float]:
     """Observed port-days of each node."""
     inside = kind == NOT_SWITCHED
-    return {(row["cluster"], row["node"]): row["days"] * ports_of[row["cluster"], row["node"], inside] for row in nodes}
+    return {(row.cluster, row.node): row.days * ports_of[row.cluster, row.node, inside] for row in nodes}
 
 
 # --- what stands out
 
 
 def worst_ports(
-    its: Mapping[str, Counter[Port]], nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]
+    its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
 ) -> list[Row]:
     """Ports with two episodes of a kind or more, the least likely first. Pure.
 
@@ -193,8 +192,8 @@ def worst_ports(
     """
     made: list[Row] = []
     tests = 0
-    days = {(row["cluster"], row["node"]): row["days"] for row in nodes}
-    switch = {(row["cluster"], row["node"]): row["switch"] for row in nodes}
+    days = {(row.cluster, row.node): row.days for row in nodes}
+    switch = {(row.cluster, row.node): row.switch for row in nodes}
     for kind, counted in its.items():
         port_days = sum(_port_days(kind, nodes, ports_of).values())
         total = sum(counted.values())
@@ -220,7 +219,7 @@ def worst_ports(
     return _adjusted(made, tests, ("cluster", "node", "port", "kind"))
 
 
-def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Row]) -> list[Row]:
+def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Observed]) -> list[Row]:
     """Switches whose nodes had an episode, the least likely first. Pure; the draws have a fixed seed.
 
     p_value: how often as many nodes, drawn from all of the cluster, have so many episodes more than their days let
@@ -229,16 +228,16 @@ def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Row]) -> li
     """
     made: list[Row] = []
     tests = 0
-    clusters = sorted({row["cluster"] for row in nodes})
+    clusters = sorted({row.cluster for row in nodes})
     for kind, counted in its.items():
         by_node = Counter[Node]()
         for (cluster, node, _), count in counted.items():
             by_node[cluster, node] += count
         for cluster in clusters if kind != NOT_SWITCHED else ():
             there = sorted(
-                (row["switch"], row["node"], row["days"], by_node[cluster, row["node"]])
+                (row.switch, row.node, row.days, by_node[cluster, row.node])
                 for row in nodes
-                if row["cluster"] == cluster and row["switch"] is not None and row["days"] > 0
+                if row.cluster == cluster and row.switch is not None and row.days > 0
             )
             total, days = sum(one[3] for one in there), sum(one[2] for one in there)
             switches: dict[str, list[tuple[str, str, float, int]]] = defaultdict(list)
@@ -297,13 +296,13 @@ def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
     return sorted(judged, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in by)))
 
 
-def together(sights: Iterable[Row], switch_of: Mapping[Node, str | None]) -> list[Row]:
+def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> list[Row]:
     """When TOGETHER_NODES nodes or more of one switch lost a link (down, flaps) within TOGETHER_SECONDS. Pure."""
     by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for row in sights:
-        switch = switch_of.get((row["cluster"], row["node"]))
-        if switch is not None and KIND_OF[row["code"]] in ("down", "flaps"):
-            by_switch[row["cluster"], switch].append((row["time"], row["node"]))
+        switch = switch_of.get((row.cluster, row.node))
+        if switch is not None and KIND_OF[row.code] in ("down", "flaps"):
+            by_switch[row.cluster, switch].append((row.time, row.node))
     made = []
     for (cluster, switch), its in sorted(by_switch.items()):
         its.sort()
@@ -321,100 +320,6 @@ def together(sights: Iterable[Row], switch_of: Mapping[Node, str | None]) -> lis
     return sorted(made, key=lambda row: (row["time"], row["cluster"], row["switch"]))
 
 
-# --- for people
-
-KIND_COLUMNS = ("kind", "episodes", "ports", "nodes", "per 1000 port-days", "95 % interval")
-PORT_COLUMNS = ("port", "kind", "episodes", "expected", "p, adjusted", "switch")
-SWITCH_COLUMNS = ("switch", "kind", "nodes hit", "of", "episodes", "expected", "p, adjusted")
-
-
 def found(links: Document) -> bool:
     """Whether a port or a switch stands out, or a switch took several nodes at once."""
     return bool(links["together"]) or any(row["stands_out"] for row in (*links["ports"], *links["switches"]))
-
-
-def kind_cells(links: Document) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["kind"].replace("_", " "),
-            f"{row['episodes']:,}",
-            f"{row['ports']:,}",
-            f"{row['nodes']:,}",
-            number(row["per_1000_port_days"]),
-            "-" if row["interval"] is None else " to ".join(number(end) for end in row["interval"]),
-        )
-        for row in links["kinds"]
-    ]
-
-
-def port_cells(links: Document) -> list[tuple[str, ...]]:
-    """Those that stand out. Pure."""
-    return [
-        (
-            f"{row['node']} {row['port']}".rstrip(),
-            row["kind"].replace("_", " "),
-            f"{row['episodes']:,}",
-            number(row["expected"], 2),
-            number(row["adjusted"], 2),
-            row["switch"] or "",
-        )
-        for row in links["ports"]
-        if row["stands_out"]
-    ]
-
-
-def switch_cells(links: Document) -> list[tuple[str, ...]]:
-    """Those that stand out. Pure."""
-    return [
-        (
-            row["switch"],
-            row["kind"],
-            f"{row['nodes_hit']:,}",
-            f"{row['nodes']:,}",
-            f"{row['episodes']:,}",
-            number(row["expected"], 2),
-            number(row["adjusted"], 2),
-        )
-        for row in links["switches"]
-        if row["stands_out"]
-    ]
-
-
-def sentences(links: Document) -> list[str]:
-    """What the numbers say, for people. Pure."""
-    if not any(row["episodes"] for row in links["kinds"]):
-        return ["No link was in trouble in this time, as far as nodes were observed."]
-    ports = [row for row in links["ports"] if row["stands_out"]]
-    switches = [row for row in links["switches"] if row["stands_out"]]
-    if not ports and not switches:
-        said = ["No port and no switch has more trouble than chance explains."]
-    else:
-        said = [
-            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more trouble than "
-            f"chance explains. Of these findings at most {percent(links['level'])} are false, on average."
-        ]
-    if ports:
-        worst = ports[0]
-        said.append(
-            f"Most of all {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
-            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
-        )
-    if links["together"]:
-        last = links["together"][-1]
-        said.append(
-            f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"the last time {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: look at the "
-            "switch."
-        )
-    return said
-
-
-def text(links: Document, page: Page) -> str:
-    blocks = ["\n".join(page.wrap(sentence)) for sentence in sentences(links)]
-    blocks.append(table(KIND_COLUMNS, kind_cells(links), page))
-    for columns, rows in ((PORT_COLUMNS, port_cells(links)), (SWITCH_COLUMNS, switch_cells(links))):
-        if rows:
-            blocks.append(table(columns, rows[:MOST_ROWS], page))
-            if len(rows) > MOST_ROWS:
-                blocks.append(f"the first {MOST_ROWS} of {len(rows):,}; --json has all")
-    return document.told("Links: flaps, errors and lost speed, by port and switch", links, blocks, page)

@@ -8,29 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from healthd.common.page import Page
-from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, head
 from healthd.fleet.answers.nccl_transport import (
-    FAILURE_KINDS,
-    MOST_SHOWN,
     failure_rows,
-    failure_sentence,
-    failures_advice,
-    failures_verdict,
     hang_rows,
-    hang_sentence,
-    hangs_advice,
-    hangs_verdict,
     kind_of,
     single_out,
 )
 from healthd.fleet.collectives import files
 from healthd.fleet.collectives.rank_view import View
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
-from healthd.fleet.table import table
 
-MOST_GROUPS, MOST_SUSPECTS, MOST_NAMED = 12, 16, 5
+MOST_NAMED = 5
 MOST_WITHOUT_DUMP = 4096  # so many of them are listed
 
 
@@ -198,154 +187,3 @@ def ranges(ranks: Sequence[int]) -> str:
     words = [f"{first}" if first == last else f"{first}-{last}" for first, last in pieces]
     more = f" and {len(words) - 10} more stretches" if len(words) > 12 else ""
     return ", ".join(words[:10] if more else words) + more
-
-
-def named(group: dict[str, Any]) -> str:
-    """ "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
-    name, description = group["group"], group["description"]
-    return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
-
-
-def operation(row: dict[str, Any]) -> str:
-    """ "all_to_all 20537", "send 11981 of rank 0 to rank 12"."""
-    between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
-    return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
-
-
-def verdict(nccl: Document) -> str:
-    """The answer in one or two sentences."""
-    suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
-    if kind == "mismatch":
-        wrong = nccl["mismatch"]
-        if wrong["ring"]:
-            return (
-                f"A program's error, no node's: {ranks_of(wrong['ring'])} wait for each other in a ring, each in a "
-                "collective of another group, so they entered them in different orders."
-            )
-        said = "; ".join(f"{ranks_of(one['ranks'])}: {one['says']}" for one in wrong["said"][:MOST_NAMED])
-        return (
-            f"A program's error, no node's: as collective {wrong['sequence']} of {named(wrong)} ranks entered "
-            f"different ones ({said})."
-        )
-    if kind == "missing":
-        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
-        where = f" (on {', '.join(hosts[:MOST_NAMED])}{', ...' if len(hosts) > MOST_NAMED else ''})" if hosts else ""
-        holds = "holds" if len(suspects) == 1 else "hold"
-        begin = ranks_of(suspects)
-        if all(one["why"] == "no_dump" for one in nccl["reasons"]):
-            they, hold = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
-            return (
-                f"{begin[0].upper()}{begin[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in what "
-                f"nobody else misses: most likely {they} died and {hold} up the job. Whom {they} waited for, if "
-                "anybody, is not known."
-            )
-        sure = ", as far as is known" if any(one["why"] == "no_dump" for one in nccl["reasons"]) else ""
-        return (
-            f"{begin[0].upper()}{begin[1:]}{where} {holds} up the job: {nccl['held_up']:,} of {count:,} ranks wait for "
-            f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
-            f"nobody{sure}."
-        )
-    if nccl["failures"] and kind in FAILURE_KINDS:
-        return failures_verdict(nccl)
-    if kind == "hang":
-        return hangs_verdict(nccl)
-    if kind == "network":
-        row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
-        return (
-            f"The network between the ranks: all {len(row['entered'])} of {named(row)} entered {operation(row)}, and "
-            "none left it."
-        )
-    if found(nccl):
-        without = nccl["ranks_without_dump_count"]
-        lacks = (
-            f": {without:,} of {count:,} ranks have no dump, so the folder is not complete"
-            if without * 2 > count
-            else ""
-        )
-        return f"Ranks wait, and what was read does not tell for whom{lacks}."
-    return "No rank waits in a collective that another one misses."
-
-
-def reason(one: dict[str, Any]) -> str:
-    """Why a rank is a suspect, in a sentence."""
-    who = f"rank {one['rank']}{' on ' + one['host'] if one['host'] else ''}"
-    place = f"{one['collective'] or 'collective'} {one['sequence']} of {named(one)}"
-    waiting = f", in which {ranks_of(one['waiting'])} {'waits' if len(one['waiting']) == 1 else 'wait'}"
-    waiting = waiting if one["waiting"] else ""
-    if one["why"] == "missing":
-        return f"{who} never entered {place}{waiting}. It waits for nobody: its GPU, its host or its program stopped."
-    if one["why"] == "behind":
-        return (
-            f"{who} entered {place}{waiting}, but its GPU did not come to it, as theirs did: it is in a kernel before "
-            "that, or it stopped."
-        )
-    if one["why"] == "stayed":
-        return (
-            f"{who} did not come out of {place}, which all ranks entered and others left: its GPU stopped, or the "
-            "process that watches it."
-        )
-    return f"{who} wrote no dump, and {place}{waiting}, wants it: all of that group of whom a dump was read entered it."
-
-
-def advice(nccl: Document) -> str:
-    """What to do next."""
-    if nccl["kind"] == "missing":
-        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
-        if hosts:
-            return (
-                f"Next: what {hosts[0]} told at that time: `healthd fleet attribution` for the job, `healthd scan` of "
-                "its kernel log; take it out if that names hardware."
-            )
-        return (
-            "Next: on which node such a rank ran (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
-            "it), then `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
-        )
-    if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
-        return failures_advice(nccl)
-    if nccl["kind"] == "hang":
-        return hangs_advice()
-    if nccl["kind"] == "network":
-        return "Next: `healthd fleet links` for the ports and switches between these nodes at that time."
-    if nccl["kind"] == "mismatch":
-        return "Next: who wrote the program; no node is to be taken out for this."
-    return "Next: dumps of all ranks, if some are missing." if nccl["ranks_without_dump"] else ""
-
-
-def more_sentences(nccl: Document) -> list[str]:
-    """Return the failed requests and the hanging ranks as sentences, of many the first."""
-    found = []
-    for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
-        found += [sentence(row) for row in rows[:MOST_SHOWN]]
-        found += [f"and {len(rows) - MOST_SHOWN:,} more: --json has them"] if len(rows) > MOST_SHOWN else []
-    return found
-
-
-def group_rows(nccl: Document) -> list[tuple[str, ...]]:
-    """Of each group: what, who entered, who did not, who is through. As text."""
-    return [
-        (
-            " ".join(filter(None, (row["group"], row["description"]))),
-            operation(row),
-            ranges(row["entered"]),
-            ranges(row["missing"]) or "-",
-            ranges(row["left"]) or "-",
-        )
-        for row in nccl["groups"]
-    ]
-
-
-COLUMNS = ("group", "collective", "entered", "missing", "left it")
-
-
-def text(nccl: Document, page: Page) -> str:
-    reasons = [line for one in nccl["reasons"][:MOST_SUSPECTS] for line in page.item(reason(one))]
-    if len(nccl["reasons"]) > MOST_SUSPECTS:
-        reasons += page.item(f"so do {len(nccl['reasons']) - MOST_SUSPECTS:,} more")
-    reasons += [line for one in more_sentences(nccl) for line in page.item(one)]
-    rows = group_rows(nccl)
-    blocks = ["\n".join(page.wrap(verdict(nccl))), "\n".join(reasons)]
-    if rows:
-        more = f"\n{len(rows) - MOST_GROUPS:,} more groups: --json" if len(rows) > MOST_GROUPS else ""
-        blocks.append(table(COLUMNS, rows[:MOST_GROUPS], page).rstrip("\n") + more)
-    blocks.append("\n".join(page.wrap(advice(nccl))))
-    return document.told("What holds up a stuck job", nccl, blocks, page)

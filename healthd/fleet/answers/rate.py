@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from healthd.common.page import Page
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, number, plural, span
+from healthd.fleet.answers.document import Document, plural
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
-from healthd.fleet.table import table
 
 MORE_THAN_GPUS = 128  # r_f is of jobs of more GPUs than that: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 GPUS_PER_NODE = 8  # where the store does not tell
@@ -25,71 +22,41 @@ LONGEST_SECONDS = 1000 * 365 * DAY  # what no machine lives to see is no end of 
 # start. Of a job of 2,000 GPUs whose failures are independent (MTTF 14 h) 7 in 100 look so by chance.
 LOOP_SECONDS = 3600
 
-_CLASS = (
-    f"CASE {' '.join(f'WHEN gpus <= {size} THEN {size}' for size in CLASSES[:-1])} WHEN gpus > {CLASSES[-2]} "
-    f"THEN {CLASSES[-1]} END"
-)
-# As the question `node_days`, but of the chosen jobs, of all sizes, and job by job.
-_RAN = f"""
-SELECT
-  jobs.cluster, jobs.db_index, jobs.job_id, jobs.gpus, jobs.nodes, jobs.start_time, jobs.end_time,
-  {_CLASS} AS gpus_up_to, jobs.gpus > {{more_than_gpus}} AS large,
-  greatest(jobs.start_time, asked.from_time) AS ran_from,
-  greatest(
-    least(coalesce(jobs.end_time, jobs_known.known_until), asked.to_time), jobs.start_time, asked.from_time
-  ) AS ran_to
-FROM chosen_jobs AS jobs JOIN jobs_known USING (cluster) CROSS JOIN asked
-WHERE jobs.gpus > 0 AND jobs.start_time < asked.to_time
-  AND coalesce(jobs.end_time, jobs_known.known_until) >= asked.from_time
-"""
-_SUMS = f"""
-WITH ran AS ({_RAN})
-SELECT
-  gpus_up_to, large, count(*) AS jobs, CAST(sum(ran_to - ran_from) AS BIGINT) AS job_seconds,
-  CAST(coalesce(sum(nodes * (ran_to - ran_from)), 0) AS BIGINT) AS node_seconds,
-  CAST(coalesce(sum(gpus * (ran_to - ran_from)) FILTER (nodes > 0), 0) AS BIGINT) AS gpu_seconds
-FROM ran GROUP BY gpus_up_to, large
-"""
-_EXPOSURES = f"""
-WITH ran AS ({_RAN})
-SELECT
-  ran.gpus_up_to, ran.large, job_nodes.cluster, job_nodes.node,
-  CAST(sum(ran.ran_to - ran.ran_from) AS BIGINT) AS node_seconds
-FROM job_nodes JOIN ran USING (cluster, db_index)
-GROUP BY ran.gpus_up_to, ran.large, job_nodes.cluster, job_nodes.node
-"""
-# The node of a failure: as `hardware_ends` has it, else the one that Slurm set down then, else the job's only node.
-_FAILURES = f"""
-WITH ran AS ({_RAN}),
-failed AS (
-  SELECT ran.*, ends.ended, ends.node AS seen_node
-  FROM ran JOIN hardware_ends AS ends USING (cluster, db_index)
-),
-down AS (
-  SELECT failed.cluster, failed.db_index, job_nodes.node
-  FROM failed CROSS JOIN asked JOIN job_nodes USING (cluster, db_index)
-  JOIN node_states ON node_states.cluster = failed.cluster AND node_states.node = job_nodes.node
-    AND node_states.start_time BETWEEN failed.end_time - asked.before_seconds AND failed.end_time + asked.after_seconds
-  WHERE failed.seen_node IS NULL AND node_states.state LIKE 'DOWN%'
-  QUALIFY row_number() OVER (
-    PARTITION BY failed.cluster, failed.db_index ORDER BY abs(node_states.start_time - failed.end_time), job_nodes.node
-  ) = 1
-),
-single AS (
-  SELECT failed.cluster, failed.db_index, min(job_nodes.node) AS node
-  FROM failed JOIN job_nodes USING (cluster, db_index)
-  GROUP BY failed.cluster, failed.db_index HAVING count(*) = 1
-)
-SELECT
-  failed.cluster, failed.db_index, failed.job_id, failed.ended, failed.gpus_up_to, failed.large,
-  failed.start_time, failed.end_time, coalesce(failed.seen_node, down.node, single.node) AS node
-FROM failed LEFT JOIN down USING (cluster, db_index) LEFT JOIN single USING (cluster, db_index)
-"""
-_ROWS = {  # name -> its SQL and its order
-    "sums": (_SUMS, "gpus_up_to, large"),
-    "failures": (_FAILURES, "cluster, job_id, end_time, db_index"),
-    "exposures": (_EXPOSURES, "gpus_up_to, large, cluster, node"),
-}
+
+class Sums(NamedTuple):
+    """Columns of rate_sums.sql."""
+
+    gpus_up_to: int
+    large: bool
+    jobs: int
+    job_seconds: int
+    node_seconds: int
+    gpu_seconds: int
+
+
+class Exposure(NamedTuple):
+    """Columns of rate_exposures.sql."""
+
+    gpus_up_to: int
+    large: bool
+    cluster: str
+    node: str
+    node_seconds: int
+
+
+class Failure(NamedTuple):
+    """Columns of rate_failures.sql."""
+
+    cluster: str
+    db_index: int
+    job_id: int
+    ended: str
+    gpus_up_to: int
+    large: bool
+    start_time: int
+    end_time: int
+    node: str | None
+
 
 found = document.never
 
@@ -120,38 +87,31 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What the chosen jobs ran and how they failed: rows of `_SUMS`, `_FAILURES`, `_EXPOSURES`."""
+class Ran(NamedTuple):
+    """What the chosen jobs ran and how they failed."""
 
-    sums: list[Row]
-    failures: list[Row]
-    exposures: list[Row]
+    sums: list[Sums]
+    failures: list[Failure]
+    exposures: list[Exposure]
 
     @property
     def large_sums(self) -> Row:
-        return totals(one for one in self.sums if one["large"])
+        return totals(one for one in self.sums if one.large)
 
     def of_large(self) -> Row:
-        """The rate of the large jobs."""
-        failures, exposures = ([one for one in rows if one["large"]] for rows in (self.failures, self.exposures))
-        return measured(self.large_sums, failures, exposures)
+        """Return the rate of the large jobs."""
+        failures = [one for one in self.failures if one.large]
+        return measured(self.large_sums, failures, [one for one in self.exposures if one.large])
 
 
 def ran(study: Study, more_than_gpus: int = MORE_THAN_GPUS) -> Ran:
     """Raises Unanswerable without jobs."""
     study.must_have("jobs")
-    study.need("jobs_known")
-    hardware_ends.make(study)
-    return Ran(**{name: _once(study, name, more_than_gpus) for name in _ROWS})
-
-
-def _once(study: Study, name: str, more_than_gpus: int) -> list[Row]:
-    """Of a table that is made once, for rate and for ettr."""
-    sql, order = _ROWS[name]
-    table = f"rate_{name}_{more_than_gpus}"
-    study.make(table, sql.format(more_than_gpus=more_than_gpus))
-    return study.rows(f"SELECT * FROM {table} ORDER BY {order}")
+    return Ran(
+        study.ask("rate_sums", Sums, more_than_gpus=more_than_gpus),
+        study.ask("rate_failures", Failure, more_than_gpus=more_than_gpus),
+        study.ask("rate_exposures", Exposure, more_than_gpus=more_than_gpus),
+    )
 
 
 def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[str]:
@@ -175,11 +135,11 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
 # --- what follows from the rows, pure
 
 
-def totals(sums: Iterable[Row]) -> Row:
-    """Rows of `_SUMS` together."""
+def totals(sums: Iterable[Sums]) -> Row:
+    """Return the sums of the rows."""
     keys = ("jobs", "job_seconds", "node_seconds", "gpu_seconds")
     rows = list(sums)
-    return {key: sum(row[key] for row in rows) for key in keys}
+    return {key: sum(getattr(row, key) for row in rows) for key in keys}
 
 
 def measured_gpus_per_node(sums: Row) -> int:
@@ -187,14 +147,14 @@ def measured_gpus_per_node(sums: Row) -> int:
     return max(1, round(sums["gpu_seconds"] / sums["node_seconds"])) if sums["node_seconds"] else GPUS_PER_NODE
 
 
-def measured(sums: Row, failures: Sequence[Row], exposures: Iterable[Row]) -> Row:
+def measured(sums: Row, failures: Sequence[Failure], exposures: Iterable[Exposure]) -> Row:
     """What happened to some jobs: the rate per 1000 node-days with its interval, and how it was made."""
     node_days = sums["node_seconds"] / DAY
     whom = spread(failures, exposures, node_days)
     estimate = rate_estimate(whom)
     return {
         "failures": len(failures),
-        "by_end": {how: sum(1 for one in failures if one["ended"] == how) for how in hardware_ends.ENDED},
+        "by_end": {how: sum(1 for one in failures if one.ended == how) for how in hardware_ends.ENDED},
         "jobs": sums["jobs"],
         "node_days": node_days,
         "r_f": PER_NODE_DAYS * len(failures) / node_days if node_days else None,
@@ -204,7 +164,7 @@ def measured(sums: Row, failures: Sequence[Row], exposures: Iterable[Row]) -> Ro
         "dispersion": estimate.dispersion,
         "dispersion_p_value": estimate.p_value,
         "incidents": len(incidents(failures)),
-        "placed": sum(1 for one in failures if one["node"] is not None),
+        "placed": sum(1 for one in failures if one.node is not None),
     }
 
 
@@ -212,13 +172,13 @@ def _per_1000(estimate: Estimate) -> list[float] | None:
     return None if estimate.interval is None else [PER_NODE_DAYS * end for end in estimate.interval]
 
 
-def spread(failures: Sequence[Row], exposures: Iterable[Row], node_days: float) -> Spread:
+def spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days: float) -> Spread:
     """Whom the failures befell. Units are nodes, each with the failures whose incident is of it and its node-days; what
     no node is known of stands apart. A failure on a node without exposure (its job has no node list) is loose too."""
     days: dict[tuple[str, str], float] = {}
     for one in exposures:
-        key = (one["cluster"], one["node"])
-        days[key] = days.get(key, 0.0) + one["node_seconds"] / DAY
+        key = (one.cluster, one.node)
+        days[key] = days.get(key, 0.0) + one.node_seconds / DAY
     counts = dict.fromkeys(days, 0)
     loose = []
     for cluster, node, size in incidents(failures):
@@ -236,20 +196,20 @@ def spread(failures: Sequence[Row], exposures: Iterable[Row], node_days: float) 
     )
 
 
-def incidents(failures: Iterable[Row]) -> list[tuple[str, str | None, int]]:
+def incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
     """(cluster, node, failures) of each incident: failures of one job that followed each other in a loop, each within
     LOOP_SECONDS of its start. node: None where no node of them is known, or several are: a job that kills its nodes
     dies on another one each time.
 
     Source: the crash loop of Kokolis, Kuchnik et al. (HPCA 2025), one job of 1,024 GPUs that NODE_FAILed and was
     requeued 35 times; what ends a loop is ours."""
-    loops: list[list[Row]] = []
-    for one in sorted(failures, key=lambda row: (row["cluster"], row["job_id"], row["end_time"], row["node"] or "")):
+    loops: list[list[Failure]] = []
+    for one in sorted(failures, key=lambda one: (one.cluster, one.job_id, one.end_time, one.node or "")):
         last = loops[-1][-1] if loops else None
         again = (
             last is not None
-            and (last["cluster"], last["job_id"]) == (one["cluster"], one["job_id"])
-            and one["end_time"] - one["start_time"] < LOOP_SECONDS
+            and (last.cluster, last.job_id) == (one.cluster, one.job_id)
+            and one.end_time - one.start_time < LOOP_SECONDS
         )
         if again:
             loops[-1].append(one)
@@ -257,8 +217,8 @@ def incidents(failures: Iterable[Row]) -> list[tuple[str, str | None, int]]:
             loops.append([one])
     found = []
     for loop in loops:
-        nodes = {one["node"] for one in loop} - {None}
-        found.append((loop[0]["cluster"], nodes.pop() if len(nodes) == 1 else None, len(loop)))
+        nodes = {one.node for one in loop} - {None}
+        found.append((loop[0].cluster, nodes.pop() if len(nodes) == 1 else None, len(loop)))
     return found
 
 
@@ -267,12 +227,10 @@ def by_size(ran: Ran, r_f: float | None) -> list[dict[str, Any]]:
 
     Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured beside projected."""
     rows = []
-    for size in sorted({one["gpus_up_to"] for one in ran.sums}):
-        sums, failures, exposures = (
-            [one for one in some if one["gpus_up_to"] == size] for some in (ran.sums, ran.failures, ran.exposures)
-        )
-        here = totals(sums)
-        row = measured(here, failures, exposures)
+    for size in sorted({one.gpus_up_to for one in ran.sums}):
+        here = totals(one for one in ran.sums if one.gpus_up_to == size)
+        failures = [one for one in ran.failures if one.gpus_up_to == size]
+        row = measured(here, failures, [one for one in ran.exposures if one.gpus_up_to == size])
         nodes = here["node_seconds"] / here["job_seconds"] if here["job_seconds"] else None
         mttf, ends = mttf_seconds(row["r_f"], row["interval"], nodes)
         rows.append(
@@ -316,64 +274,3 @@ def mttf_seconds(
         return of(r_f), None
     longest = of(interval[0])
     return of(r_f), [of(interval[1]), longest if longest is None or longest <= LONGEST_SECONDS else None]
-
-
-# --- for people
-
-
-def text(rate: Document, page: Page) -> str:
-    of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
-    said = [
-        f"r_f {number(rate['r_f'])} failures per 1000 node-days{between(rate['interval'], number)}: "
-        f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {of}."
-        if rate["r_f"] is not None
-        else f"r_f is not known: no job {of} ran.",
-        f"{by_end(rate)}. {plural(rate['incidents'], 'incident')}; {rate['why']}." if rate["failures"] else "",
-    ]
-    sizes = [
-        (
-            f"{row['gpus_up_to']:,}",
-            f"{row['jobs']:,}",
-            f"{row['failures']:,}",
-            number(row["node_days"]),
-            number(row["r_f"]),
-            span(row["mttf_seconds"]),
-            ends(row["mttf_interval_seconds"]),
-            span(row["projected_mttf_seconds"]),
-        )
-        for row in rate["by_size"]
-    ]
-    columns = ("GPUs to", "jobs", "failures", "node-days", "r_f", "MTTF", "95 %", "by r_f")
-    projected = [
-        (f"{row['gpus']:,}", span(row["mttf_seconds"]), ends(row["interval_seconds"])) for row in rate["projection"]
-    ]
-    return document.told(
-        "How often large jobs fail by their nodes",
-        rate,
-        [
-            "\n".join(line for one in said if one for line in page.wrap(one)),
-            "Measured, by size:\n" + table(columns, sizes, page) if sizes else "No job with GPUs ran in this time.",
-            "Projected, MTTF = 1 / (N r_f):\n" + table(("GPUs", "MTTF", "95 %"), projected, page)
-            if rate["r_f"] is not None
-            else "",
-        ],
-        page,
-    )
-
-
-def by_end(rate: Document) -> str:
-    """ "5 NODE_FAIL, 4 FAILED beside a failing check, 4 REQUEUED by healthd"."""
-    return ", ".join(f"{rate['by_end'][how]:,} {words}" for how, words in hardware_ends.WORDS.items())
-
-
-def between(interval: Sequence[float] | None, shown: Callable[[float], str]) -> str:
-    """ " (95 %: 5.9 to 7.2)"."""
-    return "" if interval is None else f" ({100 * LEVEL:.0f} %: {shown(interval[0])} to {shown(interval[1])})"
-
-
-def ends(interval: Sequence[float | None] | None) -> str:
-    """ "1.6 h to 2.0 h"; an end that is not known is open."""
-    if interval is None:
-        return "-"
-    low, high = interval
-    return f"{span(low)} to {span(high)}" if high is not None else f"over {span(low)}"

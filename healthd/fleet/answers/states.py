@@ -4,78 +4,64 @@ were used, and the outcome before and after a date."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from healthd.common.page import Page
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
+from healthd.fleet.answers.document import Document, WrongChoice, moment, percent, plural, share
 from healthd.fleet.answers.study import Row, Study
-from healthd.fleet.statistics.job_sizes import class_of, size_named
 from healthd.fleet.statistics.spans import Span, joined, seconds, within
 from healthd.fleet.statistics.wilson import wilson
-from healthd.fleet.store import literal
-from healthd.fleet.table import table
+from healthd.fleet.tables import BIGINT, TEXT
 
-HALF_AN_HOUR = 1800  # of work is lost when a job is ended: half of the time between two hourly checkpoints
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
-ONE_SERVER_GPUS, BIG_GPUS = 8, 256  # the classes of the paper's mix of sizes
+ONE_SERVER_GPUS = 8  # of the classes of the paper's mix of sizes
 
-_ENDED = f"""
-SELECT
-  jobs.state, {class_of("jobs.gpus")} AS gpus_up_to, ends.ended, count(*) AS jobs,
-  CAST(coalesce(sum(jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0)), 0) AS BIGINT) AS gpu_seconds,
-  CAST(coalesce(sum(greatest(jobs.end_time - jobs.start_time, 0)), 0) AS BIGINT) AS runtime_seconds,
-  CAST(coalesce(sum({hardware_ends.loss(HALF_AN_HOUR)})
-    FILTER (jobs.state = 'PREEMPTED' OR ends.ended IS NOT NULL), 0) AS BIGINT) AS lost_gpu_seconds,
-  count(*) FILTER (jobs.gpus >= {BIG_GPUS}) AS big_jobs,
-  CAST(coalesce(sum(jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0))
-    FILTER (jobs.gpus >= {BIG_GPUS}), 0) AS BIGINT) AS big_gpu_seconds
-FROM chosen_jobs AS jobs CROSS JOIN asked LEFT JOIN hardware_ends AS ends USING (cluster, db_index)
-WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
-GROUP BY ALL ORDER BY ALL
-"""
-_OUTCOMES = """
-SELECT jobs.end_time >= ? AS after, jobs.state, ends.ended IS NOT NULL AS by_hardware, count(*) AS jobs
-FROM chosen_jobs AS jobs CROSS JOIN asked LEFT JOIN hardware_ends AS ends USING (cluster, db_index)
-WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
-  AND jobs.gpus >= ? AND jobs.start_time IS NOT NULL
-GROUP BY ALL ORDER BY ALL
-"""
-_READ = """
-SELECT cluster, from_time, to_time FROM sources_coverage
-WHERE source IN ('sacct', 'jobs_file') AND from_time IS NOT NULL AND to_time IS NOT NULL ORDER BY cluster, from_time
-"""
-_THERE = """
-SELECT cluster, CAST(coalesce(sum(gpus), 0) AS BIGINT) AS gpus, count(gpus) AS nodes, count(*) - count(gpus) AS without
-FROM chosen_nodes GROUP BY cluster ORDER BY cluster
-"""
-_USED = """
-SELECT CAST(coalesce(sum(its.gpus * greatest(
-  least(coalesce(its.end_time, jobs_known.known_until), times.end_time) - greatest(its.start_time, times.begin_time), 0
-)), 0) AS DOUBLE) AS gpu_seconds
-FROM job_nodes AS its
-JOIN (VALUES {times}) AS times(cluster, begin_time, end_time) ON times.cluster = its.cluster
-JOIN jobs_known ON jobs_known.cluster = its.cluster
-SEMI JOIN (SELECT cluster, node FROM chosen_nodes WHERE gpus IS NOT NULL) AS nodes
-  ON nodes.cluster = its.cluster AND nodes.node = its.node
-{of_jobs}
-WHERE its.start_time < times.end_time AND coalesce(its.end_time, jobs_known.known_until) > times.begin_time
-"""
-# What the jobs lost on the chosen nodes alone, where a job is chosen whole for a part of its nodes.
-_LOST_THERE = f"""
-WITH lost AS (
-  SELECT its.cluster, its.db_index, its.gpus, chosen.start_time, chosen.end_time
-  FROM chosen_jobs AS chosen CROSS JOIN asked
-  JOIN job_nodes AS its ON its.cluster = chosen.cluster AND its.db_index = chosen.db_index
-  SEMI JOIN (SELECT cluster, node FROM chosen_nodes WHERE gpus IS NOT NULL) AS nodes
-    ON nodes.cluster = its.cluster AND nodes.node = its.node
-  LEFT JOIN hardware_ends AS ends ON ends.cluster = chosen.cluster AND ends.db_index = chosen.db_index
-  WHERE chosen.end_time >= asked.from_time AND chosen.end_time < asked.to_time
-    AND (chosen.state = 'PREEMPTED' OR ends.ended IS NOT NULL)
-)
-SELECT CAST(coalesce(sum({hardware_ends.loss(HALF_AN_HOUR)}), 0) AS BIGINT) AS gpu_seconds FROM lost AS jobs
-"""
-_OF_CHOSEN_JOBS = "SEMI JOIN chosen_jobs ON chosen_jobs.cluster = its.cluster AND chosen_jobs.db_index = its.db_index"
+
+class Ended(NamedTuple):
+    """Columns of states_ended.sql."""
+
+    state: str | None
+    gpus_up_to: int | None
+    ended: str | None
+    jobs: int
+    gpu_seconds: int
+    runtime_seconds: int
+    lost_gpu_seconds: int
+    big_jobs: int
+    big_gpu_seconds: int
+
+
+class Outcome(NamedTuple):
+    """Columns of states_outcomes.sql."""
+
+    after: bool
+    state: str | None
+    by_hardware: bool
+    jobs: int
+
+
+class Read(NamedTuple):
+    """Columns of states_read.sql."""
+
+    cluster: str
+    from_time: int
+    to_time: int
+
+
+class There(NamedTuple):
+    """Columns of states_there.sql."""
+
+    cluster: str
+    gpus: int
+    nodes: int
+    without: int
+
+
+class GpuTime(NamedTuple):
+    """Columns of states_used.sql and states_lost_there.sql."""
+
+    gpu_seconds: float
+
 
 found = document.never
 
@@ -97,13 +83,13 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
             f"--split: {moment(split)} does not lie between {within_times} UTC, the time that is asked of"
         )
     study.must_have("jobs")
-    hardware_ends.make(study)
-    ended = study.rows(_ENDED)
+    ended = study.ask("states_ended", Ended)
     if study.chosen.model or study.chosen.switch:
-        lost = study.row(_LOST_THERE)["gpu_seconds"]
+        (there,) = study.ask("states_lost_there", GpuTime)
+        lost = round(there.gpu_seconds)
     else:
-        lost = sum(row["lost_gpu_seconds"] for row in ended)
-    use, unread = _use(study, sum(row["jobs"] for row in ended), lost)
+        lost = sum(row.lost_gpu_seconds for row in ended)
+    use, unread = _use(study, sum(row.jobs for row in ended), lost)
     return {
         **study.head("states", *_notes(study, ended, use, unread), *study.coverage_notes("jobs")),
         "by_state": by_state(ended),
@@ -111,39 +97,43 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
         "size_mix": size_mix(ended),
         "infrastructure": infrastructure(ended),
         "use": use,
-        "split": None if split is None else outcomes(study.rows(_OUTCOMES, split, large), split, large),
+        "split": None if split is None else outcomes(_outcomes(study, split, large), split, large),
     }
+
+
+def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
+    return study.ask("states_outcomes", Outcome, split=split, large=large)
 
 
 # --- decisions
 
 
-def by_state(ended: Iterable[Row]) -> list[Row]:
+def by_state(ended: Iterable[Ended]) -> list[Row]:
     """The most GPU time first."""
     rows = with_shares(_grouped(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
 
-def by_size(ended: Iterable[Row]) -> list[Row]:
+def by_size(ended: Iterable[Ended]) -> list[Row]:
     """The smallest first; each with its states, and what the nodes ended of it."""
     some = list(ended)
     rows = []
     for row in with_shares(_grouped(some, "gpus_up_to")):
-        its = [one for one in some if one["gpus_up_to"] == row["gpus_up_to"]]
-        hit = _summed(one for one in its if one["ended"])
+        its = [one for one in some if one.gpus_up_to == row["gpus_up_to"]]
+        hit = _summed(one for one in its if one.ended)
         rows.append(
             {**row, "by_hardware": {"jobs": hit["jobs"], "gpu_seconds": hit["gpu_seconds"]}, "by_state": by_state(its)}
         )
     return sorted(rows, key=lambda row: (row["gpus_up_to"] is None, row["gpus_up_to"]))
 
 
-def infrastructure(ended: Iterable[Row]) -> Row:
+def infrastructure(ended: Iterable[Ended]) -> Row:
     """What the nodes ended (`hardware_ends`): its share of the jobs, of their runtime and of their GPU time, of all of
     the runtime of those jobs; what of it is lost is the answer `goodput`."""
     some = list(ended)
     whole = _summed(some)
 
-    def part(rows: Iterable[Row]) -> Row:
+    def part(rows: Iterable[Ended]) -> Row:
         its = _summed(rows)
         return {
             **its,
@@ -153,27 +143,27 @@ def infrastructure(ended: Iterable[Row]) -> Row:
         }
 
     return {
-        **part(row for row in some if row["ended"]),
-        "by_end": [{"ended": how, **part(row for row in some if row["ended"] == how)} for how in hardware_ends.ENDED],
+        **part(row for row in some if row.ended),
+        "by_end": [{"ended": how, **part(row for row in some if row.ended == how)} for how in hardware_ends.ENDED],
     }
 
 
-def size_mix(ended: Iterable[Row]) -> Row:
+def size_mix(ended: Iterable[Ended]) -> Row:
     """Of the jobs that had GPUs: those of one GPU, of at most a server, of 256 and more, as shares of jobs and time."""
-    some = [row for row in ended if row["gpus_up_to"]]
-    jobs, gpu_seconds = sum(row["jobs"] for row in some), sum(row["gpu_seconds"] for row in some)
+    some = [row for row in ended if row.gpus_up_to]
+    jobs, gpu_seconds = sum(row.jobs for row in some), sum(row.gpu_seconds for row in some)
 
-    def part(rows: Iterable[Row], of: str = "") -> Row:
+    def part(rows: Iterable[Ended], of: str = "") -> Row:
         its = list(rows)
         return {
-            "share_of_jobs": share(sum(row[f"{of}jobs"] for row in its), jobs),
-            "share_of_gpu_time": share(sum(row[f"{of}gpu_seconds"] for row in its), gpu_seconds),
+            "share_of_jobs": share(sum(getattr(row, f"{of}jobs") for row in its), jobs),
+            "share_of_gpu_time": share(sum(getattr(row, f"{of}gpu_seconds") for row in its), gpu_seconds),
         }
 
     return {
         "jobs": jobs,
-        "one_gpu": part(row for row in some if row["gpus_up_to"] == 1),
-        "up_to_8_gpus": part(row for row in some if row["gpus_up_to"] <= ONE_SERVER_GPUS),
+        "one_gpu": part(row for row in some if row.gpus_up_to == 1),
+        "up_to_8_gpus": part(row for row in some if (row.gpus_up_to or 0) <= ONE_SERVER_GPUS),
         "256_gpus_or_more": part(some, "big_"),
     }
 
@@ -218,9 +208,9 @@ def with_shares(rows: list[Row]) -> list[Row]:
     ]
 
 
-def outcomes(rows: Sequence[Row], at: int, large: int) -> Row:
+def outcomes(rows: Sequence[Outcome], at: int, large: int) -> Row:
     """Which share of the large jobs completed, and which the nodes ended, before and after; with 95 % intervals."""
-    before, after = ([row for row in rows if row["after"] is later] for later in (False, True))
+    before, after = ([row for row in rows if row.after is later] for later in (False, True))
     sides = [_outcome(side) for side in (before, after)]
     return {
         "at": at,
@@ -231,12 +221,12 @@ def outcomes(rows: Sequence[Row], at: int, large: int) -> Row:
     }
 
 
-def _outcome(rows: Sequence[Row]) -> Row:
-    jobs = sum(row["jobs"] for row in rows)
+def _outcome(rows: Sequence[Outcome]) -> Row:
+    jobs = sum(row.jobs for row in rows)
     return {
         "jobs": jobs,
-        "completed": _counted(sum(row["jobs"] for row in rows if row["state"] == "COMPLETED"), jobs),
-        "by_hardware": _counted(sum(row["jobs"] for row in rows if row["by_hardware"]), jobs),
+        "completed": _counted(sum(row.jobs for row in rows if row.state == "COMPLETED"), jobs),
+        "by_hardware": _counted(sum(row.jobs for row in rows if row.by_hardware), jobs),
         "by_state": [
             {"state": row["state"], "jobs": row["jobs"], "share_of_jobs": share(row["jobs"], jobs)}
             for row in sorted(_grouped(rows, "state", ("jobs",)), key=lambda row: (-row["jobs"], row["state"] or ""))
@@ -267,19 +257,16 @@ def changed(before: Row, after: Row) -> Row:
 _SUMS = ("jobs", "gpu_seconds", "runtime_seconds")
 
 
-def _summed(rows: Iterable[Row], sums: Sequence[str] = _SUMS) -> Row:
-    total = dict.fromkeys(sums, 0)
-    for row in rows:
-        for name in sums:
-            total[name] += row[name]
-    return total
+def _summed(rows: Iterable[Ended | Outcome], sums: Sequence[str] = _SUMS) -> Row:
+    some = list(rows)
+    return {name: sum(getattr(row, name) for row in some) for name in sums}
 
 
-def _grouped(rows: Iterable[Row], key: str, sums: Sequence[str] = ("jobs", "gpu_seconds")) -> list[Row]:
-    groups: dict[Any, list[Row]] = {}
+def _grouped(rows: Iterable[Ended | Outcome], key: str, sums: Sequence[str] = ("jobs", "gpu_seconds")) -> list[Row]:
+    groups: dict[Any, list[Ended | Outcome]] = {}
     for row in rows:
-        groups.setdefault(row[key], []).append(row)
-    return [{key: value, **_summed(its, sums)} for value, its in groups.items()]
+        groups.setdefault(getattr(row, key), []).append(row)
+    return [{key: value, **_summed(some, sums)} for value, some in groups.items()]
 
 
 # --- what the store knows
@@ -288,41 +275,35 @@ def _grouped(rows: Iterable[Row], key: str, sums: Sequence[str] = ("jobs", "gpu_
 def _use(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
     """How many of these jobs ended a day and how the GPUs were used, and of each cluster the share of the time of which
     no jobs were read."""
-    study.need("sources_coverage", "jobs_known")
     read: dict[str, list[Span]] = {}
-    for row in study.rows(_READ):
-        read.setdefault(row["cluster"], []).append((row["from_time"], row["to_time"]))
+    for row in study.ask("states_read", Read):
+        read.setdefault(row.cluster, []).append((row.from_time, row.to_time))
     whole = [(study.from_time, study.to_time)]
-    nodes = study.rows(_THERE)
-    times = {row["cluster"]: within(whole, joined(read.get(row["cluster"], ()))) for row in nodes}
-    listed = ", ".join(
-        f"({literal(cluster)}, CAST({begin} AS BIGINT), CAST({end} AS BIGINT))"
-        for cluster, spans in times.items()
-        for begin, end in spans
-    )
+    nodes = study.ask("states_there", There)
+    times = {row.cluster: within(whole, joined(read.get(row.cluster, ()))) for row in nodes}
+    spans_known = ((cluster, *span) for cluster, spans in times.items() for span in spans)
+    study.given("known_times", {"cluster": TEXT, "begin_time": BIGINT, "end_time": BIGINT}, spans_known)
     by_jobs = study.chosen.partition or study.chosen.account
-    its = (
-        study.row(_USED.format(times=listed, of_jobs=_OF_CHOSEN_JOBS if by_jobs else ""))["gpu_seconds"]
-        if listed
-        else 0.0
-    )
+    (its,) = study.ask("states_used", GpuTime, chosen_alone=int(bool(by_jobs)))
     known = {cluster: seconds(spans) for cluster, spans in times.items()}
     use = used(
-        float(sum(row["gpus"] * known[row["cluster"]] for row in nodes)),
+        float(sum(row.gpus * known[row.cluster] for row in nodes)),
         max(known.values(), default=0),
-        sum(row["gpus"] for row in nodes if known[row["cluster"]]),
-        its,
+        sum(row.gpus for row in nodes if known[row.cluster]),
+        its.gpu_seconds,
         float(lost),
         jobs,
     )
-    counts = {"nodes": sum(row["nodes"] for row in nodes), "nodes_without_gpus": sum(row["without"] for row in nodes)}
-    unread = {cluster: 1 - its / (study.to_time - study.from_time) for cluster, its in known.items()}
+    counts = {"nodes": sum(row.nodes for row in nodes), "nodes_without_gpus": sum(row.without for row in nodes)}
+    unread = {
+        cluster: 1 - known_seconds / (study.to_time - study.from_time) for cluster, known_seconds in known.items()
+    }
     return {**use, **counts}, unread
 
 
-def _notes(study: Study, ended: Sequence[Row], use: Row, unread: dict[str, float]) -> list[str]:
+def _notes(study: Study, ended: Sequence[Ended], use: Row, unread: dict[str, float]) -> list[str]:
     found = hardware_ends.notes(study)
-    without = sum(row["jobs"] for row in ended if row["gpus_up_to"] is None)
+    without = sum(row.jobs for row in ended if row.gpus_up_to is None)
     if without:
         found.append(
             f"{plural(without, 'job')} never started, or nobody knows how many GPUs {'it' if without == 1 else 'they'} "
@@ -337,106 +318,3 @@ def _notes(study: Study, ended: Sequence[Row], use: Row, unread: dict[str, float
         if missing >= 0.0005:
             found.append(f"Of {percent(missing)} of the time no jobs of {cluster} were read: it is in no utilisation.")
     return found
-
-
-# --- for people
-
-
-def text(states: Document, page: Page) -> str:
-    if not states["by_state"]:
-        return document.told("What became of the jobs", states, ["No job ended in this time."], page)
-    blocks = [
-        table(STATE_COLUMNS, state_cells(states["by_state"]), page),
-        table(SIZE_COLUMNS, size_cells(states["by_size"]), page),
-        _paragraphs(sentences(states), page),
-    ]
-    if states["split"]:
-        blocks.append(_paragraphs(split_sentences(states["split"]), page))
-    return document.told("What became of the jobs", states, blocks, page)
-
-
-def _paragraphs(some: Iterable[str], page: Page) -> str:
-    return "\n".join(line for sentence in some for line in page.wrap(sentence))
-
-
-STATE_COLUMNS = ("state", "jobs", "of jobs", "GPU-hours", "of GPU time")
-SIZE_COLUMNS = ("GPUs", "jobs", "of jobs", "GPU-hours", "of GPU time", "completed", "ended by nodes", "their GPU time")
-
-
-def state_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    return [(str(row["state"] or "not known"), *_share_cells(row)) for row in rows]
-
-
-def size_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    return [
-        (
-            size_named(row["gpus_up_to"]),
-            *_share_cells(row),
-            percent(_completed(row)),
-            percent(share(row["by_hardware"]["jobs"], row["jobs"])),
-            percent(share(row["by_hardware"]["gpu_seconds"], row["gpu_seconds"])),
-        )
-        for row in rows
-    ]
-
-
-def _completed(row: Row) -> float:
-    return next((one["share_of_jobs"] for one in row["by_state"] if one["state"] == "COMPLETED"), 0.0)
-
-
-def _share_cells(row: Row) -> tuple[str, ...]:
-    hours = f"{row['gpu_seconds'] / 3600:,.0f}"
-    return f"{row['jobs']:,}", percent(row["share_of_jobs"]), hours, percent(row["share_of_gpu_time"])
-
-
-def sentences(states: Document) -> list[str]:
-    """What the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
-    its, use, mix = states["infrastructure"], states["use"], states["size_mix"]
-    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.WORDS[row['ended']]}" for row in its["by_end"])
-    found = [
-        f"Nodes ended {percent(its['share_of_jobs'])} of the jobs, which had {percent(its['share_of_runtime'])} of the "
-        f"runtime and {percent(its['share_of_gpu_time'])} of the GPU time ({parts})."
-    ]
-    if use["utilisation"] is not None:
-        found.append(
-            f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
-            f"{use['gpus']:,} GPUs (utilisation); without work that was lost {percent(use['normalised_goodput'])}, "
-            f"which is {number(use['goodput'])} GPUs (goodput)."
-        )
-    if mix["jobs"]:
-        small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
-        found.append(
-            f"Of the jobs with GPUs {percent(small['share_of_jobs'])} had one, {percent(server['share_of_jobs'])} at "
-            f"most eight, with {percent(server['share_of_gpu_time'])} of the GPU time; those of 256 and more had "
-            f"{percent(big['share_of_gpu_time'])} of it."
-        )
-    return found
-
-
-def split_sentences(split: Row) -> list[str]:
-    large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
-    found = [
-        f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
-        f"{after['jobs']:,}."
-    ]
-    for key, words in (("completed", "completed"), ("by_hardware", "were ended by nodes")):
-        if split["change"][key]["difference"] is not None:
-            found.append(
-                f"Of them {words}: {_interval(before[key])} before, {_interval(after[key])} after; "
-                f"{points(split['change'][key])}."
-            )
-    found.append(
-        "These are percentage points, not percent of percent; a job counts as often as it was restarted, and other "
-        "things may have changed at that date too."
-    )
-    return found
-
-
-def _interval(counted: Row) -> str:
-    low, high = counted["interval"]
-    return f"{percent(counted['share'])} ({percent(low)} to {percent(high)})"
-
-
-def points(change: Row) -> str:
-    low, high = change["interval"]
-    return f"{100 * change['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"

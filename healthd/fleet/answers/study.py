@@ -1,27 +1,29 @@
-"""A store that is open for one time and one choice of jobs and nodes: what the answers ask.
+"""A store that is open for one period and one choice of jobs and nodes: what the answers query.
 
-Its SQL sees the store's tables and the questions that were needed, both whole, and what was chosen: `chosen_jobs`,
-`chosen_nodes`. What takes long is made once, for all answers.
+SQL of an answer reads the store's tables and the questions, both whole, and what was chosen: `chosen_jobs` (with the
+class of their size, `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once, for all answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
-
-import duckdb
+from typing import Any, TypeVar
 
 from healthd.common.codec import nearest
 from healthd.common.values import dataclass
 from healthd.fleet import engine, store
+from healthd.fleet.answers import causes
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share
-from healthd.fleet.questions import Value, built_in, needed
+from healthd.fleet.database import Database, DuckDb
+from healthd.fleet.questions import Value, for_answers, needed
+from healthd.fleet.statistics.job_sizes import class_of
 from healthd.fleet.store import literal
-from healthd.fleet.tables import TABLES
+from healthd.fleet.tables import BOOLEAN, TABLES, TEXT
 
 Row = dict[str, Any]
+R = TypeVar("R", bound=tuple[Any, ...])
 
 # What brings a table into the store.
 _FILLED_BY = {
@@ -37,12 +39,11 @@ _FILLED_BY = {
     "failures": "--failures",
     "scraped_conditions": "--prometheus",
 }
-# Where the names are that a choice can say.
+# Where the names of a choice are; a list with commas has several.
 _NAMES = {
     "cluster": "SELECT cluster AS name FROM jobs UNION SELECT cluster FROM events UNION SELECT cluster FROM nodes "
     "UNION SELECT cluster FROM node_states UNION SELECT cluster FROM failures",
-    "partition": "SELECT unnest(string_split(partition, ',')) AS name FROM (SELECT DISTINCT partition FROM jobs) "
-    "UNION SELECT unnest(string_split(partitions, ',')) FROM nodes",
+    "partition": "SELECT partition AS name FROM jobs UNION SELECT partitions FROM nodes",
     "account": "SELECT account AS name FROM jobs",
     "model": "SELECT gpu_model AS name FROM nodes",
     "switch": "SELECT switch AS name FROM nodes",
@@ -52,9 +53,9 @@ _KNOWN = " UNION ".join(
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
 # As long as the store's own table and as wide: of a view only the columns are read that are asked for.
-_READ_EACH_TIME = ("lines",)
-# Errors that files, the disk or the memory limit may cause.
-_OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
+_READ_EACH_TIME = ("lines", "placed_days", "rate_ran")
+# Tables that a study has beside the questions, or that an answer gives it.
+CHOSEN = ("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times")
 MOST_HINT = 400  # characters of what is known instead
 
 
@@ -81,32 +82,44 @@ class Chosen:
 class Study:
     """from_time, to_time   what is asked of, [from, to) in epoch seconds"""
 
-    def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        files: engine.Files,
-        from_time: int,
-        to_time: int,
-        chosen: Chosen | None = None,
-    ) -> None:
-        """connection: of engine.connected(files). Raises WrongChoice for a name that nothing in the store has."""
+    def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None = None) -> None:
+        """Raises WrongChoice for a name that nothing in the store has."""
         self.from_time, self.to_time, self.chosen = from_time, to_time, chosen or Chosen()
-        self._connection, self._files = connection, files
-        self._questions = built_in()
+        self._database = database
+        self._questions = for_answers()
         self._made: set[str] = set()
         self._defaults: dict[str, Value] = {}
         for question in self._questions.values():
             self._defaults |= question.parameters
         self._ask({})
+        of_node = ((code, causes.of_a_node(code)) for code in causes.codes())
+        self.given("codes", {"code": TEXT, "of_node": BOOLEAN}, of_node)
         self._choose()
 
     # --- what the answers ask
 
+    def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
+        """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
+
+        The tables that the SQL reads are computed before, each once. parameters: of `asked`, by name. Raises StoreError
+        for a damaged file.
+        """
+        self._stand_on(name)
+        self._require_known(name, parameters)
+        self._ask(parameters)
+        try:
+            found = self._database.rows(engine.bare(self._questions[name].sql))
+        finally:
+            self._ask({})
+        fields = getattr(row, "_fields", ())
+        if found.columns != fields:
+            raise TypeError(f"{name}.sql has the columns {found.columns}, {row.__name__} the fields {fields}")
+        return [row(*values) for values in found.rows]
+
     def rows(self, sql: str, *values: Value | None) -> list[Row]:
         """column -> value, in the order of the SQL. Its `?` are the values. Raises StoreError for a damaged file."""
-        answer = self._execute(sql, values)
-        columns = [column[0] for column in answer.description or ()]
-        return [dict(zip(columns, row, strict=True)) for row in answer.fetchall()]
+        found = self._database.rows(sql, values)
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
     def row(self, sql: str, *values: Value | None) -> Row:
         """The one row of an answer that has one."""
@@ -124,9 +137,7 @@ class Study:
         """The same question under another name, with parameters of its own (not of those that it stands on). Once."""
         if name in self._made:
             return
-        unknown = set(parameters) - set(self._questions[question].parameters)
-        if unknown:
-            raise ValueError(f"{question} has no parameter {', '.join(sorted(unknown))}")
+        self._require_known(question, parameters)
         self._stand_on(question)
         self._ask(parameters)
         try:
@@ -137,8 +148,17 @@ class Study:
     def make(self, name: str, sql: str) -> None:
         """A table of our own, made once for all answers that name it."""
         if name not in self._made:
-            self._execute(f"CREATE TABLE {name} AS {sql}")
+            self._database.table(name, sql)
             self._made.add(name)
+
+    def given(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
+        """Make a table of rows that Python has. columns: name -> type. It must have at least one column."""
+        listed = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
+        names = ", ".join(columns)
+        typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
+        nothing = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns.items())
+        some = f"SELECT {typed} FROM (VALUES {listed}) AS listed({names})"
+        self._database.view(name, some if listed else f"SELECT {nothing} WHERE FALSE")
 
     def must_have(self, *tables: str) -> None:
         """Raises Unanswerable if one of these tables of the store has no row at all."""
@@ -199,26 +219,20 @@ class Study:
 
     # --- inside
 
-    def _execute(self, sql: str, values: Sequence[Value | None] = ()) -> duckdb.DuckDBPyConnection:
-        try:
-            return self._connection.execute(sql, list(values))
-        except duckdb.Error as error:
-            # Damaged bytes within a Parquet page raise the bare base class; our own mistakes in SQL have classes.
-            if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):
-                raise
-            raise store.damaged(
-                self._connection, [path for some in self._files.values() for path in some], error
-            ) from None
-
     def _ask(self, parameters: dict[str, Value]) -> None:
-        """The one-row table `asked`: the time, and each question's parameters."""
+        """Set the one-row table `asked`: the period, and each question's parameters."""
         columns = engine.Asked(self.from_time, self.to_time, {**self._defaults, **parameters}).columns
-        kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
-        self._execute(f"CREATE OR REPLACE TABLE asked AS SELECT {kinds}", [value for _, value in columns.values()])
+        values = ", ".join(f"CAST({_literal(value)} AS {kind}) AS {name}" for name, (kind, value) in columns.items())
+        self._database.view("asked", f"SELECT {values}")
+
+    def _require_known(self, question: str, parameters: dict[str, Value]) -> None:
+        unknown = set(parameters) - set(self._questions[question].parameters)
+        if unknown:
+            raise ValueError(f"{question} has no parameter {', '.join(sorted(unknown))}")
 
     def _stand_on(self, name: str) -> None:
-        """What a question stands on is there, and as tables too, since others stand on the same."""
-        for one in needed(self._questions[name], self._questions)[:-1]:
+        """Make the questions that this one reads, as tables, since others read them too."""
+        for one in needed(self._questions[name], self._questions, CHOSEN)[:-1]:
             if one.name not in self._made:
                 self._make_question(one.name, one.name)
 
@@ -226,63 +240,65 @@ class Study:
         # A table keeps no order, and to sort the 2.7 million runs of 4 million jobs took a sixth of their time.
         ordered = engine.bare(self._questions[question].sql)
         sql = ordered.rpartition("\nORDER BY ")[0] or ordered
-        self._execute(f"CREATE {'VIEW' if question in _READ_EACH_TIME else 'TABLE'} {name} AS {sql}")
+        (self._database.view if question in _READ_EACH_TIME else self._database.table)(name, sql)
         self._made.add(name)
 
     def _choose(self) -> None:
-        for key, told in self.chosen.said.items():
-            if told:
-                self._there_is(key, told)
-        self._execute(f"CREATE VIEW all_nodes AS {_KNOWN}")
-        nodes = self._nodes()
-        self._execute(f"CREATE TABLE chosen_nodes AS {nodes}")
+        for key, name in self.chosen.said.items():
+            if name:
+                self._there_is(key, name)
+        self._database.view("all_nodes", _KNOWN)
+        self._database.table("chosen_nodes", self._nodes())
         where = []
         if self.chosen.cluster:
-            where.append(f"cluster = {literal(self.chosen.cluster)}")
+            where.append(f"jobs.cluster = {literal(self.chosen.cluster)}")
         if self.chosen.partition:
-            where.append(_listed("partition", self.chosen.partition))
+            where.append(_listed("jobs.partition", self.chosen.partition))
         if self.chosen.account:
-            where.append(f"account = {literal(self.chosen.account)}")
+            where.append(f"jobs.account = {literal(self.chosen.account)}")
         if self.chosen.model or self.chosen.switch:
-            self._execute(
-                "CREATE TABLE chosen_keys AS SELECT DISTINCT cluster, db_index FROM job_nodes "
-                f"SEMI JOIN (SELECT cluster, node FROM nodes WHERE {self._of_nodes()}) USING (cluster, node)"
+            self._database.table(
+                "chosen_keys",
+                "SELECT DISTINCT job_nodes.cluster, job_nodes.db_index FROM job_nodes "
+                "JOIN nodes ON nodes.cluster = job_nodes.cluster AND nodes.node = job_nodes.node "
+                f"WHERE {self._of_nodes()}",
             )
-            where.append("(cluster, db_index) IN (SELECT (cluster, db_index) FROM chosen_keys)")
-        self._execute(f"CREATE VIEW chosen_jobs AS SELECT * FROM jobs{' WHERE ' if where else ''}{' AND '.join(where)}")
+            where.append(
+                "EXISTS (SELECT 1 FROM chosen_keys WHERE chosen_keys.cluster = jobs.cluster "
+                "AND chosen_keys.db_index = jobs.db_index)"
+            )
+        size = class_of("jobs.gpus")
+        sql = f"SELECT jobs.*, {size} AS gpus_up_to FROM jobs{' WHERE ' if where else ''}{' AND '.join(where)}"
+        self._database.view("chosen_jobs", sql)
 
     def _of_nodes(self) -> str:
-        """The condition on the table nodes of --model and --switch."""
+        """Return the condition on the table nodes of --model and --switch."""
         asked = (("gpu_model", self.chosen.model), ("switch", self.chosen.switch))
-        return " AND ".join(f"{column} = {literal(value)}" for column, value in asked if value) or "TRUE"
+        return " AND ".join(f"nodes.{column} = {literal(value)}" for column, value in asked if value) or "TRUE"
 
     def _nodes(self) -> str:
         where = [self._of_nodes()] if self.chosen.model or self.chosen.switch else []
         if self.chosen.cluster:
-            where.append(f"cluster = {literal(self.chosen.cluster)}")
+            where.append(f"all_nodes.cluster = {literal(self.chosen.cluster)}")
         if self.chosen.partition:
-            ran = self._ran_on(_listed("partition", self.chosen.partition))
-            said = _listed("partitions", self.chosen.partition)
-            where.append(f"({said} OR (partitions IS NULL AND (cluster, node) IN ({ran})))")
+            ran = _ran_there(_listed("jobs.partition", self.chosen.partition))
+            listed = _listed("nodes.partitions", self.chosen.partition)
+            where.append(f"({listed} OR (nodes.partitions IS NULL AND {ran}))")
         if self.chosen.account:
-            where.append(f"(cluster, node) IN ({self._ran_on(f'account = {literal(self.chosen.account)}')})")
+            where.append(_ran_there(f"jobs.account = {literal(self.chosen.account)}"))
         return (
-            "SELECT cluster, node, gpu_model, gpus, partitions, switch, rack "
-            "FROM all_nodes LEFT JOIN nodes USING (cluster, node) "
-            f"{'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY cluster, node"
-        )
-
-    def _ran_on(self, of_jobs: str) -> str:
-        return (
-            "SELECT DISTINCT (job_nodes.cluster, job_nodes.node) FROM job_nodes "
-            f"SEMI JOIN (SELECT cluster, db_index FROM jobs WHERE {of_jobs}) USING (cluster, db_index)"
+            "SELECT all_nodes.cluster, all_nodes.node, nodes.gpu_model, nodes.gpus, nodes.partitions, nodes.switch, "
+            "nodes.rack FROM all_nodes "
+            "LEFT JOIN nodes ON nodes.cluster = all_nodes.cluster AND nodes.node = all_nodes.node "
+            f"{'WHERE ' + ' AND '.join(where) if where else ''} ORDER BY all_nodes.cluster, all_nodes.node"
         )
 
     def _there_is(self, key: str, told: str) -> None:
         """Raises WrongChoice if nothing in the store has this name."""
         if key in ("model", "switch"):
             self.must_have("nodes")
-        known = {row["name"] for row in self.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) WHERE name <> ''")}
+        lists = self.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) AS names WHERE name <> ''")
+        known = {name for row in lists for name in (row["name"].split(",") if key == "partition" else [row["name"]])}
         if told not in known:
             near = nearest(told, known)
             hint = near if len(near) < MOST_HINT else f"; {len(known)} others are known"
@@ -300,7 +316,7 @@ def opened(
 ) -> Iterator[Study]:
     """Raises StoreError, WrongChoice."""
     with engine.connected(files, threads, memory_mib) as connection:
-        yield Study(connection, files, from_time, to_time, chosen)
+        yield Study(DuckDb(connection, files), from_time, to_time, chosen)
 
 
 def tables_of(snapshot: store.Snapshot) -> engine.Files:
@@ -308,6 +324,22 @@ def tables_of(snapshot: store.Snapshot) -> engine.Files:
     return {table: snapshot.files(table) for table in TABLES}
 
 
+def _ran_there(condition: str) -> str:
+    """Return the condition that a job like this ran on a node of all_nodes."""
+    return (
+        "EXISTS (SELECT 1 FROM job_nodes "
+        "JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index "
+        f"WHERE job_nodes.cluster = all_nodes.cluster AND job_nodes.node = all_nodes.node AND {condition})"
+    )
+
+
 def _listed(column: str, name: str) -> str:
-    """Whether a name is in a list with commas."""
-    return f"list_contains(string_split({column}, ','), {literal(name)})"
+    """Return the condition that a name is in a list with commas."""
+    padded = f"',' || {column} || ','"
+    return f"replace({padded}, {literal(f',{name},')}, '') <> {padded}"
+
+
+def _literal(value: Value | None) -> str:
+    if value is None:
+        return "NULL"
+    return literal(value) if isinstance(value, str) else repr(value)

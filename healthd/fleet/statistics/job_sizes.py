@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+LARGEST = 2**24  # GPUs of the largest class
+
 
 def class_of(gpus: str) -> str:
-    """SQL: the class of a column of GPUs, as the question `states` has it: jobs of at most so many GPUs and of more
-    than half as many; 0 = without GPUs; NULL = not known."""
-    return f"CASE WHEN {gpus} <= 0 THEN 0 WHEN {gpus} >= 1 THEN CAST(pow(2, ceil(log2({gpus}))) AS BIGINT) END"
+    """Return SQL for the class of a column of GPUs.
+
+    Jobs of at most so many GPUs and of more than half as many; 0 = without GPUs; NULL = not known.
+    """
+    sizes = (2**power for power in range(LARGEST.bit_length()))
+    classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)
+    return f"CAST(CASE WHEN {gpus} <= 0 THEN 0 {classes} WHEN {gpus} > {LARGEST} THEN {2 * LARGEST} END AS BIGINT)"
 
 
 def size_named(gpus_up_to: int | None) -> str:

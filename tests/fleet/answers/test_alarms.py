@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def test_a_check_above_the_limit_is_found_and_one_at_it_is_not(tmp_path):
     assert (told["share"], alarms.found(told)) == (0.01, False)
     told = asked(made, tmp_path / "two", limit=0.0099)
     assert (told["checks"][0]["above"], told["checks"][0]["surely"], alarms.found(told)) == (True, False, True)
-    assert "Above 1.0 %: gpu_xid (1.0 %, not surely)." in alarms.text(told, Page())
+    assert "Above 1.0 %: gpu_xid (1.0 %, not surely)." in text_of(told, Page())
 
 
 def test_jobs_that_one_condition_met_are_one_clump_and_make_the_interval_wider(tmp_path):
@@ -176,7 +177,7 @@ def test_a_store_of_one_event_and_one_job_that_never_ran_has_an_empty_table(tmp_
     made.seen("a", "gpu_xid/79", AT)
     told = asked(made, tmp_path)
     assert (told["completed_jobs"], told["share"], told["checks"], told["by_week"]) == (0, None, [], [])
-    assert "No job completed in this time." in alarms.text(told, Page())
+    assert "No job completed in this time." in text_of(told, Page())
 
 
 def test_weeks_begin_on_monday_and_part_weeks_have_fewer_days(tmp_path):
@@ -193,7 +194,7 @@ def test_weeks_begin_on_monday_and_part_weeks_have_fewer_days(tmp_path):
 
 
 def test_the_chart_by_week_has_whole_weeks_only(tmp_path):
-    from healthd.fleet.chapters.alarms import chapter
+    from healthd.fleet.views.alarms import view
 
     made = Made()
     made.job("a", AT, AT + HOUR)
@@ -201,11 +202,11 @@ def test_the_chart_by_week_has_whole_weeks_only(tmp_path):
     document = asked(made, tmp_path)
     part = {"days": 3.0, "completed": 5, "jobs": 0, "share": 0.0}
     weeks = [{**part, "week_time": BEGIN + number * WEEK, "days": days} for number, days in enumerate((3, 7, 7, 7, 1))]
-    by_week = chapter({**document, "by_week": weeks}).charts[-1]
+    by_week = view({**document, "by_week": weeks}).figures[-1]
     assert by_week.title == "By week"
-    (points,) = by_week.spec["datasets"].values()
-    assert len(points) == 3
-    assert "By week" not in [chart.title for chart in chapter({**document, "by_week": weeks[:2]}).charts]
+    (line,) = by_week.layers
+    assert len(line.records) == 3
+    assert "By week" not in [figure.title for figure in view({**document, "by_week": weeks[:2]}).figures]
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, DAY, END, HOUR, History, history, row, write
+from fleet_views import text_of
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthd.agent.settings import registry
+from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
-from healthd.fleet.answers.attribution import attribution, gpu_swaps, text
-from healthd.fleet.answers.causes import CAUSES, NAMED, meaning
+from healthd.fleet.answers.attribution import attribution, gpu_swaps
+from healthd.fleet.answers.causes import CAUSES, meaning, of_a_node
 from healthd.fleet.answers.document import Document, Unanswerable
-from healthd.fleet.answers.hardware_ends import of_a_node
 from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
@@ -159,7 +160,7 @@ def test_without_a_cause_it_says_how_well_the_nodes_were_looked_at():
     assert told["unattributed_because"] == {"observed": 1, "not_observed": 3, "no_node_list": 1}
     assert told["unattributed_by_state"] == {"FAILED": 4, "NODE_FAIL": 1}
     assert told["unattributed_node_fails"] == 1
-    assert "Of those without a cause 1 ended NODE_FAIL" in " ".join(text(told, Page(100)).split())
+    assert "Of the jobs without a cause 1 ended NODE_FAIL" in " ".join(text_of(told, Page(100)).split())
     assert (told["failures"], told["unattributed"], told["attributed"]) == (5, 5, 0)
     looked = {one["db_index"]: one["looked"] for one in told["unattributed_jobs"]}
     assert [looked[number] for number in range(1, 6)] == [
@@ -282,7 +283,7 @@ def test_a_store_of_one_job_and_one_line_answers():
     made.job(1, "n1", state="COMPLETED")
     told = asked_of(made.history)
     assert (told["failures"], told["jobs"], told["weeks"], told["spikes"], told["by_cause"]) == (0, [], [], [], {})
-    assert "No job failed in this time." in text(told, Page())
+    assert "No job failed in this time." in text_of(told, Page())
 
 
 EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=also(*HealthCheck))
@@ -315,14 +316,16 @@ def test_the_text_names_each_cause_and_what_chance_gives():
     made = Made("n1")
     made.job(1, "n1")
     made.seen("n1", "mount/missing", ENDED)
-    shown = text(asked_of(made.history), Page())
-    assert "1 job ended FAILED or NODE_FAIL. 1 has a most likely cause, 0 have none" in " ".join(shown.split())
+    shown = text_of(asked_of(made.history), Page())
+    assert "Of 1 job that failed or lost a node, 1 has a most likely cause" in " ".join(shown.split())
     assert "mount" in shown
-    assert "By chance alone 0 would have a cause" in " ".join(shown.split())
+    assert "By chance alone 0 jobs would have a cause" in " ".join(shown.split())
 
 
 ENDING = sorted(
-    code for code in registry.explained(registry.built_in()) if of_a_node(code) and meaning(code).ends != NAMED
+    code
+    for code in registry.explained(registry.built_in())
+    if of_a_node(code) and meaning(code).ends != EndsJob.IF_NAMED
 )
 
 

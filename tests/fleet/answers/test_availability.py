@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, DAY, END, HOUR, History, history, row, write
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
 from healthd.fleet.answers.study import Study, opened
 from healthd.fleet.statistics.spans import Span
 from healthd.fleet.tables import TABLES
+from healthd.fleet.views.availability import precise
 
 pytestmark = pytest.mark.one_python
 
@@ -186,7 +188,7 @@ def test_a_node_that_was_reserved_all_the_time_has_no_availability(tmp_path: Pat
     assert told["fleet"]["availability"] is None
     assert told["fleet"]["shares"]["up"] is None
     assert not its.found(told)
-    assert "-" in its.text(told, Page())
+    assert "-" in text_of(told, Page())
 
 
 def test_a_spell_that_is_not_over_is_out_until_the_end_and_in_no_time_to_repair(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_a_spell_that_is_not_over_is_out_until_the_end_and_in_no_time_to_repair(
     (node,) = told["nodes"]
     assert node["shares"]["drained_people"] == pytest.approx(HOUR / LENGTH)
     assert (node["repair"]["ended"], node["repair"]["still_out"], node["repair"]["mean_seconds"]) == (0, 1, None)
-    assert "Nodes were out 1 time, 1 of them not over." in its.text(told, Page())
+    assert "Nodes were out 1 time, 1 of them not over." in text_of(told, Page())
 
 
 def test_spells_that_overlap_count_each_second_once(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_the_fleet_a_model_and_a_rack_below_the_sla_are_named_and_found(tmp_path
         ("rack", "r1"),
     ]
     assert its.found(told)
-    assert "Below 97 %: the fleet (95.00 %), model H100 (90.00 %), rack r1 (90.00 %)." in its.text(told, Page())
+    assert "Below 97 %: the fleet (95.00 %), model H100 (90.00 %), rack r1 (90.00 %)." in text_of(told, Page())
     assert not its.found(asked_of(made, tmp_path / "b", sla=90))
     assert not its.found(asked_of(made, tmp_path / "c"))
 
@@ -255,8 +257,8 @@ def test_a_store_that_was_told_nothing_of_nodes_cannot_answer(tmp_path: Path) ->
 def test_a_choice_that_leaves_no_node_is_a_sentence(tmp_path: Path) -> None:
     told = asked_of(one_node(), tmp_path)
     empty = {**told, "nodes": []}
-    assert "No node is known." in its.text(empty, Page())
+    assert "No node is known." in text_of(empty, Page())
 
 
 def test_an_availability_is_not_rounded_up() -> None:
-    assert its.precise(0.99999) == "99.99 %"
+    assert precise(0.99999) == "99.99 %"

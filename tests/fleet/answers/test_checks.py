@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def of(told, check):
 
 
 def sight(node, check, time, badness=3):
-    return {"cluster": "c1", "node": node, "check_name": check, "time": time, "badness": badness}
+    return checks.Sight("c1", node, check, time, badness)
 
 
 def test_sights_within_the_gap_are_one_incident_and_further_apart_two():
@@ -61,7 +62,7 @@ SIGHTS = st.lists(
 @given(SIGHTS, st.randoms(), st.integers(1, 2000))
 def test_the_shares_of_being_first_sum_to_one_and_the_order_of_the_rows_says_nothing(its, random, gap):
     found = checks.incidents(its, gap)
-    told = checks.by_check(found, [], {}, {check: {} for check in "xyz"})
+    told = checks.by_check(found, [], {}, {check: checks.Deployed(check) for check in "xyz"})
     assert sum(row["first"] for row in told) == len(found)
     assert all(row["alone"] <= row["first"] <= row["incidents"] for row in told)
     if found:
@@ -75,7 +76,7 @@ def test_incidents_of_a_node_lie_further_apart_than_the_gap_and_hold_all_its_sig
     for one, after in pairwise(found):
         assert one.node != after.node or after.start_time > one.end_time + gap
     for row in its:
-        assert any(one.node[1] == row["node"] and one.start_time <= row["time"] <= one.end_time for one in found)
+        assert any(one.node[1] == row.node and one.start_time <= row.time <= one.end_time for one in found)
 
 
 def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is_not(tmp_path):
@@ -94,7 +95,7 @@ def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is
     assert (of(told, "mount")["since_time"], of(told, "mount")["looked_nodes"]) == (BEGIN - 9 * DAY, 2)
     assert "gpu_ecc" in told["not_deployed"]
     assert "mount" not in told["not_deployed"]
-    assert "Enabled, and never reported anything: mount." in checks.text(told, Page())
+    assert "Enabled, and never reported anything: mount." in text_of(told, Page())
 
 
 def test_the_list_of_alive_is_read_also_beside_texts_that_look_like_it(tmp_path):
@@ -201,7 +202,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_one_says_so(tmp_path):
         0,
         ["gpu_xid", "ib_link", "mount"],
     )
-    assert "No check failed in this time." in checks.text(told, Page())
+    assert "No check failed in this time." in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,16 +99,17 @@ def test_twice_as_many_failures_of_independent_nodes_are_found_and_a_loop_of_one
     assert differs(compare.compared(side("A", of_nodes([1] * 100)), side("B", of_nodes(loop)))) == []
 
 
-def jobs(random, completed, count=3000, users=300):
+def jobs(random, share, count=3000, users=300):
     """Shares of so many jobs, each by itself, on 30 days and of so many users."""
-    ok = random.random(count) < completed
+    ok = random.random(count) < share
     by_unit = []
     for units in (random.integers(0, 30, count), random.integers(0, users, count)):
         rows = []
         for unit in np.unique(units):
             its = ok[units == unit]
-            ended = {"jobs": len(its), "completed": int(its.sum()), "failed": int((~its).sum())}
-            rows.append({**ended, "node_fail": 0, "preempted": 0, "timeout": 0, "gpu_hours": float(len(its))})
+            completed = int(its.sum())
+            ended = compare.Ended(str(unit), len(its), completed, len(its) - completed, 0, 0, 0, float(len(its)))
+            rows.append(ended)
         by_unit.append(rows)
     return compare.of_jobs([], 100.0, by_unit)
 
@@ -165,7 +167,7 @@ def test_what_cannot_differ_is_shown_but_not_tested_and_makes_nothing_else_harde
     among = counted(*nothing, of_nodes([0] * 100, "unexposed", days=0.0))
     assert among["measures"][0] == counted()["measures"][0]
     assert [row["adjusted"] for row in among["measures"][1:]] == [None] * 10
-    assert compare.text(among, Page())
+    assert text_of(among, Page())
 
 
 def test_nodes_on_both_sides_are_named_as_what_hides_a_difference():
@@ -258,7 +260,7 @@ def test_a_half_in_which_the_nodes_end_jobs_differs_in_r_f_and_says_so(tmp_path)
     told = periods(crashing(), tmp_path)
     assert {"r_f", "node_fail"} <= set(differs(told))
     assert compare.found(told)
-    text = compare.text(told, Page())
+    text = text_of(told, Page())
     assert "A is first, B is second." in text
     assert "Failures of jobs > 128 GPUs (r_f), per 1000 node-days: B has" in text
     shares = {row["measure"]: row for row in told["measures"]}
@@ -291,7 +293,7 @@ def test_where_one_side_has_nothing_of_it_the_sentence_names_both_and_no_ratio(t
     made.read("node_states", BEGIN, END)
     told = periods(made, tmp_path)
     assert differs(told) == ["unavailable"]
-    assert compare.sentences(told)[1].endswith("more than A's 0.0 %.")
+    assert list(view_of(told).sentences)[1].endswith("more than A's 0.0 %.")
 
 
 def test_two_choices_of_one_time_can_be_compared_too(tmp_path):

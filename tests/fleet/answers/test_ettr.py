@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_history import BEGIN, END, History, row, write
+from fleet_views import text_of
 
 from healthd.common.page import Page
 from healthd.fleet.answers.document import Unanswerable
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
     from healthd.fleet.answers import ettr, ettr_runs
+    from healthd.fleet.answers.document import head
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise
@@ -77,7 +79,7 @@ def test_a_job_without_progress_warns_and_others_do_not():
     beyond = ettr.of_rate(131_072, 200)
     assert len(beyond["warnings"]) == 1
     assert beyond["exact"] == pytest.approx(0, abs=0.01)
-    assert "makes no progress" in ettr.text(beyond, Page()).replace("\n", " ")
+    assert "makes no progress" in text_of(beyond, Page()).replace("\n", " ")
 
 
 @pytest.mark.parametrize(("gpus", "r_f", "low", "high"), [(16_384, 8.0, 7.22, 8.83), (100_000, 6.5, 5.5, 7.6)])
@@ -90,7 +92,7 @@ def test_ettr_headline_and_interval_agree_with_the_simulation(gpus: int, r_f: fl
     for rate in (low, r_f, high):
         simulated = ettr.of_rate(gpus, rate, seed=7)["simulated"]
         assert found["interval"][0] - error <= simulated <= found["interval"][1] + error
-    text = ettr.text({**found, "measured": [], "notes": [], "chosen": {}, "from_time": None}, Page())
+    text = text_of({**head("ettr", None, None, {}, ()), **found, "measured": []}, Page())
     assert f"ETTR {found['exact']:.2f} (95 %: {found['interval'][0]:.2f} to {found['interval'][1]:.2f})" in text
 
 
@@ -143,7 +145,7 @@ def test_a_run_loses_its_starts_and_half_an_interval_for_each_interruption(tmp_p
     assert 0 < row_["expected"] < 1
     assert found["rate_interval"][0] < found["parameters"]["rate"] < found["rate_interval"][1]
     assert found["interval"][0] <= found["exact"] <= found["interval"][1]
-    assert "Measured, runs of 24 h or more" in ettr.text(found, Page())
+    assert "Measured, runs of 24 h or more" in text_of(found, Page())
 
 
 def test_jobs_of_one_name_that_ran_at_once_are_left_out_and_counted(tmp_path):
@@ -167,7 +169,7 @@ def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
 
 def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
     for lost in (0, 50, 100):
-        run = {"runtime_seconds": 100, "queued_seconds": 20, "lost_seconds": lost}
+        run = ettr_runs.Run("c1", 1, 8, 1, 1, 0, 100, 20, lost)
         assert ettr_runs.ettr_of(run) == pytest.approx((100 - lost) / 120)
 
 
@@ -188,6 +190,6 @@ def test_why_no_interval_is_advised_is_said():
 
 
 def test_ettr_explains_the_simulated_mean_for_a_job_that_ends():
-    short = ettr.text(ettr.of_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
+    short = text_of(ettr.of_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
     assert ettr.OF_EACH_RUN in " ".join(short.split())
-    assert ettr.OF_EACH_RUN not in " ".join(ettr.text(ettr.of_rate(16_384, 6.5), Page()).split())
+    assert ettr.OF_EACH_RUN not in " ".join(text_of(ettr.of_rate(16_384, 6.5), Page()).split())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of, view_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has duckdb; the marked tests run nowhere else
     from healthd.fleet.answers import failslow
-    from healthd.fleet.answers.failslow import Lost, Ran, Stretch, lost, reaction, spells_of
+    from healthd.fleet.answers.failslow import Drain, Life, Lost, Ran, Stretch, lost, reaction, spells_of
 except ModuleNotFoundError as error:
     if error.name not in ("duckdb", "numpy", "scipy"):
         raise
@@ -104,7 +105,7 @@ def test_validations_that_failed_or_were_slow_stand_by_node_and_one_that_stands_
     told = asked(made, tmp_path / "over")
     assert [(row["failed_validations"], row["slow_validations"]) for row in told["nodes"]] == [(1, 1)]
     assert not failslow.found(told)
-    assert "A validation failed on 1 node: a." in failslow.sentences(told)
+    assert "A validation failed on 1 node: a." in list(view_of(told).sentences)
     made.seen("b", "validation/failed", AT, "degraded", "level")
     assert failslow.found(asked(made, tmp_path / "stands"))
 
@@ -113,7 +114,7 @@ def test_nothing_told_is_said_as_that_and_a_store_without_streams_has_no_answer(
     made = Made()
     made.alive("a")
     told = asked(made, tmp_path / "quiet")
-    assert failslow.sentences(told) == ["No node told of a slow job."]
+    assert list(view_of(told).sentences) == ["No node told of a slow job."]
     assert any("does not say that nothing was slow" in note for note in told["notes"])
     with pytest.raises(Unanswerable):
         asked(Made(), tmp_path / "empty")
@@ -126,7 +127,7 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
     slow(made, "a", AT, AT + 600, AT + 5 * HOUR, 0.25, str(job))
     told = asked(made, tmp_path)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    text = failslow.text(told, Page())
+    text = text_of(told, Page())
     assert "1 node told of slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of what" in " ".join(
         text.split()
     )
@@ -190,7 +191,7 @@ def test_second_by_second_it_is_the_same(stretches, ran):
 
 
 def life(onset, told, last, cleared=None, known=None):
-    return {"onset": onset, "told_time": told, "last_time": last, "cleared_time": cleared, "known_time": known}
+    return Life("c1", "n1", onset, told, last, cleared, known)
 
 
 def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them():
@@ -200,10 +201,10 @@ def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them(
 
 
 def test_a_drain_before_it_was_told_or_after_it_was_over_is_no_reaction():
-    drains = [{"start_time": time, "by_whom": "person"} for time in (9, 121)]
+    drains = [Drain("c1", "n1", time, "person") for time in (9, 121)]
     (one,) = spells_of([life(0, 10, 100, 120)], drains)
     assert (one["acted"], one["by"]) == (None, None)
-    (one,) = spells_of([life(0, 10, 100, 120)], [{"start_time": 10, "by_whom": "person"}, *drains])
+    (one,) = spells_of([life(0, 10, 100, 120)], [Drain("c1", "n1", 10, "person"), *drains])
     assert (one["acted"], one["by"]) == (10, "person")
 
 
@@ -243,7 +244,7 @@ def shown(folder):
         for one in table:
             if one.get("node"):
                 one["node"] = f"gpu-{'abcdef'.index(one['node']) + 1:03}"
-    return failslow.text(asked(made, folder), Page(120))
+    return text_of(asked(made, folder), Page(120))
 
 
 def test_the_page_shows_what_such_a_store_says(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, END, HOUR, History, history, row, write
+from fleet_views import text_of
 
 from healthd.common.page import Page
 from healthd.fleet.answers import goodput as its
@@ -104,7 +105,7 @@ def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_re
     shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
     assert shown == [(8, 0, 1), (16, 1, 0)]
     assert not its.found(told)
-    assert "33.3 % of what was lost is of second order" in its.text(told, Page())
+    assert "33.3 % of what was lost is of second order" in text_of(told, Page())
 
 
 def test_without_a_log_the_preemptor_is_inferred_and_counted_apart(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_preemptor_that_nobody_knows_may_be_of_second_order_and_is_said_to(tmp
     assert (told["preempted_by_unknown"]["jobs"], told["second_order"]["jobs"]) == (1, 0)
     assert any("--slurmctld-log" in note for note in told["notes"])
     assert told["share_second_order"] is None
-    assert "Nothing was lost" in its.text(told, Page())
+    assert "Nothing was lost" in text_of(told, Page())
 
 
 def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_a_job_whose_nodes_end_it_over_and_over_is_a_requeue_loop(tmp_path: Path
     assert loop["first_order_gpu_seconds"] == 5 * 16 * 1800
     assert loop["second_order_gpu_seconds"] == 8 * 1800
     assert its.found(told)
-    assert "5 times" in its.text(told, Page())
+    assert "5 times" in text_of(told, Page())
 
 
 def test_the_orders_sum_over_sizes_and_ways_to_the_whole_and_rows_may_come_in_any_order(tmp_path: Path) -> None:

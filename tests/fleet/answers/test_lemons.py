@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, CLUSTERS, DAY, END, HOUR, NODES, History, history, row, write
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,8 +163,8 @@ def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_p
     assert one["probability"] > 0.9
     assert len(one["evidence"]) == 4
     assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in one["evidence"][0]["words"]
-    text = lemons.text(document, Page())
-    assert "g005  4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
+    text = text_of(document, Page())
+    assert "g005: 4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
     assert "; fleet median 0\n" in text
     assert (
         'scontrol update NodeName=g005 State=DRAIN Reason="lemon: 4 multi-node failures (4 with 512 GPUs), out' in text
@@ -243,7 +244,7 @@ def test_apply_leaves_an_uncertain_lemon_unless_a_probability_is_given(tmp_path:
     made = fleet_with_one_uncertain_node()
     document = told(made, tmp_path, window_days=7)
     assert [one["certain"] for one in document["nodes"] if one["node"] == "g005"] == [False]
-    assert lemons.NOT_DRAINED in lemons.text(document, Page())
+    assert lemons.NOT_DRAINED in text_of(document, Page())
     asked = told(made, tmp_path, window_days=7, least=0.3)
     assert [one["certain"] for one in asked["nodes"] if one["node"] == "g005"] == [True]
     assert "g005" not in names(told(made, tmp_path, window_days=7, least=1.0))
@@ -325,7 +326,7 @@ def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old
     made = fleet()
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY)
-    text = lemons.text(told(made, tmp_path) | {"old": old}, Page())
+    text = text_of(told(made, tmp_path) | {"old": old}, Page())
     before, line, _ = text.partition("scontrol update")
     assert line
     assert ("The store ends at " in before) == old
@@ -352,7 +353,7 @@ def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: 
     document = told(made, tmp_path)
     assert names(document) == ["g005"]
     assert document["nodes"][0]["command"] is None
-    assert "already out of service since " in lemons.text(document, Page())
+    assert "already out of service since " in text_of(document, Page())
     assert any("1 of 100 nodes is out of service" in note for note in document["notes"])
 
 
@@ -365,7 +366,7 @@ def test_a_hostile_name_is_shown_harmless_and_gets_no_command(tmp_path: Path) ->
     document = told(made, tmp_path)
     assert names(document) == [name]
     assert document["nodes"][0]["command"] is None
-    text = lemons.text(document, Page())
+    text = text_of(document, Page())
     assert "not a valid Slurm node name" in text
     assert "\x1b" not in text
     assert "scontrol" not in text
@@ -409,7 +410,7 @@ def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Pa
     job(made, [], BEGIN, "NODE_FAIL")
     document = told(made, tmp_path / "job")
     assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
-    assert "No node stands out" in lemons.text(document, Page())
+    assert "None of 0 nodes stands out" in text_of(document, Page())
     assert any("not 28 days: few lemons show" in note for note in document["notes"])
     assert document["cdfs"]["tickets"] == []
 

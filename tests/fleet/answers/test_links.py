@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from fleet_history import history, write
 from fleet_signals import BEGIN, DAY, END, Made, study
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,18 +38,15 @@ def asked(made, folder):
 
 
 def sight(node, port, code, time):
-    return {"cluster": "c1", "node": node, "subject": port, "code": code, "time": time}
+    return links.Sight("c1", node, port, code, time)
 
 
 def fleet(nodes, switch_of=lambda at: f"leaf{at // 10}", days=30.0):
-    return [
-        {"cluster": "c1", "node": f"n{at:03}", "model": "h", "switch": switch_of(at), "days": days}
-        for at in range(nodes)
-    ]
+    return [links.Observed("c1", f"n{at:03}", "h", switch_of(at), days) for at in range(nodes)]
 
 
 def ports(nodes, each=8):
-    return {("c1", row["node"], inside): each for row in nodes for inside in (False, True)}
+    return {("c1", row.node, inside): each for row in nodes for inside in (False, True)}
 
 
 def test_what_a_port_tells_within_the_hour_is_one_episode_and_other_ports_and_kinds_are_others():
@@ -67,7 +65,7 @@ def test_the_order_of_the_sights_says_nothing_and_episodes_are_no_more_than_they
     found = links.episodes(its)
     assert links.episodes(random.sample(its, len(its))) == found
     assert sum(found["down"].values()) <= len(its)
-    assert len(found["down"]) == len({row["node"] for row in its})
+    assert len(found["down"]) == len({row.node for row in its})
 
 
 def test_a_port_that_flaps_ten_times_as_often_stands_out_and_one_that_did_twice_of_many_does_not():
@@ -104,7 +102,7 @@ def test_of_fleets_whose_links_are_all_alike_at_most_one_in_twelve_names_a_port_
         for row in nodes:
             for port in range(8):
                 if times := int(random.poisson(0.15)):
-                    its["c1", row["node"], f"p{port}"] = times
+                    its["c1", row.node, f"p{port}"] = times
         found = [
             *links.worst_ports({"errors": its}, nodes, ports(nodes)),
             *links.worst_switches({"errors": its}, nodes),
@@ -123,7 +121,7 @@ def test_three_nodes_of_a_switch_within_a_minute_are_an_event_of_the_switch_and_
         sight("z", "p1", down, 130),
     ]
     assert links.together(its, switch_of) == []
-    its[2]["time"] = 159
+    its[2] = its[2]._replace(time=159)
     assert links.together(its, switch_of) == [
         {"cluster": "c1", "switch": "leaf1", "time": 100, "nodes": ["a", "b", "c"]}
     ]
@@ -146,7 +144,7 @@ def test_a_fleet_is_told_by_kind_with_the_days_on_which_it_was_observed(tmp_path
     low, high = kinds["errors"]["interval"]
     assert low < kinds["errors"]["per_1000_port_days"] < high
     assert not links.found(told)
-    assert "No port and no switch has more trouble than chance explains." in links.text(told, Page())
+    assert "No port and no switch has more trouble than chance explains." in text_of(told, Page())
 
 
 def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no_rate(tmp_path):
@@ -157,7 +155,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no
     told = asked(made, tmp_path / "quiet")
     assert {(row["episodes"], row["per_1000_port_days"]) for row in told["kinds"]} == {(0, None)}
     assert (told["ports"], told["switches"], told["together"]) == ([], [], [])
-    assert "No link was in trouble" in links.text(told, Page())
+    assert "No link was in trouble" in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
@@ -203,4 +201,4 @@ def test_a_bad_node_stands_out_with_and_without_port_names(tmp_path, named: bool
     found = asked(made, tmp_path)
     assert [row["node"] for row in found["ports"] if row["stands_out"]] == ["n07"]
     assert any("no port name" in note for note in found["notes"]) == (not named)
-    assert "n07" in links.text(found, Page())
+    assert "n07" in text_of(found, Page())

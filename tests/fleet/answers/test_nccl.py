@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import stuck_jobs
+from fleet_views import text_of
 from stuck_jobs import Job
 
 from healthd.cli.main import main
@@ -483,7 +484,7 @@ def test_what_can_be_read_of_a_hostile_folder_is_used_and_the_rest_named(tmp_pat
     }.items():
         assert words in why[file]
     assert not (tmp_path / "ran").exists()
-    assert "\x1b" not in nccl.text(told, Page())
+    assert "\x1b" not in text_of(told, Page())
 
 
 def test_where_nothing_can_be_read_one_sentence_says_so(tmp_path, capsys):
@@ -508,7 +509,7 @@ def test_the_command_says_who_holds_up_whom_and_what_to_do_next(capsys):
     assert main(["fleet", "nccl", str(REAL)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Ranks 12, 14 hold up the job: 14 of 16 ranks wait for them" in printed
-    assert "rank 12 never entered all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP (74)" in printed
+    assert "Rank 12 never entered all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP (74)" in printed
     assert "healthd fleet attribution" in printed
 
 

@@ -13,6 +13,7 @@ from healthd.cli.main import main
 from healthd.fleet.answers import nccl, nccl_transport
 from healthd.fleet.collectives import rank_log, transport
 from healthd.fleet.collectives.transport import Failed
+from healthd.fleet.views import nccl as view
 
 CASE = Path(__file__).parents[2] / "data" / "nccl_logs" / "retry_exceeded"
 HEAD = "gpu-1:984:1357 [4] transport/net_ib.cc:1295 NCCL WARN "
@@ -192,8 +193,8 @@ def test_the_kind_is_the_source_of_the_first_failure(tmp_path: Path, status: int
     line = f"{HEAD}NET/IB : Got completion from peer 192.0.2.9<4> with status={status} opcode=1 len=4 vendor err 1"
     told = answer(tmp_path, {"rank0.log": [line]})
     assert (told["kind"], told["suspects"]) == (kind, [])
-    assert nccl.verdict(told) == nccl_transport.failures_verdict(told)
-    assert nccl.advice(told) == nccl_transport.failures_advice(told)
+    assert view.verdict(told) == nccl_transport.failures_verdict(told)
+    assert view.advice(told) == nccl_transport.failures_advice(told)
 
 
 def test_the_rank_is_that_of_the_process_in_the_job(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from fleet_history import BEGIN, CLUSTERS, END, History, history, row, write
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
     from healthd.fleet.answers import compare, ettr, goodput, rate, states
+    from healthd.fleet.views.rate import ENDS
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
         raise
@@ -154,7 +156,7 @@ def test_what_healthd_requeued_is_a_failure_of_the_node_that_requeued_it_and_oth
     found = told(made, tmp_path)
     assert (found["failures"], found["by_end"]["requeued"], found["placed"]) == (4, 1, 3)
     assert "2 NODE_FAIL, 1 FAILED beside a failing check, 1 REQUEUED by healthd." in " ".join(
-        rate.text(found, Page()).split()
+        text_of(found, Page()).split()
     )
 
 
@@ -239,8 +241,8 @@ def test_a_loop_in_which_the_job_dies_on_another_node_each_time_is_one_incident_
     assert rate.incidents([failure(1000 * n, f"n{n}") for n in range(1, 12)]) == [("c1", None, 11)]
 
 
-def failure(end: int, node: str | None, ran: int = 600, job_id: int = 1) -> dict:
-    return {"cluster": "c1", "job_id": job_id, "start_time": end - ran, "end_time": end, "node": node}
+def failure(end: int, node: str | None, ran: int = 600, job_id: int = 1) -> rate.Failure:
+    return rate.Failure("c1", end, job_id, "failed", 256, True, end - ran, end, node)
 
 
 def test_without_a_large_job_there_is_no_rate_and_a_sentence(tmp_path):
@@ -249,7 +251,7 @@ def test_without_a_large_job_there_is_no_rate_and_a_sentence(tmp_path):
     found = told(made, tmp_path)
     assert (found["r_f"], found["interval"], found["failures"]) == (None, None, 0)
     assert "No job of more than 128 GPUs ran" in " ".join(found["notes"])
-    assert "r_f is not known" in rate.text(found, Page())
+    assert "r_f is not known" in text_of(found, Page())
 
 
 def test_without_a_failure_the_rate_is_0_and_its_interval_is_not(tmp_path):
@@ -262,7 +264,7 @@ def test_without_a_failure_the_rate_is_0_and_its_interval_is_not(tmp_path):
     low, high = found["projection"][0]["interval_seconds"]
     assert high is None
     assert low > 0
-    assert "over" in rate.text(found, Page())
+    assert "over" in text_of(found, Page())
 
 
 def test_a_job_without_a_node_list_counts_all_the_same(tmp_path):
@@ -317,7 +319,7 @@ def test_an_end_beyond_a_thousand_years_is_open() -> None:
     low, high = rate.mttf_seconds(6.5, [1e-12, 11.0], 128.0)[1] or (None, None)
     assert low == pytest.approx(1000 * 86400 / (128 * 11))
     assert high is None
-    assert rate.ends([low, high]) == "over 17 h"
+    assert ENDS.write([low, high]) == "over 17 h"
 
 
 def test_the_node_of_a_failed_one_node_job_is_its_only_node(tmp_path: Path) -> None:

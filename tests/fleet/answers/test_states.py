@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, END, HOUR, History, history, row
+from fleet_views import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
 from healthd.fleet.answers import states as its
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice
-from healthd.fleet.answers.states import changed, outcomes, used
+from healthd.fleet.answers.states import Outcome, changed, outcomes, used
 from healthd.fleet.answers.study import Chosen
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import TABLES
@@ -64,7 +65,7 @@ def test_what_the_nodes_ended_is_a_share_of_jobs_of_runtime_and_of_gpu_time(tmp_
     found = told["infrastructure"]
     assert (found["share_of_jobs"], found["share_of_runtime"]) == (0.25, 0.5)
     assert found["share_of_gpu_time"] == pytest.approx(48 / 72)
-    assert "Nodes ended 25.0 % of the jobs, which had 50.0 % of the runtime and 66.7 % of the GPU time" in its.text(
+    assert "Nodes ended 25.0 % of the jobs, which had 50.0 % of the runtime and 66.7 % of the GPU time" in text_of(
         told, Page(200)
     )
 
@@ -155,7 +156,7 @@ def test_the_outcome_of_large_jobs_is_told_before_and_after_a_date(tmp_path: Pat
     low, high = told["split"]["change"]["completed"]["interval"]
     assert told["split"]["change"]["completed"]["difference"] == 0.5
     assert 0 < low < 0.5 < high <= 1
-    assert "+50.0 points" in its.text(told, Page(200))
+    assert "+50.0 points" in text_of(told, Page(200))
 
 
 def test_a_side_without_large_jobs_has_no_share(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_side_without_large_jobs_has_no_share(tmp_path: Path) -> None:
     told = asked_of(made.history, tmp_path, split=BEGIN + 2 * HOUR)
     assert told["split"]["after"]["completed"] == {"jobs": 0, "share": None, "interval": None}
     assert told["split"]["change"]["completed"] == {"difference": None, "interval": None}
-    assert "points" not in its.text(told, Page(200)).partition("percentage points")[0]
+    assert "points" not in text_of(told, Page(200)).partition("percentage points")[0]
 
 
 def test_the_difference_of_two_shares_is_newcombes() -> None:
@@ -177,10 +178,7 @@ def test_the_difference_of_two_shares_is_newcombes() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 50)), max_size=6))
 def test_an_interval_holds_its_share_and_a_change_its_difference(some: list[tuple[bool, bool, int]]) -> None:
-    rows = [
-        {"after": after, "by_hardware": hit, "state": "NODE_FAIL" if hit else "COMPLETED", "jobs": jobs}
-        for after, hit, jobs in some
-    ]
+    rows = [Outcome(after, "NODE_FAIL" if hit else "COMPLETED", hit, jobs) for after, hit, jobs in some]
     told = outcomes(rows, 5, 512)
     for one in (told["before"]["completed"], told["after"]["completed"]):
         if one["share"] is not None:
@@ -211,7 +209,7 @@ def test_an_empty_store_cannot_answer_and_a_time_without_ends_is_a_sentence(tmp_
     made.job(1, "RUNNING", 0, None)
     told = asked_of(made.history, tmp_path / "b")
     assert (told["by_state"], told["by_size"], told["infrastructure"]["share_of_jobs"]) == ([], [], None)
-    assert "No job ended in this time." in its.text(told, Page())
+    assert "No job ended in this time." in text_of(told, Page())
 
 
 @pytest.mark.parametrize("at", [BEGIN, END, END + 1])

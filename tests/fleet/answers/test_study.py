@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from fleet_history import BEGIN, END, History, history, row, write
+from fleet_views import text_of
 
 from healthd.common.page import Page
 from healthd.fleet.answers import states
@@ -126,4 +127,4 @@ def test_the_shares_of_the_states_sum_to_one_and_the_text_has_each(tmp_path: Pat
     with study(two_models(), tmp_path) as asked:
         told = states.states(asked)
     assert sum(one["share_of_jobs"] for one in told["by_state"]) == pytest.approx(1)
-    assert "COMPLETED  4     100.0 %" in states.text(told, Page())
+    assert "COMPLETED     4  100.0 %" in text_of(told, Page())

@@ -1,0 +1,48 @@
+"""What a fault means for a job that ended near it. Each check declares both facts for its codes (`CAUSES`, `ENDS_JOB`).
+
+`healthd fleet attribution` and the answers that count hardware failures use them. scripts/fleet_codes.py writes them
+into a table, since those commands do not import the checks.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class FailureCause(str, Enum):
+    """Part of the system whose fault ended a job. healthd/fleet/answers/causes.py has the domain and rank of each."""
+
+    PCIE = "pcie"
+    IB_LINK = "ib_link"
+    GPU_LOST = "gpu_lost"
+    NVLINK = "nvlink"
+    GPU_MEMORY = "gpu_memory"
+    GSP = "gsp"
+    GPU = "gpu"
+    DISK = "disk"
+    MOUNT = "mount"
+    MEMORY = "memory"
+    POWER = "power"
+    KERNEL = "kernel"
+    DRIVER = "driver"
+    ETHERNET = "ethernet"
+    SERVICES = "services"
+    DISK_SPACE = "disk_space"
+    OTHER = "other"
+    USER = "user"
+
+
+class EndsJob(str, Enum):
+    """When a fault ends a job.
+
+    ALWAYS       the usual severity of the code drains or requeues, and jobs die of it, also where the settings of a
+                 site lower it to a warning
+    IF_ISOLATES  if the condition is degraded or critical: the default
+    IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
+    NEVER        the fault slows or delays jobs, or is bookkeeping
+    """
+
+    ALWAYS = "always"
+    IF_ISOLATES = "if_isolates"
+    IF_NAMED = "if_named"
+    NEVER = "never"

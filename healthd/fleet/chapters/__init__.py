@@ -1,1 +1,0 @@
-"""The answers as chapters of the report: text, tables and charts."""

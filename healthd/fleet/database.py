@@ -1,0 +1,61 @@
+"""Where the SQL of an answer runs: DuckDB in this process, or Spark (spark.py) where a store outgrows one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import duckdb
+
+from healthd.fleet import engine, store
+from healthd.fleet.questions import Value
+
+# Errors that files, the disk or the memory limit may cause.
+_OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
+
+
+class Rows(NamedTuple):
+    """Result of a query: the names of its columns, and its rows."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class Database(Protocol):
+    """A database that has the store's tables and `numbers`."""
+
+    def table(self, name: str, sql: str) -> None:
+        """Compute the rows of a query once and give them a name."""
+
+    def view(self, name: str, sql: str) -> None:
+        """Give a query a name. Replaces the view of this name."""
+
+    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
+        """Run a query. values: of its `?`."""
+
+
+class DuckDb:
+    """A database on a connection of `engine.connected(files)`. Raises StoreError for a damaged file."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, files: engine.Files) -> None:
+        self._connection, self._files = connection, files
+
+    def table(self, name: str, sql: str) -> None:
+        self._execute(f"CREATE TABLE {name} AS {sql}")
+
+    def view(self, name: str, sql: str) -> None:
+        self._execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
+
+    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
+        answer = self._execute(sql, values)
+        return Rows(tuple(column[0] for column in answer.description or ()), answer.fetchall())
+
+    def _execute(self, sql: str, values: Sequence[Value | None] = ()) -> duckdb.DuckDBPyConnection:
+        try:
+            return self._connection.execute(sql, list(values))
+        except duckdb.Error as error:
+            # Damaged bytes within a Parquet page raise the bare base class; mistakes in our SQL have classes.
+            if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):
+                raise
+            paths = [path for some in self._files.values() for path in some]
+            raise store.damaged(self._connection, paths, error) from None

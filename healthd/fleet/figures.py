@@ -1,0 +1,130 @@
+"""Figures of the report as data: layers of marks, each with its rows and with what its channels show. Pure.
+
+A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose words for marks and channels
+are used here. Colour is never the only difference between marks: a shape, a dash or words tell them apart too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from healthd.common.values import dataclass
+
+# Okabe and Ito's colours, which people with colour blindness can tell apart, in an order whose greys differ too.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+HEIGHT = 260  # of a figure, CSS pixels
+# Days. Figures by week leave out the part weeks at both ends: their few jobs would draw a fall or a peak.
+WHOLE_WEEK = 7
+
+Record = Mapping[str, Any]
+Channel = dict[str, Any]
+UNTITLED: dict[str, None] = {"title": None}
+
+
+class Layer(NamedTuple):
+    """mark: its type and its properties; channels: x, y, color, ... -> what they show of the records."""
+
+    mark: dict[str, Any]
+    records: Sequence[Record]
+    channels: dict[str, Channel | list[Channel]]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"data": {"values": list(self.records)}, "mark": self.mark, "encoding": self.channels}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """words: what the figure shows, for readers who do not see it."""
+
+    title: str
+    words: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The Vega-Lite specification, as wide as the page."""
+        size = {"width": "container", "height": HEIGHT}
+        if len(self.layers) == 1:
+            return {**self.layers[0].spec, **size}
+        return {"layer": [layer.spec for layer in self.layers], **size}
+
+
+def layer(
+    mark: str,
+    records: Sequence[Record],
+    properties: Mapping[str, Any] | None = None,
+    **channels: Channel | list[Channel],
+) -> Layer:
+    """Return a layer of marks. properties: of the mark, like its colour or size."""
+    return Layer({"type": mark, **(properties or {})}, records, channels)
+
+
+# --- channels
+
+
+def quantity(field: str, title: str = "", form: str = "", **more: Any) -> Channel:
+    """Return a channel for numbers. form: of the axis, in the words of d3-format."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        **({"title": title} if title else {}),
+        **({"axis": {"format": form}} if form else {}),
+        **more,
+    }
+
+
+def category(field: str, title: str | None = None, **more: Any) -> Channel:
+    """Return a channel for names in the order of the records."""
+    return {"field": field, "type": "nominal", "sort": None, "title": title, **more}
+
+
+def colours(field: str, names: Sequence[str], title: str | None = None, **more: Any) -> Channel:
+    """Return a channel that gives each of these names its colour."""
+    scale = {"domain": list(names), "range": list(COLOURS[: len(names)])}
+    return {"field": field, "type": "nominal", "scale": scale, "title": title, **more}
+
+
+def week(records: Iterable[Record]) -> Channel:
+    """Return the axis of `week` in these records, milliseconds since the epoch, with a tick for each week.
+
+    In UTC: a browser would show its own time zone."""
+    ticks = [_utc(week) for week in sorted({record["week"] for record in records})]
+    axis = {"format": "%-d %b", "values": ticks}
+    return {"field": "week", "type": "temporal", "scale": {"type": "utc"}, "axis": axis, "title": "week from (UTC)"}
+
+
+def _utc(milliseconds: int) -> dict[str, Any]:
+    day = datetime.fromtimestamp(milliseconds // 1000, timezone.utc)
+    return {"year": day.year, "month": day.month, "date": day.day, "utc": True}
+
+
+# --- layers that several figures have
+
+
+def bars(records: Sequence[Record], value: Channel, name: str, **channels: Channel) -> Layer:
+    """Return horizontal bars, one for each `name`, in one colour unless `channels` gives others."""
+    properties = {} if "color" in channels else {"color": COLOURS[0]}
+    return layer("bar", records, properties, x=value, y=category(name), **channels)
+
+
+def grouped_bars(
+    records: Sequence[Record], value: Channel, name: str, group: str, range_: Sequence[str] = COLOURS[:2], **more: Any
+) -> Layer:
+    """Return horizontal bars beside each other for each `name`, one for each `group` of it."""
+    colour = category(group, scale={"range": list(range_)}, **more)
+    offset = {"field": group, "type": "nominal", "sort": None}
+    return layer("bar", records, y=category(name), x=value, yOffset=offset, color=colour)
+
+
+def intervals(records: Sequence[Record], name: str, low: Channel | None = None) -> Layer:
+    """Return black lines from `low` to `high`, one for each `name`."""
+    ends = {"x": low or quantity("low"), "x2": {"field": "high"}}
+    return layer("rule", records, {"color": "black"}, y=category(name), **ends)
+
+
+def mark_at(field: str, value: float, dash: Sequence[int]) -> Layer:
+    """Return a dashed vertical line at a value."""
+    return layer("rule", [{field: value}], {"strokeDash": list(dash), "color": "black"}, x=quantity(field))

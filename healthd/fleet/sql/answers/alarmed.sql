@@ -1,0 +1,49 @@
+-- What each completed job saw on its nodes: a row for each job, code, and whether it fails (drains) or warns.
+--
+-- columns
+--   began   it began or became worse while the job ran; else it was there already
+--   life    the first of the conditions behind it
+
+WITH looks AS (
+  SELECT
+    cluster, node, check_name, code, badness >= 2 AS failing, TRUE AS began, time AS first_time, time AS last_time,
+    time - time % 86400 AS day,
+    coalesce(cluster || ' ', '') || node || ' ' || code || coalesce(' ' || subject, '') || ' ' || life AS life
+  FROM evidence WHERE badness >= 1
+  UNION ALL
+  SELECT
+    standing.cluster, standing.node, standing.check_name, standing.code, TRUE AS failing, FALSE AS began,
+    standing.from_time AS first_time, standing.to_time AS last_time,
+    standing.from_time - standing.from_time % 86400 + numbers.n * 86400 AS day,
+    coalesce(standing.cluster || ' ', '') || standing.node || ' ' || standing.code
+      || coalesce(' ' || standing.subject, '') || coalesce(' ' || standing.life, '') AS life
+  FROM standing
+  CROSS JOIN numbers
+  WHERE numbers.n <= (standing.to_time - standing.from_time + standing.from_time % 86400) / 86400e0
+),
+met AS (
+  SELECT
+    placed_days.cluster, placed_days.db_index, looks.check_name, looks.code, looks.failing, looks.began,
+    looks.first_time, looks.life
+  FROM placed_days
+  JOIN looks
+    ON looks.cluster = placed_days.cluster AND looks.node = placed_days.node AND looks.day = placed_days.day
+    AND looks.first_time <= placed_days.end_time AND looks.last_time >= placed_days.start_time
+),
+ranked AS (
+  SELECT
+    met.cluster, met.db_index, met.check_name, met.code, met.failing, met.began, met.life,
+    row_number() OVER (
+      PARTITION BY met.cluster, met.db_index, met.check_name, met.code, met.failing
+      ORDER BY CASE WHEN met.began THEN 0 ELSE 1 END, met.first_time, met.life
+    ) AS place
+  FROM met
+  WHERE EXISTS (
+    SELECT 1 FROM completed WHERE completed.cluster = met.cluster AND completed.db_index = met.db_index
+  )
+)
+SELECT
+  cluster, db_index, check_name, code, failing, max(CASE WHEN began THEN 1 ELSE 0 END) = 1 AS began,
+  min(CASE WHEN place = 1 THEN life END) AS life
+FROM ranked
+GROUP BY cluster, db_index, check_name, code, failing

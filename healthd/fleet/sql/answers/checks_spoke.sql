@@ -1,0 +1,11 @@
+-- How often each check reported something on the chosen nodes that drains or warns, and with how many codes.
+
+SELECT
+  evidence.check_name, count(CASE WHEN evidence.badness >= 2 THEN 1 END) AS failing,
+  count(CASE WHEN evidence.badness = 1 THEN 1 END) AS warnings, count(DISTINCT evidence.code) AS codes
+FROM evidence
+JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
+CROSS JOIN asked
+WHERE evidence.badness >= 1 AND evidence.time >= asked.from_time AND evidence.time < asked.to_time
+GROUP BY evidence.check_name
+ORDER BY evidence.check_name

@@ -1,0 +1,18 @@
+-- How often each code that drains was seen on the chosen nodes. Sights of a code on a node within an hour are one.
+
+WITH drains AS (
+  SELECT
+    evidence.cluster, evidence.node, evidence.code, evidence.time,
+    lag(evidence.time) OVER (
+      PARTITION BY evidence.cluster, evidence.node, evidence.code ORDER BY evidence.time
+    ) AS before
+  FROM evidence
+  JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
+  CROSS JOIN asked
+  WHERE evidence.badness >= 2 AND evidence.time >= asked.from_time AND evidence.time < asked.to_time
+)
+SELECT code, cluster, node, count(*) AS times
+FROM drains
+WHERE before IS NULL OR time > before + 3600
+GROUP BY code, cluster, node
+ORDER BY code, cluster, node

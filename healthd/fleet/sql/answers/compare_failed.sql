@@ -1,0 +1,12 @@
+-- What the nodes ended of the chosen jobs.
+--
+-- columns
+--   large   of more than 128 GPUs, and it ran
+--   lost    GPU-hours of its work, half an hour at most
+
+SELECT
+  jobs.cluster, jobs.job_id, coalesce(jobs.gpus > 128 AND jobs.start_time IS NOT NULL, FALSE) AS large, ends.node,
+  coalesce(jobs.gpus * least(greatest(jobs.end_time - jobs.start_time, 0), 1800), 0) / 3600e0 AS lost
+FROM hardware_ends AS ends
+JOIN chosen_jobs AS jobs ON jobs.cluster = ends.cluster AND jobs.db_index = ends.db_index
+ORDER BY jobs.cluster, jobs.job_id, large, ends.node, lost

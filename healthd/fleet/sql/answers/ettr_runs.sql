@@ -1,0 +1,56 @@
+-- The long runs, and what each lost: its start at each attempt; and if the attempt was interrupted, what it did since its last checkpoint, half an interval.
+--
+-- The question `runs` does not name the attempts of a run: they are the rows of its chain that were submitted within it.
+--
+-- asked
+--   restart_seconds DOUBLE = 300   from a start to progress
+--   checkpoint_seconds DOUBLE = 3600   between two checkpoints
+-- source: "half an hour lost" of hourly checkpoints, Kokolis, Kuchnik et al. (HPCA 2025)
+
+WITH attempts AS (
+  SELECT
+    long.cluster, long.run, long.chained_by, long.submit_time, jobs.nodes, jobs.state,
+    jobs.start_time, jobs.end_time AS ended
+  FROM ettr_long AS long
+  JOIN jobs ON jobs.cluster = long.cluster AND jobs.run_key = long.run_key
+  WHERE long.chained_by = 'run_key' AND jobs.array_task_id IS NULL
+    AND jobs.submit_time BETWEEN long.submit_time AND long.end_time
+  UNION ALL
+  SELECT
+    long.cluster, long.run, long.chained_by, long.submit_time, jobs.nodes, jobs.state,
+    jobs.start_time, jobs.end_time AS ended
+  FROM ettr_long AS long
+  JOIN jobs ON jobs.cluster = long.cluster AND jobs.job_id = long.run
+  WHERE long.chained_by = 'job_id' AND (jobs.run_key IS NULL OR jobs.array_task_id IS NOT NULL)
+    AND jobs.submit_time BETWEEN long.submit_time AND long.end_time
+),
+timed AS (
+  SELECT
+    attempts.cluster, attempts.run, attempts.chained_by, attempts.submit_time, attempts.nodes,
+    CASE WHEN attempts.start_time IS NOT NULL THEN 1 ELSE 0 END AS started,
+    CASE WHEN attempts.ended IS NOT NULL AND attempts.state <> 'COMPLETED' THEN 1 ELSE 0 END AS interrupted,
+    greatest(
+      coalesce(attempts.ended, least(jobs_known.known_until, asked.to_time)) - attempts.start_time, 0
+    ) AS ran,
+    asked.restart_seconds, asked.checkpoint_seconds
+  FROM attempts
+  JOIN jobs_known ON jobs_known.cluster = attempts.cluster
+  CROSS JOIN asked
+),
+summed AS (
+  SELECT
+    cluster, run, chained_by, submit_time, max(nodes) AS nodes, sum(started) AS starts,
+    sum(started * interrupted) AS interruptions,
+    coalesce(sum(least(ran, restart_seconds + interrupted * checkpoint_seconds / 2)), 0) AS lost_seconds
+  FROM timed
+  GROUP BY cluster, run, chained_by, submit_time
+)
+SELECT
+  long.cluster, long.run, long.gpus, summed.nodes, CAST(summed.starts AS BIGINT) AS starts,
+  CAST(summed.interruptions AS BIGINT) AS interruptions, long.runtime_seconds, long.queued_seconds,
+  summed.lost_seconds
+FROM ettr_long AS long
+JOIN summed
+  ON summed.cluster = long.cluster AND summed.run = long.run AND summed.chained_by = long.chained_by
+  AND summed.submit_time = long.submit_time
+ORDER BY long.cluster, long.run, long.submit_time, long.chained_by

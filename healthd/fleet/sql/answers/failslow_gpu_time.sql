@@ -1,0 +1,17 @@
+-- What all jobs of the chosen nodes had in [from_time, to_time), as far as it was accounted: thousandths of a GPU-second, since a sum of whole numbers is the same in any order.
+
+WITH ran AS (
+  SELECT
+    1000 * job_nodes.gpus + 0.5e0 AS thousandths,
+    greatest(job_nodes.start_time, asked.from_time) AS begin_time,
+    least(coalesce(job_nodes.end_time, jobs_known.known_until), asked.to_time) AS end_time
+  FROM job_nodes
+  JOIN chosen_nodes ON chosen_nodes.cluster = job_nodes.cluster AND chosen_nodes.node = job_nodes.node
+  JOIN jobs_known ON jobs_known.cluster = job_nodes.cluster
+  CROSS JOIN asked
+  WHERE job_nodes.start_time < asked.to_time
+    AND coalesce(job_nodes.end_time, jobs_known.known_until) > greatest(asked.from_time, job_nodes.start_time)
+)
+SELECT
+  CAST(coalesce(sum(CAST(thousandths - thousandths % 1 AS BIGINT) * (end_time - begin_time)), 0) AS DOUBLE) AS thousandths
+FROM ran

@@ -1,0 +1,15 @@
+-- The jobs that ran on a node that reported a slow job. One that still runs: until the jobs are known.
+
+SELECT
+  job_nodes.cluster, job_nodes.node, jobs.job_id, job_nodes.start_time AS begin_time,
+  coalesce(job_nodes.end_time, jobs_known.known_until) AS end_time, job_nodes.gpus
+FROM job_nodes
+JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
+JOIN jobs_known ON jobs_known.cluster = job_nodes.cluster
+CROSS JOIN asked
+WHERE job_nodes.start_time < asked.to_time
+  AND coalesce(job_nodes.end_time, jobs_known.known_until) > asked.from_time
+  AND EXISTS (
+    SELECT 1 FROM slow_times WHERE slow_times.cluster = job_nodes.cluster AND slow_times.node = job_nodes.node
+  )
+ORDER BY job_nodes.cluster, job_nodes.node, jobs.job_id, begin_time, end_time, job_nodes.gpus

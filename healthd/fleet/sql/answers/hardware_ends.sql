@@ -1,0 +1,77 @@
+-- The jobs that the nodes ended, of all that ended in [from_time, to_time), whatever is chosen.
+--
+-- A record of the accounting (a requeue is one of its own) that ended NODE_FAIL: Slurm lost a node of it; FAILED beside a critical or degraded condition of `seen_with_failures`
+-- that is no program's own: it may have been the cause, and most often was; REQUEUED where healthd's stream names the job and the node, which healthd does for critical faults alone.
+--
+-- columns
+--   ended   node_fail | failed | requeued
+--   node    the one that showed it first, critical before degraded; of a requeue the one whose healthd requeued; empty of a NODE_FAIL beside which nothing critical was seen
+-- asked
+--   requeued_within_seconds BIGINT = 120   between healthd's line and the end of the record: scontrol requeue kills the job first
+-- source: NODE_FAIL and FAILED are rule (1) of the lost goodput of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); there too "if a health check terminates a job, the system automatically requeues it with the same job id"
+
+WITH named AS (
+  SELECT DISTINCT
+    lines.cluster, lines.time, lines.node,
+    CAST(nullif(regexp_extract(events.rest, '"job":"([0-9]{1,18})[^0-9]', 1), '') AS BIGINT) AS job,
+    CAST(nullif(regexp_extract(events.rest, '"job":"[0-9]+_([0-9]{1,18})[^0-9]', 1), '') AS BIGINT) AS task
+  FROM lines
+  JOIN events ON events.node = lines.node AND events.stream_id = lines.stream_id AND events.seq = lines.seq
+  WHERE lines.event = 'requeue' AND events.stage = 'confirmed' AND events.rest IS NOT NULL
+),
+ended AS (
+  SELECT
+    jobs.cluster, jobs.db_index, jobs.job_id, jobs.array_job_id, jobs.array_task_id, jobs.state, jobs.end_time
+  FROM jobs
+  CROSS JOIN asked
+  WHERE jobs.state IN ('NODE_FAIL', 'FAILED', 'REQUEUED')
+    AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+),
+asked_for AS (
+  SELECT ended.cluster, ended.db_index, named.time, named.node
+  FROM ended
+  CROSS JOIN asked
+  JOIN named
+    ON ended.cluster = named.cluster AND ended.job_id = named.job
+    AND ended.end_time BETWEEN named.time - asked.requeued_within_seconds AND named.time + asked.requeued_within_seconds
+  WHERE ended.state = 'REQUEUED' AND named.task IS NULL
+  UNION ALL
+  SELECT ended.cluster, ended.db_index, named.time, named.node
+  FROM ended
+  CROSS JOIN asked
+  JOIN named
+    ON ended.cluster = named.cluster AND ended.array_job_id = named.job AND ended.array_task_id = named.task
+    AND ended.end_time BETWEEN named.time - asked.requeued_within_seconds AND named.time + asked.requeued_within_seconds
+  WHERE ended.state = 'REQUEUED'
+),
+requeued AS (
+  SELECT
+    cluster, db_index, node, row_number() OVER (PARTITION BY cluster, db_index ORDER BY time, node) AS place
+  FROM asked_for
+),
+seen AS (
+  SELECT
+    met.cluster, met.db_index, met.node,
+    row_number() OVER (
+      PARTITION BY met.cluster, met.db_index
+      ORDER BY CASE WHEN met.severity = 'critical' THEN 0 ELSE 1 END, met.first_seen, met.node
+    ) AS place
+  FROM seen_with_failures AS met
+  LEFT JOIN codes ON codes.code = met.code
+  WHERE coalesce(codes.of_node, TRUE)
+    AND (met.severity = 'critical' OR (met.severity = 'degraded' AND met.state = 'FAILED'))
+)
+SELECT ended.cluster, ended.db_index, ended.job_id, ended.end_time, 'node_fail' AS ended, seen.node
+FROM ended
+LEFT JOIN seen ON seen.cluster = ended.cluster AND seen.db_index = ended.db_index AND seen.place = 1
+WHERE ended.state = 'NODE_FAIL'
+UNION ALL
+SELECT ended.cluster, ended.db_index, ended.job_id, ended.end_time, 'failed' AS ended, seen.node
+FROM ended
+JOIN seen ON seen.cluster = ended.cluster AND seen.db_index = ended.db_index
+WHERE ended.state = 'FAILED' AND seen.place = 1
+UNION ALL
+SELECT ended.cluster, ended.db_index, ended.job_id, ended.end_time, 'requeued' AS ended, requeued.node
+FROM ended
+JOIN requeued ON requeued.cluster = ended.cluster AND requeued.db_index = ended.db_index
+WHERE requeued.place = 1

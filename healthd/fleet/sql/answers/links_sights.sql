@@ -1,0 +1,9 @@
+-- What links of the chosen nodes told of in [from_time, to_time): the moments of `evidence` whose code is of a link.
+
+SELECT evidence.cluster, evidence.node, evidence.subject, evidence.code, evidence.time
+FROM evidence
+JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
+JOIN link_codes ON link_codes.code = evidence.code
+CROSS JOIN asked
+WHERE evidence.time >= asked.from_time AND evidence.time < asked.to_time
+ORDER BY evidence.cluster, evidence.node, evidence.subject, evidence.code, evidence.time

@@ -1,0 +1,23 @@
+-- Which checks completed on the chosen nodes: the lists in each node's first `alive` of a day, and on how many days of a node each was the list.
+--
+-- columns
+--   checks   as the line has it, names in double quotes with commas between them
+
+WITH alive AS (
+  SELECT
+    events.cluster, events.node, events.time, regexp_extract(events.rest, '"checks": *.([^]]*)[]]', 1) AS checks,
+    row_number() OVER (
+      PARTITION BY events.cluster, events.node, events.time - events.time % 86400
+      ORDER BY events.time, events.stream_id, events.seq
+    ) AS place
+  FROM events
+  JOIN chosen_nodes ON chosen_nodes.cluster = events.cluster AND chosen_nodes.node = events.node
+  CROSS JOIN asked
+  WHERE events.event = 'alive' AND events.rest IS NOT NULL
+    AND events.time >= asked.from_time AND events.time < asked.to_time
+)
+SELECT cluster, node, checks, count(*) AS node_days, min(time) AS first_time
+FROM alive
+WHERE place = 1 AND checks <> ''
+GROUP BY cluster, node, checks
+ORDER BY cluster, node, checks

@@ -1,0 +1,29 @@
+-- The nodes of each job that ended in [from_time, to_time), on each day of its run: bins that make a join over times cheap. Most jobs have one day.
+--
+-- Of a job that began more than 366 days before from_time, the days before that are left out.
+--
+-- columns
+--   day   its beginning, UTC
+
+SELECT
+  job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.start_time, job_nodes.end_time,
+  job_nodes.end_time - job_nodes.end_time % 86400 AS day
+FROM job_nodes
+CROSS JOIN asked
+WHERE job_nodes.end_time >= asked.from_time AND job_nodes.end_time < asked.to_time
+  AND job_nodes.start_time <= job_nodes.end_time
+  AND job_nodes.start_time - job_nodes.start_time % 86400 = job_nodes.end_time - job_nodes.end_time % 86400
+UNION ALL
+SELECT days.cluster, days.db_index, days.node, days.start_time, days.end_time, days.first_day + numbers.n * 86400 AS day
+FROM (
+  SELECT
+    job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.start_time, job_nodes.end_time,
+    greatest(job_nodes.start_time, asked.from_time - 366 * 86400)
+      - greatest(job_nodes.start_time, asked.from_time - 366 * 86400) % 86400 AS first_day
+  FROM job_nodes
+  CROSS JOIN asked
+  WHERE job_nodes.end_time >= asked.from_time AND job_nodes.end_time < asked.to_time
+    AND job_nodes.start_time - job_nodes.start_time % 86400 < job_nodes.end_time - job_nodes.end_time % 86400
+) AS days
+CROSS JOIN numbers
+WHERE numbers.n <= (days.end_time - days.first_day) / 86400e0

@@ -1,0 +1,22 @@
+-- How much the chosen jobs ran, by class of size.
+--
+-- columns
+--   large         of more than more_than_gpus GPUs
+--   gpu_seconds   of jobs whose nodes are known
+-- asked
+--   more_than_gpus BIGINT = 128   r_f is of jobs of more GPUs
+
+WITH ran AS (
+  SELECT
+    rate_ran.gpus_up_to, rate_ran.gpus > asked.more_than_gpus AS large, rate_ran.nodes, rate_ran.gpus,
+    rate_ran.ran_to - rate_ran.ran_from AS seconds
+  FROM rate_ran
+  CROSS JOIN asked
+)
+SELECT
+  gpus_up_to, large, count(*) AS jobs, CAST(sum(seconds) AS BIGINT) AS job_seconds,
+  CAST(coalesce(sum(nodes * seconds), 0) AS BIGINT) AS node_seconds,
+  CAST(coalesce(sum(CASE WHEN nodes > 0 THEN gpus * seconds END), 0) AS BIGINT) AS gpu_seconds
+FROM ran
+GROUP BY gpus_up_to, large
+ORDER BY gpus_up_to, large

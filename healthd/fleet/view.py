@@ -1,0 +1,153 @@
+"""Description of an answer for people: its sentences, tables, figures and notes. Pure.
+
+Each answer describes itself once, with a function `view(document) -> View`. text.py writes the description for a
+terminal, report_page.py as HTML; the document is what `--json` prints. A column names a key of the document's rows, so
+that a table has no number that `--json` lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from healthd.common.values import dataclass
+from healthd.fleet.answers.document import Document, moment, number, percent, span
+from healthd.fleet.figures import Figure
+
+Row = Mapping[str, Any]
+
+
+# --- how values are written
+
+
+class Form(NamedTuple):
+    """Written form of a value. right: aligned to the right, as numbers are."""
+
+    write: Callable[[Any], str]
+    right: bool = True
+
+
+def _known(write: Callable[[Any], str], right: bool = True) -> Form:
+    """Return a form that writes None as "-"."""
+    return Form(lambda value: "-" if value is None else write(value), right)
+
+
+TEXT = Form(lambda value: "" if value is None else str(value), right=False)
+WORDS = Form(lambda value: "" if value is None else str(value).replace("_", " "), right=False)
+YES = Form(lambda value: "yes" if value else "no", right=False)
+COUNT = _known(lambda value: f"{value:,}")
+HUNDREDTHS = _known(lambda value: f"{value:.2f}")
+NUMBER = Form(number)
+SHORT = Form(lambda value: number(value, 2))  # a number with two digits that count
+PERCENT = Form(percent)
+SPAN = Form(span)  # a duration in seconds
+GPU_HOURS = _known(lambda gpu_seconds: f"{gpu_seconds / 3600:,.0f}")
+TIME = Form(moment, right=False)
+DAY = Form(lambda seconds: moment(seconds)[:10], right=False)
+
+
+def interval(form: Form) -> Form:
+    """Return the form of [low, high]: "0.2 to 0.5"."""
+    return _known(lambda ends: " to ".join(form.write(end) for end in ends))
+
+
+# --- tables
+
+
+class Column(NamedTuple):
+    """of: key of the row, with dots for keys of a value in it ("repair.mean_seconds"), or a function of the row."""
+
+    title: str
+    of: str | Callable[[Row], Any]
+    form: Form = TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """most: number of rows for people, who get the first; None: all. `--json` has all rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Row]
+    most: int | None = None
+
+    def written(self) -> list[tuple[str, ...]]:
+        """Return the rows for people, each as the text of its cells."""
+        return [tuple(column.form.write(_value(row, column.of)) for column in self.columns) for row in self._shown()]
+
+    def _shown(self) -> Sequence[Row]:
+        return self.rows[: self.most]
+
+    @property
+    def left_out(self) -> str:
+        """Sentence about the rows that are not shown, "" if there are none."""
+        shown, rows = len(self._shown()), len(self.rows)
+        return f"The first {shown:,} of {rows:,} rows; --json has all." if shown < rows else ""
+
+
+def _value(row: Row, of: str | Callable[[Row], Any]) -> Any:
+    if callable(of):
+        return of(row)
+    value: Any = row
+    for key in of.split("."):
+        value = value[key]
+    return value
+
+
+# --- the whole
+
+
+class Detail(NamedTuple):
+    """A part of the answer by itself: what stands out, and why. lines: as they are, like a command; items: a list."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Description of an answer.
+
+    name      of the answer
+    period    time and choice of the answer, as a line; "" if it has none
+    figures   for the report only
+    notes     limits of the answer, as sentences
+    """
+
+    name: str
+    title: str
+    sentences: tuple[str, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    details: tuple[Detail, ...] = ()
+    notes: tuple[str, ...] = ()
+    period: str = ""
+
+
+def described(
+    document: Document,
+    title: str,
+    sentences: Sequence[str],
+    tables: Sequence[Table] = (),
+    figures: Sequence[Figure | None] = (),
+    details: Sequence[Detail] = (),
+) -> View:
+    """Return the view of a document, without tables that have no row and figures that are None."""
+    return View(
+        name=document["answer"],
+        title=title,
+        sentences=tuple(sentences),
+        tables=tuple(table for table in tables if table.rows),
+        figures=tuple(figure for figure in figures if figure is not None),
+        details=tuple(details),
+        notes=tuple(document["notes"]),
+        period=_period(document),
+    )
+
+
+def _period(document: Document) -> str:
+    chosen = [f"{key} {value}" for key, value in document["chosen"].items()]
+    begin, end = document["from_time"], document["to_time"]
+    times = [] if begin is None else [f"from {moment(begin)} to {moment(end)} UTC"]
+    return ", ".join([*times, *chosen])

@@ -1,0 +1,112 @@
+"""Completed jobs that saw a failing check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.fleet.figures import (
+    COLOURS,
+    WHOLE_WEEK,
+    Figure,
+    Record,
+    bars,
+    intervals,
+    layer,
+    mark_at,
+    quantity,
+    week,
+)
+from healthd.fleet.view import COUNT, Column, Form, Table, View, described, interval
+
+
+def fine(value: float | None) -> str:
+    """Write a share that may be far below 1 %, with two digits that count."""
+    return "-" if value is None else f"{number(100 * value, 2)} %"
+
+
+FINE = Form(fine)
+COLUMNS = (
+    Column("check", "name"),
+    Column("code", "code"),
+    Column("jobs", "jobs", COUNT),
+    Column("share", "share", FINE),
+    Column("95 % interval", "interval", interval(FINE)),
+    Column("conditions", "alarms", COUNT),
+    Column("stood already", "stood_jobs", COUNT),
+    Column("warned", "warned_jobs", COUNT),
+)
+
+
+def view(alarms: Document) -> View:
+    return described(
+        alarms,
+        "Completed jobs that saw a failing check",
+        _sentences(alarms),
+        [Table("By check and code", COLUMNS, _rows(alarms))],
+        [_by_check(alarms), _by_week(alarms)],
+    )
+
+
+def _rows(alarms: Document) -> list[dict[str, Any]]:
+    """Return a row for each check, and one for each of its codes where it has several."""
+    rows = []
+    for check in alarms["checks"]:
+        codes = check["codes"]
+        rows.append(
+            {**check, "name": check["check"], "code": codes[0]["code"] if len(codes) == 1 else f"{len(codes)} codes"}
+        )
+        rows += [{**code, "name": ""} for code in codes if len(codes) > 1]
+    return rows
+
+
+def _sentences(alarms: Document) -> list[str]:
+    if not alarms["placed_jobs"]:
+        return ["No job completed in this time."]
+    found = [
+        f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
+        f"one of their nodes: {fine(alarms['share'])} ({interval(FINE).write(alarms['interval'])}; the paper's aim is "
+        f"less than 1 %). Another {alarms['stood_jobs']:,} ran beside one that stood already, and "
+        f"{alarms['warned_jobs']:,} saw only warnings."
+    ]
+    above = [row for row in alarms["checks"] if row["above"]]
+    if above:
+        which = ", ".join(
+            f"{row['check']} ({fine(row['share'])}{'' if row['surely'] else ', not surely'})" for row in above
+        )
+        found.append(f"Above {percent(alarms['limit'])}: {which}.")
+    else:
+        found.append(f"No check is above {percent(alarms['limit'])}.")
+    seen = alarms["observed"]
+    if seen["jobs"] < alarms["placed_jobs"]:
+        found.append(
+            f"Of the {seen['jobs']:,} whose nodes were observed on each of their days it is {fine(seen['share'])}."
+        )
+    return found
+
+
+def _by_check(alarms: Document) -> Figure | None:
+    failing = [row for row in alarms["checks"] if row["jobs"]]
+    if not failing:
+        return None
+    records: list[Record] = [
+        {"check": row["check"], "share": row["share"], "low": row["interval"][0], "high": row["interval"][1]}
+        for row in failing
+    ]
+    words = "; ".join(f"{row['check']} {percent(row['share'])}" for row in failing[:5])
+    share = quantity("share", "share of the completed jobs", ".2~%")
+    limit = mark_at("limit", alarms["limit"], (6, 3))
+    return Figure("By check", words, (bars(records, share, "check"), intervals(records, "check"), limit))
+
+
+def _by_week(alarms: Document) -> Figure | None:
+    weeks = [row for row in alarms["by_week"] if row["days"] >= WHOLE_WEEK]
+    if len(weeks) < 2:
+        return None
+    records: list[Record] = [
+        {"week": row["week_time"] * 1000, "share": row["share"], "jobs": row["jobs"]} for row in weeks
+    ]
+    share = quantity("share", "share of the completed jobs", ".2~%")
+    line = layer("line", records, {"point": True, "color": COLOURS[0]}, x=week(records), y=share)
+    words = "The share of the completed jobs that saw a failing check, in each whole week."
+    return Figure("By week", words, (line,))

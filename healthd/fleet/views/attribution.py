@@ -1,0 +1,223 @@
+"""What ended the jobs that failed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from healthd.fleet.answers.causes import CAUSES, USER
+from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.figures import COLOURS, WHOLE_WEEK, Figure, Record, category, layer, quantity, week
+from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, described
+
+MOST_CAUSES = 6  # in the figure by week: nobody can tell more lines apart
+MOST_JOBS = 20
+DOMAINS = {
+    "hardware": "hardware",
+    "system_software": "system software",
+    "user_program": "user program",
+    None: "unknown",
+}
+CAUSE = Form(lambda cause: CAUSES[cause].words, right=False)
+BY_CAUSE = (
+    Column("cause", lambda row: f"{row['cause']}: {CAUSES[row['cause']].words}"),
+    Column("domain", lambda row: DOMAINS[row["domain"]]),
+    Column("jobs", "jobs", COUNT),
+    Column("by chance", "by_chance", COUNT),
+    Column("incidents", "incidents", COUNT),
+    Column("nodes", "nodes", COUNT),
+    Column("GPU-hours lost", "lost_gpu_seconds", GPU_HOURS),
+    Column("per million GPU-hours", "jobs_per_million_gpu_hours", NUMBER),
+)
+TOGETHER = (
+    Column("what", "what"),
+    Column("of", "of", COUNT),
+    Column("here", "share", PERCENT),
+    Column("paper, RSC-1", "paper.RSC-1", PERCENT),
+    Column("paper, RSC-2", "paper.RSC-2", PERCENT),
+)
+JOBS = (
+    Column("job", "job"),
+    Column("ended (UTC)", "end_time", TIME),
+    Column("GPUs", "gpus", COUNT),
+    Column("cause", "cause", CAUSE),
+    Column("code", "code"),
+    Column("node", "node"),
+    Column("confidence", "confidence"),
+)
+CHECK_DATES = (
+    Column("date (UTC)", "time", DAY),
+    Column("check", "check"),
+    Column("what", lambda row: row["event"].removeprefix("check_")),
+    Column("version", "version"),
+    Column("nodes", "nodes", COUNT),
+)
+
+
+def view(attribution: Document) -> View:
+    found = attribution
+    jobs = sorted(
+        (job for job in found["jobs"] if job["cause"] != USER),
+        key=lambda job: (-job["lost_gpu_seconds"], job["end_time"], job["cluster"], job["db_index"]),
+    )
+    largest = "The largest failures with a cause that is not the user's program"
+    return described(
+        found,
+        "What ended the jobs that failed",
+        _sentences(found),
+        [
+            Table("By cause", BY_CAUSE, _by_cost(found["causes"])),
+            Table("Seen together", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
+            Table(largest, JOBS, jobs, MOST_JOBS),
+            Table("When checks came, went or changed", CHECK_DATES, found["check_dates"], MOST_JOBS),
+        ],
+        [_costs(found), _weeks(found)],
+    )
+
+
+def _by_cost(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(causes, key=lambda one: (-one["lost_gpu_seconds"], -one["jobs"], one["cause"]))
+
+
+# --- sentences
+
+
+def _sentences(found: Document) -> list[str]:
+    if not found["failures"]:
+        return ["No job failed in this time."]
+    because = found["unattributed_because"]
+    have, none, lists = (
+        "has" if count == 1 else "have"
+        for count in (found["attributed"], found["unattributed"], because["no_node_list"])
+    )
+    said = [
+        f"Of {plural(found['failures'], 'job')} that failed or lost a node, {found['attributed']:,} {have} a most "
+        "likely cause: "
+        f"{found['by_domain']['hardware']:,} hardware, {found['by_domain']['system_software']:,} system software, "
+        f"{found['by_domain']['user_program']:,} the user's program.",
+        f"{found['unattributed']:,} {none} none: on the nodes of {because['observed']:,} nothing was seen that ends a "
+        f"job, the nodes of {because['not_observed']:,} were not observed all the time, "
+        f"{because['no_node_list']:,} {lists} no list of nodes.",
+        f"By chance alone {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule, applied one "
+        "hour before each failure, finds that many.",
+    ]
+    if found["unattributed_node_fails"]:
+        said.append(
+            f"Of the jobs without a cause {found['unattributed_node_fails']:,} ended NODE_FAIL: Slurm lost a node, and "
+            "nothing that ends jobs was seen there."
+        )
+    others = [cause for cause in found["causes"] if cause["cause"] != USER]
+    if others:
+        worst = max(others, key=lambda one: (one["lost_gpu_seconds"], one["cause"]))
+        part = share(worst["lost_gpu_seconds"], sum(one["lost_gpu_seconds"] for one in others))
+        said.append(
+            f"Of what is not the user's program, {CAUSES[worst['cause']].words} cost most: "
+            f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of what these causes cost."
+        )
+    return [*said, *map(_spike, found["spikes"])]
+
+
+def _spike(one: Row) -> str:
+    words = (
+        f"In the week of {moment(one['week'])[:10]} there were {plural(one['incidents'], 'incident')} of "
+        f"{CAUSES[one['cause']].words}; the rate of the other weeks gives {number(one['expected'])}"
+    )
+    if not one["nodes"]:
+        return f"{words}. They are spread over many nodes."
+    names = ", ".join(f"{node['node']} ({node['incidents']})" for node in one["nodes"])
+    return f"{words}. {percent(one['share_of_nodes'])} of them were on {plural(len(one['nodes']), 'node')}: {names}."
+
+
+# --- figures
+
+
+def _costs(found: Document) -> Figure | None:
+    records: list[Record] = [
+        {
+            "cause": CAUSES[one["cause"]].words,
+            "GPU-hours": one["lost_gpu_seconds"] / 3600,
+            "domain": DOMAINS[one["domain"]],
+            "jobs": one["jobs"],
+        }
+        for one in _by_cost(found["causes"])
+        if one["jobs"]
+    ]
+    if not records:
+        return None
+    place = {"x": quantity("GPU-hours", "GPU-hours lost"), "y": category("cause")}
+    names = {"domain": list(DOMAINS.values()), "range": list(COLOURS[:4])}
+    domain = {"field": "domain", "type": "nominal"}
+    tooltip = [
+        {"field": "cause", "type": "nominal"},
+        domain,
+        {"field": "jobs", "type": "quantitative"},
+        {"field": "GPU-hours", "type": "quantitative", "format": ",.0f"},
+    ]
+    most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in records[:5])
+    return Figure(
+        "GPU time lost by cause, at most half an hour of each job",
+        most,
+        (
+            layer("bar", records, **place, color={**domain, "scale": names, "legend": None}, tooltip=tooltip),
+            layer("text", records, {"align": "left", "dx": 4}, **place, text=domain),
+        ),
+    )
+
+
+def _weeks(found: Document) -> Figure | None:
+    """Draw the largest causes but the program's, and the dates at which a check of one of them came or changed."""
+    jobs: dict[str, int] = defaultdict(int)
+    for row in found["weeks"]:
+        jobs[row["cause"]] += row["jobs"]
+    largest = sorted((cause for cause in jobs if cause != USER), key=lambda cause: (-jobs[cause], cause))[:MOST_CAUSES]
+    records: list[Record] = [
+        {
+            "week": row["week"] * 1000,
+            "cause": CAUSES[row["cause"]].words,
+            "rate": row["jobs_per_million_gpu_hours"],
+            "jobs": row["jobs"],
+        }
+        for row in found["weeks"]
+        if row["cause"] in largest and row["days"] >= WHOLE_WEEK and row["jobs_per_million_gpu_hours"] is not None
+    ]
+    if len({row["week"] for row in records}) < 2:
+        return None
+    names = [CAUSES[cause].words for cause in largest]
+    cause = {"field": "cause", "type": "nominal"}
+    lines = layer(
+        "line",
+        records,
+        x=week(records),
+        y=quantity("rate", "failed jobs per million GPU-hours"),
+        color={**cause, "scale": {"domain": names, "range": list(COLOURS[:MOST_CAUSES])}, "title": None},
+        strokeDash={**cause, "scale": {"domain": names}, "title": None},
+        tooltip=[
+            {"field": "week", "type": "temporal"},
+            cause,
+            {"field": "jobs", "type": "quantitative"},
+            {"field": "rate", "type": "quantitative", "format": ".3"},
+        ],
+    )
+    words = "Failed jobs by cause, in each whole week: " + ", ".join(
+        f"{CAUSES[cause].words} {jobs[cause]:,}" for cause in largest
+    )
+    dates = _dates(found)
+    if not dates:
+        return Figure("How often each cause, by week", words, (lines,))
+    time, names_of = {"field": "time", "type": "temporal"}, {"field": "words", "type": "nominal"}
+    rules = layer("rule", dates, {"color": "#555555", "strokeDash": [2, 2]}, x=time, tooltip=names_of)
+    beside = {"align": "right", "baseline": "bottom", "angle": 270, "dy": -2, "color": "#333333"}
+    labels = layer("text", dates, beside, x=time, y={"value": 2}, text=names_of)
+    words += ". Checks: " + "; ".join(f"{moment(date['time'] // 1000)[:10]} {date['words']}" for date in dates)
+    return Figure("How often each cause, by week, and when checks came", words, (lines, rules, labels))
+
+
+def _dates(found: Document) -> list[Record]:
+    """Return a record for each day on which a check came or changed: of several, how many."""
+    days: dict[int, list[str]] = defaultdict(list)
+    for row in found["check_dates"]:
+        days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")
+    return [
+        {"time": day * 86400 * 1000, "words": names[0] if len(names) == 1 else f"{len(names)} checks"}
+        for day, names in sorted(days.items())
+    ]

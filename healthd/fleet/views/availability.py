@@ -1,0 +1,172 @@
+"""How long the nodes were in service."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from healthd.fleet.answers.availability import PLANNED, SHARES
+from healthd.fleet.answers.document import Document, moment, number, percent, plural, span
+from healthd.fleet.figures import COLOURS, Figure, Layer, Record, category, grouped_bars, layer, quantity
+from healthd.fleet.view import COUNT, PERCENT, SPAN, YES, Column, Form, Row, Table, View, described
+
+WORST_SHOWN, NAMED_SHOWN, RACKS_SHOWN = 10, 5, 20
+REASONS = {
+    "drained_healthd": "drained by healthd",
+    "drained_people": "drained by people",
+    "drained_slurm": "drained by Slurm",
+    "drained_unknown": "drained by unknown",
+    "down": "down",
+    "not_observed": "not observed",
+}
+SHORT_REASONS = ("up", "healthd", "people", "slurm", "unknown", "down", "not observed")
+
+
+def precise(value: float | None) -> str:
+    """Write an availability: "99.53 %". It is never rounded up to a whole that it is not."""
+    return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
+
+
+FLEET = (
+    Column("", "name"),
+    Column("nodes", "nodes", COUNT),
+    Column("available", "availability", Form(precise)),
+    *(Column(title, f"shares.{kind}", PERCENT) for title, kind in zip(SHORT_REASONS, SHARES, strict=True)),
+)
+WORST = (
+    Column("node", "node"),
+    Column("available", "availability", PERCENT),
+    Column("out", lambda row: row["repair"]["ended"] + row["repair"]["still_out"], Form(lambda n: plural(n, "time"))),
+    Column("still out", "repair.still_out", YES),
+    Column("mean time out", "repair.mean_seconds", SPAN),
+    Column("not observed", "shares.not_observed", PERCENT),
+)
+
+
+def view(availability: Document) -> View:
+    title, fleet = "Availability of the nodes", availability["fleet"]
+    if not availability["nodes"]:
+        return described(availability, title, ["No node is known."])
+    return described(
+        availability,
+        title,
+        [
+            *_availability(fleet),
+            *_repairs(fleet),
+            *(_sla(availability["sla"]) if availability["sla"] else ()),
+            *_planned(availability["planned"]),
+        ],
+        [
+            Table("Where the time went", FLEET, _named(availability, "fleet", "model not known")),
+            Table("Nodes that were available least", WORST, _worst(availability["nodes"])),
+        ],
+        [_out(availability), _racks(availability)],
+    )
+
+
+def _named(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
+    """Return the row of the fleet, and those of its models where there are several."""
+    models = availability["by_model"] if len(availability["by_model"]) > 1 else []
+    return [
+        {**availability["fleet"], "name": fleet},
+        *({**row, "name": row["gpu_model"] or unknown} for row in models),
+    ]
+
+
+def _worst(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    known = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
+    return sorted(known, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:WORST_SHOWN]
+
+
+# --- sentences
+
+
+def _availability(fleet: Row) -> list[str]:
+    if fleet["availability"] is None:
+        return ["Of no node it is known whether it was in service."]
+    return [
+        f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
+        f"{precise(fleet['availability'])} of the time that is known."
+    ]
+
+
+def _repairs(fleet: Row) -> list[str]:
+    repair = fleet["repair"]
+    times = repair["ended"] + repair["still_out"]
+    if not times:
+        return ["No node was out of service."]
+    still = f", {repair['still_out']} of them not over" if repair["still_out"] else ""
+    whole = f"Nodes were out {plural(times, 'time')}{still}."
+    if not repair["ended"]:
+        return [whole]
+    took = f"{span(repair['mean_seconds'])} on average, half of them up to {span(repair['median_seconds'])}"
+    return [whole, f"To come back took {took}, nine of ten up to {span(repair['p90_seconds'])} (MTTR)."]
+
+
+def _planned(planned: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each kind of time that does not count."""
+    found = []
+    for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
+        some = [row for row in planned if row["what"] == what]
+        if some:
+            days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
+            named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
+            more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
+            reservations = plural(len(some), "reservation")
+            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}{more}).")
+    return found
+
+
+def _sla(sla: Row) -> list[str]:
+    limit = f"{sla['percent']:g} %"
+    if not sla["below"]:
+        return [f"Nothing is below {limit}."]
+    names = [
+        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
+        for row in sla["below"]
+    ]
+    shown = ", ".join(names[: 2 * WORST_SHOWN])
+    more = f" and {len(names) - 2 * WORST_SHOWN} more" if len(names) > 2 * WORST_SHOWN else ""
+    return [f"Below {limit}: {shown}{more}."]
+
+
+# --- figures
+
+
+def _out(availability: Document) -> Figure:
+    """Draw the time that nodes were not up, by model: the time that they were up would leave the rest no room."""
+    named = _named(availability, "fleet", "not known")
+    records: list[Record] = [
+        {"of": row["name"], "what": words, "share": row["shares"][kind] or 0.0}
+        for row in named
+        for kind, words in REASONS.items()
+    ]
+    share = quantity("share", "share of the time", ".1%")
+    legend: dict[str, Any] | None = {} if len(named) > 1 else None
+    shares = availability["fleet"]["shares"]
+    words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in REASONS.items())
+    return Figure(
+        "Why nodes were not up",
+        f"Of the fleet's time without planned maintenance: {words}.",
+        (grouped_bars(records, share, "what", "of", COLOURS, legend=legend),),
+    )
+
+
+def _racks(availability: Document) -> Figure | None:
+    known = [row for row in availability["by_rack"] if row["rack"] and row["availability"] is not None]
+    if len(known) < 2:
+        return None
+    several = len({row["cluster"] for row in known}) > 1
+    least = sorted(known, key=lambda row: (row["availability"], row["cluster"], row["rack"]))[:RACKS_SHOWN]
+    records: list[Record] = [
+        {"rack": f"{row['cluster']} {row['rack']}" if several else row["rack"], "share": row["availability"]}
+        for row in least
+    ]
+    share = quantity("share", "availability", ".1%", scale={"zero": False})
+    points = {"filled": True, "size": 70, "color": COLOURS[0]}
+    layers: list[Layer] = [layer("point", records, points, x=share, y=category("rack"))]
+    if availability["sla"]:
+        aim = [{"sla": availability["sla"]["percent"] / 100}]
+        layers.append(layer("rule", aim, {"strokeDash": [6, 4]}, x=quantity("sla")))
+    words = f"The least available of {len(known):,} racks is {records[0]['rack']} with {precise(records[0]['share'])}."
+    return Figure("The racks that were available least", words, tuple(layers))

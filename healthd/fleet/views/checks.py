@@ -1,0 +1,163 @@
+"""Which check is the first evidence, and how long until the drain."""
+
+from __future__ import annotations
+
+import bisect
+import json
+
+from healthd.fleet.answers.checks import PERCENTILES
+from healthd.fleet.answers.document import Document, percent, plural, span
+from healthd.fleet.figures import COLOURS, Figure, Record, category, layer, quantity
+from healthd.fleet.view import COUNT, DAY, PERCENT, SPAN, Column, Form, Row, Table, View, described, interval
+
+CHECKS = (
+    Column("check", "check"),
+    Column("first", "first", COUNT),
+    Column("of incidents", "share_first", PERCENT),
+    Column("95 % interval", "interval", interval(PERCENT)),
+    Column("alone", "alone", COUNT),
+    Column("incidents", "incidents", COUNT),
+    Column("warned", "warnings", COUNT),
+    Column("looked", "looked_node_days", Form(lambda days: f"{days:,} node-days")),
+    Column("since", "since_time", DAY),
+)
+DRAINS = (
+    Column("drains", "which"),
+    Column("how many", "drains", COUNT),
+    Column("evidence", "with_evidence", COUNT),
+    *(Column(f"{p} %", f"p{p}_seconds", SPAN) for p in PERCENTILES),
+    Column("nothing seen", "nothing_seen", COUNT),
+    Column("not observed", "not_observed", COUNT),
+)
+
+
+def view(checks: Document) -> View:
+    return described(
+        checks,
+        "Which check is the first evidence, and how long until the drain",
+        _sentences(checks),
+        [
+            Table("Checks that reported faults", CHECKS, [row for row in checks["checks"] if row["said"] != "never"]),
+            Table("From the first evidence to the drain", DRAINS, _drains(checks)),
+        ],
+        [_first(checks), _delays(checks)],
+    )
+
+
+def _drains(checks: Document) -> list[Row]:
+    """Return a row for all drains, for each by whom, and for each check that was their first evidence."""
+    drains = checks["drains"]
+    if not drains["all"]["drains"]:
+        return []
+    return [
+        {**drains["all"], "which": "all"},
+        *({**row, "which": f"by {row['by_whom']}"} for row in drains["by_whom"]),
+        *({**row, "which": f"after {row['check']}"} for row in drains["by_check"]),
+    ]
+
+
+def _sentences(checks: Document) -> list[str]:
+    if not checks["incidents"]:
+        found = ["No check failed in this time."]
+    else:
+        first = checks["checks"][0]
+        after = checks["after"]
+        found = [
+            f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
+            f"was {first['check']} most often ({percent(first['share_first'])}).",
+            f"After {after['drained']:,} of them the node was out of service within "
+            f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
+            f"{after['already_out']:,} began while it was already out.",
+        ]
+    drains = checks["drains"]["all"]
+    if drains["with_evidence"]:
+        found.append(
+            f"From the first evidence to the drain: half within {span(drains['p50_seconds'])}, 90 % within "
+            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])}, of the "
+            f"{drains['with_evidence']:,} of {drains['drains']:,} drains that had any. Before "
+            f"{drains['nothing_seen']:,} drains no check failed, and before {drains['not_observed']:,} the node was "
+            "not observed."
+        )
+    if checks["never"]:
+        found.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
+    if checks["not_deployed"]:
+        found.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
+    return found
+
+
+# --- figures
+
+
+def _first(checks: Document) -> Figure | None:
+    records: list[Record] = [
+        {"check": row["check"], "what": what, "incidents": count, "place": place}
+        for row in checks["checks"]
+        if row["incidents"]
+        for place, (what, count) in enumerate(
+            (
+                ("first and alone", row["alone"]),
+                ("first of several", row["first"] - row["alone"]),
+                ("after another", row["incidents"] - row["first"]),
+            )
+        )
+    ]
+    if not records:
+        return None
+    first = checks["checks"][0]
+    bars = layer(
+        "bar",
+        records,
+        {"stroke": "black", "strokeWidth": 0.5},
+        x=quantity("incidents", "incidents"),
+        y=category("check"),
+        color=category("what", scale={"range": [COLOURS[0], COLOURS[4], "#DDDDDD"]}),
+        order={"field": "place", "type": "ordinal"},
+    )
+    words = (
+        f"Of {plural(checks['incidents'], 'incident')} {first['check']} was the first evidence of {first['first']:,}."
+    )
+    return Figure("Order of the checks within incidents", words, (bars,))
+
+
+_TICKS = {0: "0 s", 1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 864_000: "10 d"}
+_TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.items()})})[datum.value]"
+
+
+def _ticks(longest: float) -> list[int]:
+    """Return the ticks of an axis of durations, up to the first that is not shorter than the longest."""
+    ticks = list(_TICKS)
+    return ticks[: bisect.bisect_left(ticks, longest) + 1]
+
+
+def _delays(checks: Document) -> Figure | None:
+    records: list[Record] = [
+        {"check": row["check"], "within": f"{p} %", "seconds": row[f"p{p}_seconds"]}
+        for row in checks["drains"]["by_check"]
+        for p in PERCENTILES
+        if row["with_evidence"]
+    ]
+    if not records:
+        return None
+    drains = checks["drains"]["all"]
+    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a logarithm cannot show.
+    seconds = quantity(
+        "seconds",
+        "from the first evidence to the drain",
+        scale={"type": "symlog", "domainMin": 0},
+        axis={"values": _ticks(max(row["seconds"] for row in records)), "labelExpr": _TICK_NAMES},
+    )
+    within = {"field": "within", "type": "nominal", "title": "share of the drains"}
+    points = layer(
+        "point",
+        records,
+        {"filled": True, "size": 80},
+        x=seconds,
+        y={"field": "check", "type": "nominal", "title": None},
+        shape=within,
+        color={**within, "scale": {"range": list(COLOURS[:3])}},
+    )
+    words = (
+        f"All: half within {span(drains['p50_seconds'])}, 99 % within {span(drains['p99_seconds'])}; "
+        f"{percent(drains['share_observed'])} of the drains were of nodes that were observed."
+    )
+    return Figure("Time to the drain, by the first check", words, (points,))

@@ -1,0 +1,103 @@
+"""What differs between two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.fleet.figures import COLOURS, Figure, Record, category, intervals, layer, mark_at, quantity
+from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
+
+ANY_FACTOR = 1000  # a ratio beyond it is written "any"
+WIDEST = 20.0  # an interval beyond so many times, either way, is cut in the figure
+
+
+def _between(interval: Sequence[float | None] | None) -> str:
+    if interval is None:
+        return "-"
+    low, high = interval
+    return f"{number(low, 2)} to {'any' if high is None or high > ANY_FACTOR else number(high, 2)}"
+
+
+def _rate(row: Row, side: str) -> str:
+    rate = row[side]["rate"]
+    return percent(rate) if row["per"] == 1 else number(rate)
+
+
+RATE = Form(str)
+COLUMNS = (
+    Column("what", "title"),
+    Column("unit", "unit"),
+    Column("A", lambda row: _rate(row, "a"), RATE),
+    Column("B", lambda row: _rate(row, "b"), RATE),
+    Column("B / A", "ratio", SHORT),
+    Column("95 % interval", "interval", Form(_between)),
+    Column("p, adjusted", "adjusted", SHORT),
+    Column("differs", "differs", Form(lambda differs: "yes" if differs else "", right=False)),
+)
+
+
+def view(compare: Document) -> View:
+    return described(
+        compare,
+        f"{compare['b']['name']} beside {compare['a']['name']}",
+        sentences(compare),
+        [Table("Measures", COLUMNS, compare["measures"])],
+        [_ratios(compare)],
+    )
+
+
+def sentences(compare: Document) -> list[str]:
+    differing = [row for row in compare["measures"] if row["differs"]]
+    found = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
+    tried = sum(row["adjusted"] is not None for row in compare["measures"])
+    if not tried:
+        return [*found, "There is nothing that both can be compared by."]
+    if not differing:
+        found.append(f"Of {plural(tried, 'measure')} none differs by more than chance.")
+    for row in differing:
+        more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
+        times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({_between(row['interval'])})"
+        found.append(
+            f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {_rate(row, 'b')}, "
+            f"{more} than A's {_rate(row, 'a')}{times}."
+        )
+    return found
+
+
+def short(title: str) -> str:
+    """Return the title of a measure for an axis; the table below the figure has it in full."""
+    return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to nodes' failures")
+
+
+def _ratios(compare: Document) -> Figure | None:
+    records: list[Record] = [
+        {
+            "what": short(row["title"]),
+            "ratio": min(max(row["ratio"], 1 / WIDEST), WIDEST),
+            "low": min(max(row["interval"][0], 1 / WIDEST), WIDEST),
+            "high": min(max(row["interval"][1] or WIDEST, 1 / WIDEST), WIDEST),
+            "differs": "yes" if row["differs"] else "no",
+        }
+        for row in compare["measures"]
+        if row["ratio"] and row["interval"] is not None
+    ]
+    if not records:
+        return None
+    log = {"type": "log"}
+    differs = {"field": "differs", "type": "nominal", "scale": {"domain": ["no", "yes"]}}
+    points = layer(
+        "point",
+        records,
+        {"filled": True, "size": 80},
+        y=category("what"),
+        x=quantity("ratio", "B / A, with its 95 % interval", scale=log),
+        shape=differs,
+        color={**differs, "scale": {"domain": ["no", "yes"], "range": [COLOURS[0], COLOURS[5]]}},
+    )
+    differing = ", ".join(row["title"] for row in compare["measures"] if row["differs"]) or "nothing"
+    return Figure(
+        "Ratios",
+        f"The rates of B divided by those of A; what differs: {differing}.",
+        (mark_at("same", 1.0, (4, 4)), intervals(records, "what", quantity("low", scale=log)), points),
+    )

@@ -1,0 +1,102 @@
+"""Slow jobs, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from healthd.fleet.answers.document import Document, number, percent, plural, share, span
+from healthd.fleet.answers.failslow import FAILED
+from healthd.fleet.figures import Figure, Record, bars, quantity
+from healthd.fleet.view import COUNT, SPAN, Column, Form, Table, View, described
+
+NODES_SHOWN, BARS_SHOWN = 20, 20
+SECONDS = Form(lambda seconds: span(seconds) if seconds else "-")
+NODES = (
+    Column("node", "node"),
+    Column("slow", "slow_seconds", SECONDS),
+    Column("times", "times", COUNT),
+    Column("worst", "worst_slowdown", Form(lambda slowdown: "-" if slowdown is None else f"+{percent(slowdown)}")),
+    Column("GPU-hours lost", "lost_gpu_seconds", Form(lambda gpu_seconds: number(gpu_seconds / 3600))),
+    Column("not known", "unknown_seconds", SECONDS),
+    Column("validations failed", "failed_validations", COUNT),
+    Column("validated slow", "slow_validations", COUNT),
+)
+REACTION = (
+    Column("", "what"),
+    Column("times", "spells", COUNT),
+    Column("median", "median_seconds", SPAN),
+    Column("nine of ten", "p90_seconds", SPAN),
+)
+TOOK = {
+    "told": "from the onset until told",
+    "acted": "from then until something was done",
+    "lasted": "from the onset until over",
+}
+
+
+def view(failslow: Document) -> View:
+    took = [{**failslow["reaction"][key], "what": words} for key, words in TOOK.items()]
+    return described(
+        failslow,
+        "Slow jobs, and what they cost",
+        sentences(failslow),
+        [
+            Table("Nodes that lost most", NODES, failslow["nodes"], NODES_SHOWN),
+            Table("How long it took", REACTION, [row for row in took if row["spells"]]),
+        ],
+        [_nodes(failslow)],
+    )
+
+
+def sentences(failslow: Document) -> list[str]:
+    nodes = [row for row in failslow["nodes"] if row["slow_seconds"]]
+    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
+    found = []
+    if not nodes:
+        found.append("No node told of a slow job.")
+    else:
+        of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
+        whole = f", {percent(of)} of what the jobs had" if of is not None else ""
+        found.append(
+            f"{plural(len(nodes), 'node')} told of slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
+            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
+        )
+        took = failslow["reaction"]
+        if took["told"]["spells"]:
+            found.append(
+                f"From the onset until it was told took {span(took['told']['median_seconds'])} in half of "
+                f"{plural(took['spells'], 'slowness', 'slownesses')}. Something was done about "
+                f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
+            )
+    if failed:
+        named = ", ".join(failed[:NODES_SHOWN]) + (
+            f" and {len(failed) - NODES_SHOWN} more" * (len(failed) > NODES_SHOWN)
+        )
+        found.append(f"A validation failed on {plural(len(failed), 'node')}: {named}.")
+    return found
+
+
+def _by(acts: Mapping[str, int]) -> str:
+    words = {"acknowledged": "acknowledged", "unknown": "drained, by whom is not known"}
+    some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
+    return f" ({', '.join(some)})" if some else ""
+
+
+def _hours(of_seconds: float) -> str:
+    return number(of_seconds / 3600)
+
+
+def _nodes(failslow: Document) -> Figure | None:
+    several = len({row["cluster"] for row in failslow["nodes"]}) > 1
+    records: list[Record] = [
+        {
+            "node": f"{row['cluster']} {row['node']}" if several else row["node"],
+            "hours": row["lost_gpu_seconds"] / 3600,
+        }
+        for row in failslow["nodes"][:BARS_SHOWN]
+        if row["lost_gpu_seconds"]
+    ]
+    if not records:
+        return None
+    words = "; ".join(f"{one['node']} {number(one['hours'])}" for one in records[:5]) + " GPU-hours lost to slowness."
+    return Figure("Where slowness cost most", words, (bars(records, quantity("hours", "GPU-hours lost"), "node"),))

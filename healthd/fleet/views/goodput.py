@@ -1,0 +1,107 @@
+"""Work lost to failures of the nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.fleet.figures import Figure, Record, grouped_bars, quantity
+from healthd.fleet.statistics.job_sizes import gpus_named, size_named
+from healthd.fleet.view import COUNT, NUMBER, TEXT, TIME, Column, Form, Table, View, described
+
+LOOPS_SHOWN = 10
+WORDS = {
+    "node_fail": "- NODE_FAIL",
+    "failed": "- FAILED beside a failing check",
+    "requeued": "- REQUEUED by healthd",
+    "logged": "- as slurmctld's log says",
+    "inferred": "- inferred, which is a guess",
+}
+LOST = (Column("lost", "what"), Column("jobs", "jobs", COUNT), Column("GPU-hours", "gpu_hours", NUMBER))
+COST = Column("cost", "cost", Form(lambda cost: f"{cost:,.0f}"))
+SIZES = (
+    Column("GPUs", "gpus_up_to", Form(size_named)),
+    Column("ended by nodes", "first_order.jobs", COUNT),
+    Column("GPU-hours lost", "first_order.gpu_hours", NUMBER),
+    Column("gave way", "second_order.jobs", COUNT),
+    Column("GPU-hours of them", "second_order.gpu_hours", NUMBER),
+)
+LOOPS = (
+    Column("job", "job_id", TEXT),
+    Column("GPUs", "gpus", NUMBER),
+    Column("ended by nodes", "ends", Form(lambda ends: plural(ends, "time"))),
+    Column("from", "first_time", TIME),
+    Column("until", "last_time", TIME),
+    Column("it pre-empted", lambda row: f"{plural(row['preemptions'], 'job')}, {plural(row['preempted_gpus'], 'GPU')}"),
+    Column(
+        "GPU-hours lost", lambda row: (row["first_order_gpu_seconds"] + row["second_order_gpu_seconds"]) / 3600, NUMBER
+    ),
+)
+
+
+def view(goodput: Document) -> View:
+    cost = () if goodput["price_per_gpu_hour"] is None else (COST,)
+    return described(
+        goodput,
+        "Work lost to failures of the nodes",
+        _sentences(goodput),
+        [
+            Table("What was lost", (*LOST, *cost), _orders(goodput)),
+            Table("By size", SIZES, goodput["by_size"]),
+            Table("Requeue loops", LOOPS, goodput["requeue_loops"], LOOPS_SHOWN),
+        ],
+        [_by_size(goodput["by_size"])],
+    )
+
+
+def _orders(goodput: Document) -> list[dict[str, Any]]:
+    """Return first and second order, each with its parts."""
+    first, second = goodput["first_order"], goodput["second_order"]
+    return [
+        {**first, "what": "ended by nodes (first order)"},
+        *({**row, "what": WORDS[row["ended"]]} for row in first["by_end"]),
+        {**second, "what": "gave way to them (second order)"},
+        *({**row, "what": WORDS[row["how"]]} for row in second["by_how"]),
+    ]
+
+
+def _sentences(goodput: Document) -> list[str]:
+    first, second, loops = goodput["first_order"], goodput["second_order"], goodput["requeue_loops"]
+    found = [
+        f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
+        f"{second['jobs']:,} "
+        f"more had to give way when these were requeued, and lost {number(second['gpu_hours'])}."
+    ]
+    if first["cost"] is not None:
+        found.append(f"At {goodput['price_per_gpu_hour']:g} a GPU-hour that is {first['cost'] + second['cost']:,.0f}.")
+    if loops:
+        worst = loops[0]
+        found.append(
+            f"{plural(len(loops), 'job was', 'jobs were')} requeued over and over: job {worst['job_id']} was ended "
+            f"{plural(worst['ends'], 'time')}, and {plural(worst['preemptions'], 'other')} gave way to it."
+        )
+    share = goodput["share_second_order"]
+    if share is None:
+        return [*found, "Nothing was lost, as far as it is known."]
+    return [
+        *found,
+        f"{percent(share)} of what was lost is of second order: other jobs that gave way to requeued ones.",
+    ]
+
+
+def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
+    """As in the paper: lost goodput by the size of the jobs, the second order beside the first."""
+    if not rows:
+        return None
+    records: list[Record] = [
+        {"size": gpus_named(row["gpus_up_to"]), "order": words, "gpu_hours": row[key]["gpu_hours"]}
+        for row in rows
+        for key, words in (("first_order", "ended by nodes"), ("second_order", "gave way to them"))
+    ]
+    most = max(rows, key=lambda row: row["first_order"]["gpu_hours"] + row["second_order"]["gpu_hours"])
+    lost = number(most["first_order"]["gpu_hours"] + most["second_order"]["gpu_hours"])
+    return Figure(
+        "Lost work by size",
+        f"Most was lost by jobs of {gpus_named(most['gpus_up_to'])}: {lost} GPU-hours.",
+        (grouped_bars(records, quantity("gpu_hours", "GPU-hours lost"), "size", "order"),),
+    )

@@ -1,0 +1,150 @@
+"""Nodes that keep failing: which they are, what they cost the large jobs, and how the signals spread (figure 11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthd.fleet.answers.document import Document, moment, number, percent, plural
+from healthd.fleet.answers.lemons import LITTLE_OBSERVED, MANY_TIMES, NOT_DRAINED, lasting
+from healthd.fleet.figures import COLOURS, Figure, Record, layer, quantity
+from healthd.fleet.view import PERCENT, SHORT, TIME, Column, Detail, Row, Table, View, described
+
+SIGNALS = {
+    "excl_jobid_count": "jobs that excluded it",
+    "xid_cnt": "different Xids",
+    "tickets": "repair tickets",
+    "out_count": "times out of service",
+    "multi_node_node_fails": "multi-node failures",
+    "single_node_node_fails": "single-node failures",
+    "single_node_node_failure_rate": "single-node failures per job",
+}
+NODES = (
+    Column("node", "node"),
+    Column("times the fleet's rate", "score", SHORT),
+    Column("probability", "probability", PERCENT),
+    Column("what was seen", "words"),
+    Column("out of service since", "out_since", TIME),
+)
+
+
+def view(lemons: Document) -> View:
+    clusters = {fleet["cluster"]: fleet["median_incidents"] for fleet in lemons["fleets"]}
+    applied = [f"{one['node']}: {one['words']}" for one in lemons.get("applied") or ()]
+    return described(
+        lemons,
+        "Nodes that keep failing",
+        _sentences(lemons),
+        [Table("Nodes to take out", NODES, lemons["nodes"])],
+        [_curves(lemons)],
+        [
+            *(_node(one, clusters) for one in lemons["nodes"]),
+            *([Detail("Drains", tuple(applied))] if applied else ()),
+        ],
+    )
+
+
+def _sentences(lemons: Document) -> list[str]:
+    found, days = lemons["nodes"], lemons["window"]["days"]
+    nodes = sum(fleet["nodes"] for fleet in lemons["fleets"])
+    said = []
+    if lemons.get("old") and any(one["command"] for one in found):
+        said.append(
+            f"The store ends at {moment(lemons['window']['known_until'])} UTC, more than a day from now: check whether "
+            "a node was repaired since then before you drain it."
+        )
+    if found:
+        fails = "fails" if len(found) == 1 else "fail"
+        said.append(
+            f"{len(found)} of {plural(nodes, 'node')} {fails} far more often than the others in {lasting(days)}."
+        )
+    else:
+        said.append(f"None of {plural(nodes, 'node')} stands out in {lasting(days)}.")
+    return [*said, *(_gain(gain) for gain in lemons["gain"] if gain["by_lemons"])]
+
+
+def _gain(gain: Row) -> str:
+    failing = f"{_shared(gain['failures'])} of {plural(gain['jobs'], 'job')}"
+    without = f"{_shared(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
+    return (
+        f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs ({percent(gain['share_failing'])}); with "
+        f"average nodes instead it would be {without}."
+    )
+
+
+def _shared(count: float) -> str:
+    """Write a count to which each node adds a share: "5", "3.1"."""
+    return f"{count:,.1f}".removesuffix(".0")
+
+
+def _node(one: Row, medians: dict[str, float]) -> Detail:
+    """Return a node that stands out, with the command that drains it and the failures that count."""
+    name = one["node"] if len(medians) == 1 else f"{one['cluster']}/{one['node']}"
+    if one["out_since"] is not None:
+        command = f"already out of service since {moment(one['out_since'])} UTC"
+    else:
+        command = one["command"] or "not a valid Slurm node name: no command is shown"
+    lines = [
+        command,
+        f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of "
+        f"{percent(one['probability'])}",
+    ]
+    if not one["certain"]:
+        lines.append(NOT_DRAINED)
+    if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
+        lines.append(f"healthd observed {percent(one['observed_share'])} of the time: there may be more events")
+    items = tuple(f"{moment(incident['time'])}: {incident['words']}" for incident in one["evidence"])
+    return Detail(f"{name}: {one['words']}; fleet median {number(medians[one['cluster']])}", tuple(lines), items)
+
+
+def _curves(lemons: Document) -> Figure | None:
+    """Draw each signal over its greatest value, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
+    greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
+    signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
+    if not signals:
+        return None
+    lines: list[Record] = []
+    points: list[Record] = []
+    for signal in signals:
+        steps = lemons["cdfs"][signal]
+        lines += [
+            {"signal": SIGNALS[signal], "part": value / greatest[signal], "nodes": below, "value": value}
+            for value, below in ([[0.0, 0.0], *steps] if steps[0][0] > 0 else steps)
+        ]
+        points += [
+            {
+                "signal": SIGNALS[signal],
+                "part": (one["signals"][signal] or 0.0) / greatest[signal],
+                "nodes": next(below for value, below in steps if value >= (one["signals"][signal] or 0.0)),
+                "node": one["node"],
+            }
+            for one in lemons["nodes"]
+        ]
+    names = [SIGNALS[signal] for signal in signals]
+    # One legend, below the figure: beside it, two of them ran off the page and over the heading of a narrow one.
+    legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
+    signal_: dict[str, Any] = {"field": "signal", "type": "nominal"}
+    place = {
+        "x": quantity("part", "value, as a share of the largest", "%"),
+        "y": quantity("nodes", "nodes with this value or less", "%", scale={"zero": False}),
+        "color": {**signal_, "scale": {"domain": names, "range": list(COLOURS)}, "title": None, "legend": legend},
+    }
+    dash = {**signal_, "scale": {"domain": names}, "title": None, "legend": legend}
+    spread = "; ".join(
+        f"{SIGNALS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
+        f"{number(lemons['cdfs'][signal][0][0])}, the most is {number(greatest[signal])}"
+        for signal in signals
+    )
+    return Figure(
+        "How the signals spread over the nodes; points are lemons",
+        spread,
+        (
+            layer("line", lines, {"interpolate": "step-after"}, **place, strokeDash=dash),
+            layer(
+                "point",
+                points,
+                {"filled": True, "size": 60},
+                **place,
+                tooltip=[{"field": "node", "type": "nominal"}, signal_],
+            ),
+        ),
+    )

@@ -1,0 +1,129 @@
+"""Links that fail more than others."""
+
+from __future__ import annotations
+
+from healthd.fleet.answers.document import Document, moment, number, percent, plural
+from healthd.fleet.figures import COLOURS, Figure, Record, bars, intervals, layer, quantity
+from healthd.fleet.view import COUNT, NUMBER, SHORT, TEXT, WORDS, Column, Table, View, described, interval
+
+MOST_ROWS = 20
+KINDS = (
+    Column("kind", "kind", WORDS),
+    Column("episodes", "episodes", COUNT),
+    Column("ports", "ports", COUNT),
+    Column("nodes", "nodes", COUNT),
+    Column("per 1000 port-days", "per_1000_port_days", NUMBER),
+    Column("95 % interval", "interval", interval(NUMBER)),
+)
+PORTS = (
+    Column("port", lambda row: f"{row['node']} {row['port']}".rstrip()),
+    Column("kind", "kind", WORDS),
+    Column("episodes", "episodes", COUNT),
+    Column("expected", "expected", SHORT),
+    Column("p, adjusted", "adjusted", SHORT),
+    Column("switch", "switch", TEXT),
+)
+SWITCHES = (
+    Column("switch", "switch"),
+    Column("kind", "kind", WORDS),
+    Column("nodes hit", "nodes_hit", COUNT),
+    Column("of", "nodes", COUNT),
+    Column("episodes", "episodes", COUNT),
+    Column("expected", "expected", SHORT),
+    Column("p, adjusted", "adjusted", SHORT),
+)
+
+
+def view(links: Document) -> View:
+    ports, switches = ([row for row in links[key] if row["stands_out"]] for key in ("ports", "switches"))
+    return described(
+        links,
+        "Links: flaps, errors and lost speed, by port and switch",
+        _sentences(links),
+        [
+            Table("All links", KINDS, links["kinds"]),
+            Table("Ports that stand out", PORTS, ports, MOST_ROWS),
+            Table("Switches that stand out", SWITCHES, switches, MOST_ROWS),
+        ],
+        [_rates(links), _switches(links)],
+    )
+
+
+def _sentences(links: Document) -> list[str]:
+    if not any(row["episodes"] for row in links["kinds"]):
+        return ["No link was in trouble in this time, as far as nodes were observed."]
+    ports = [row for row in links["ports"] if row["stands_out"]]
+    switches = [row for row in links["switches"] if row["stands_out"]]
+    if not ports and not switches:
+        found = ["No port and no switch has more trouble than chance explains."]
+    else:
+        found = [
+            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more trouble than "
+            f"chance explains. Of these findings at most {percent(links['level'])} are false, on average."
+        ]
+    if ports:
+        worst = ports[0]
+        found.append(
+            f"Most of all {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
+            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
+        )
+    if links["together"]:
+        last = links["together"][-1]
+        found.append(
+            f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
+            f"the last time {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: look at the "
+            "switch."
+        )
+    return found
+
+
+def _rates(links: Document) -> Figure | None:
+    records: list[Record] = [
+        {
+            "kind": row["kind"].replace("_", " "),
+            "rate": row["per_1000_port_days"],
+            "low": row["interval"][0],
+            "high": row["interval"][1],
+        }
+        for row in links["kinds"]
+        if row["interval"] is not None and row["episodes"]
+    ]
+    if not records:
+        return None
+    rate = quantity("rate", "episodes per 1000 port-days")
+    words = "; ".join(f"{one['kind']} {number(one['rate'])}" for one in records) + ", per 1000 port-days"
+    layers = (bars(records, rate, "kind"), intervals(records, "kind"))
+    return Figure("How often links are in trouble", words, layers)
+
+
+def _switches(links: Document) -> Figure | None:
+    records: list[Record] = [
+        {
+            "switch": row["switch"],
+            "kind": row["kind"],
+            "expected": row["expected"],
+            "episodes": row["episodes"],
+            "stands out": "yes" if row["stands_out"] else "no",
+        }
+        for row in links["switches"]
+    ]
+    if not records:
+        return None
+    worst = ", ".join(row["switch"] for row in links["switches"] if row["stands_out"])
+    points = layer(
+        "point",
+        records,
+        {"filled": True, "size": 70},
+        x=quantity("expected", "episodes to be expected"),
+        y=quantity("episodes", "episodes"),
+        shape={"field": "stands out", "type": "nominal", "legend": {} if worst else None},
+        color={"field": "kind", "type": "nominal", "scale": {"range": list(COLOURS)}, "title": None},
+        tooltip=[
+            {"field": "switch", "type": "nominal"},
+            {"field": "kind", "type": "nominal"},
+            {"field": "episodes", "type": "quantitative"},
+            {"field": "expected", "type": "quantitative"},
+        ],
+    )
+    words = f"Episodes of each switch's nodes beside what chance gives them; what stands out: {worst or 'none'}."
+    return Figure("Switches", words, (points,))

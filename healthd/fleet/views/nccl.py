@@ -1,0 +1,203 @@
+"""What holds up a stuck job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from healthd.fleet.answers.document import Document
+from healthd.fleet.answers.nccl import MOST_NAMED, found, ranges, ranks_of
+from healthd.fleet.answers.nccl_transport import (
+    FAILURE_KINDS,
+    MOST_SHOWN,
+    failure_sentence,
+    failures_advice,
+    failures_verdict,
+    hang_sentence,
+    hangs_advice,
+    hangs_verdict,
+)
+from healthd.fleet.figures import Figure, Record, category, colours, layer
+from healthd.fleet.view import Column, Form, Table, View, described
+
+MOST_GROUPS, MOST_SUSPECTS = 12, 16
+MOST_DRAWN = 256  # ranks: beyond, a square of one is no more seen
+STANDS = ("entered", "waits in it", "left it", "missing", "not known")
+RANKS = Form(lambda ranks: ranges(ranks) or "-", right=False)
+GROUPS = (
+    Column("group", lambda row: " ".join(filter(None, (row["group"], row["description"])))),
+    Column("collective", lambda row: operation(row)),
+    Column("entered", "entered", RANKS),
+    Column("missing", "missing", RANKS),
+    Column("left it", "left", RANKS),
+)
+
+
+def view(nccl: Document) -> View:
+    return described(
+        nccl,
+        "What holds up a stuck job",
+        _sentences(nccl),
+        [Table("The first collective of each group in which ranks differ", GROUPS, nccl["groups"], MOST_GROUPS)],
+        [_ranks(nccl)],
+    )
+
+
+def _sentences(nccl: Document) -> list[str]:
+    reasons = [*map(reason, nccl["reasons"][:MOST_SUSPECTS])]
+    if len(nccl["reasons"]) > MOST_SUSPECTS:
+        reasons.append(f"so do {len(nccl['reasons']) - MOST_SUSPECTS:,} more")
+    details = [f"{one[:1].upper()}{one[1:]}" for one in (*reasons, *more_sentences(nccl))]
+    return [one for one in (verdict(nccl), *details, advice(nccl)) if one]
+
+
+def _ranks(nccl: Document) -> Figure | None:
+    """Draw where each rank of the first groups stands, unless the job is too large to be drawn."""
+    if nccl["ranks"] > MOST_DRAWN:
+        return None
+    records: list[Record] = []
+    for row in nccl["groups"][:MOST_GROUPS]:
+        stands = {
+            **dict.fromkeys(row["unknown"], "not known"),
+            **dict.fromkeys(row["entered"], "entered"),
+            **dict.fromkeys(row["waiting"], "waits in it"),
+            **dict.fromkeys(row["left"], "left it"),
+            **dict.fromkeys(row["missing"], "missing"),
+        }
+        group = " ".join(filter(None, (row["group"], row["description"], operation(row))))
+        records += [{"rank": rank, "group": group, "stands": stand} for rank, stand in sorted(stands.items())]
+    if not records:
+        return None
+    squares = layer(
+        "point",
+        records,
+        {"filled": True, "size": 60},
+        x={"field": "rank", "type": "ordinal", "title": "rank"},
+        y=category("group"),
+        color=colours("stands", STANDS),
+        shape={"field": "stands", "type": "nominal", "scale": {"domain": list(STANDS)}, "title": None},
+    )
+    return Figure("Where the ranks stand", verdict(nccl), (squares,))
+
+
+# --- sentences
+
+
+def named(group: Mapping[str, Any]) -> str:
+    """ "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
+    name, description = group["group"], group["description"]
+    return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
+
+
+def operation(row: Mapping[str, Any]) -> str:
+    """ "all_to_all 20537", "send 11981 of rank 0 to rank 12"."""
+    between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
+    return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
+
+
+def verdict(nccl: Document) -> str:
+    """The answer in one or two sentences."""
+    suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
+    if kind == "mismatch":
+        wrong = nccl["mismatch"]
+        if wrong["ring"]:
+            return (
+                f"A program's error, no node's: {ranks_of(wrong['ring'])} wait for each other in a ring, each in a "
+                "collective of another group, so they entered them in different orders."
+            )
+        said = "; ".join(f"{ranks_of(one['ranks'])}: {one['says']}" for one in wrong["said"][:MOST_NAMED])
+        return (
+            f"A program's error, no node's: as collective {wrong['sequence']} of {named(wrong)} ranks entered "
+            f"different ones ({said})."
+        )
+    if kind == "missing":
+        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
+        where = f" (on {', '.join(hosts[:MOST_NAMED])}{', ...' if len(hosts) > MOST_NAMED else ''})" if hosts else ""
+        holds = "holds" if len(suspects) == 1 else "hold"
+        begin = ranks_of(suspects)
+        if all(one["why"] == "no_dump" for one in nccl["reasons"]):
+            they, hold = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
+            return (
+                f"{begin[0].upper()}{begin[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in what "
+                f"nobody else misses: most likely {they} died and {hold} up the job. Whom {they} waited for, if "
+                "anybody, is not known."
+            )
+        sure = ", as far as is known" if any(one["why"] == "no_dump" for one in nccl["reasons"]) else ""
+        return (
+            f"{begin[0].upper()}{begin[1:]}{where} {holds} up the job: {nccl['held_up']:,} of {count:,} ranks wait for "
+            f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
+            f"nobody{sure}."
+        )
+    if nccl["failures"] and kind in FAILURE_KINDS:
+        return failures_verdict(nccl)
+    if kind == "hang":
+        return hangs_verdict(nccl)
+    if kind == "network":
+        row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
+        return (
+            f"The network between the ranks: all {len(row['entered'])} of {named(row)} entered {operation(row)}, and "
+            "none left it."
+        )
+    if found(nccl):
+        without = nccl["ranks_without_dump_count"]
+        lacks = (
+            f": {without:,} of {count:,} ranks have no dump, so the folder is not complete"
+            if without * 2 > count
+            else ""
+        )
+        return f"Ranks wait, and what was read does not tell for whom{lacks}."
+    return "No rank waits in a collective that another one misses."
+
+
+def reason(one: dict[str, Any]) -> str:
+    """Why a rank is a suspect, in a sentence."""
+    who = f"rank {one['rank']}{' on ' + one['host'] if one['host'] else ''}"
+    place = f"{one['collective'] or 'collective'} {one['sequence']} of {named(one)}"
+    waiting = f", in which {ranks_of(one['waiting'])} {'waits' if len(one['waiting']) == 1 else 'wait'}"
+    waiting = waiting if one["waiting"] else ""
+    if one["why"] == "missing":
+        return f"{who} never entered {place}{waiting}. It waits for nobody: its GPU, its host or its program stopped."
+    if one["why"] == "behind":
+        return (
+            f"{who} entered {place}{waiting}, but its GPU did not come to it, as theirs did: it is in a kernel before "
+            "that, or it stopped."
+        )
+    if one["why"] == "stayed":
+        return (
+            f"{who} did not come out of {place}, which all ranks entered and others left: its GPU stopped, or the "
+            "process that watches it."
+        )
+    return f"{who} wrote no dump, and {place}{waiting}, wants it: all of that group of whom a dump was read entered it."
+
+
+def advice(nccl: Document) -> str:
+    """What to do next."""
+    if nccl["kind"] == "missing":
+        hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
+        if hosts:
+            return (
+                f"Next: what {hosts[0]} told at that time: `healthd fleet attribution` for the job, `healthd scan` of "
+                "its kernel log; take it out if that names hardware."
+            )
+        return (
+            "Next: on which node such a rank ran (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
+            "it), then `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
+        )
+    if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
+        return failures_advice(nccl)
+    if nccl["kind"] == "hang":
+        return hangs_advice()
+    if nccl["kind"] == "network":
+        return "Next: `healthd fleet links` for the ports and switches between these nodes at that time."
+    if nccl["kind"] == "mismatch":
+        return "Next: who wrote the program; no node is to be taken out for this."
+    return "Next: dumps of all ranks, if some are missing." if nccl["ranks_without_dump"] else ""
+
+
+def more_sentences(nccl: Document) -> list[str]:
+    """Return the failed requests and the hanging ranks as sentences, of many the first."""
+    found = []
+    for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
+        found += [sentence(row) for row in rows[:MOST_SHOWN]]
+        found += [f"and {len(rows) - MOST_SHOWN:,} more: --json has them"] if len(rows) > MOST_SHOWN else []
+    return found

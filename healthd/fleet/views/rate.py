@@ -1,0 +1,135 @@
+"""How often large jobs fail by their nodes: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from healthd.fleet.answers import hardware_ends
+from healthd.fleet.answers.document import Document, number, plural, span
+from healthd.fleet.figures import COLOURS, Figure, Record, layer, quantity
+from healthd.fleet.statistics.intervals import LEVEL
+from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Table, View, described
+
+HOUR = 3600
+
+
+def _ends(interval: Sequence[float | None] | None) -> str:
+    """Write an interval of durations: "1.6 h to 2.0 h"; an end that is not known is open."""
+    if interval is None:
+        return "-"
+    low, high = interval
+    return f"{span(low)} to {span(high)}" if high is not None else f"over {span(low)}"
+
+
+ENDS = Form(_ends)
+MEASURED = (
+    Column("GPUs up to", "gpus_up_to", COUNT),
+    Column("jobs", "jobs", COUNT),
+    Column("failures", "failures", COUNT),
+    Column("node-days", "node_days", NUMBER),
+    Column("r_f", "r_f", NUMBER),
+    Column("MTTF", "mttf_seconds", SPAN),
+    Column("95 %", "mttf_interval_seconds", ENDS),
+    Column("by r_f", "projected_mttf_seconds", SPAN),
+)
+PROJECTED = (
+    Column("GPUs", "gpus", COUNT),
+    Column("MTTF", "mttf_seconds", SPAN),
+    Column("95 %", "interval_seconds", ENDS),
+)
+
+
+def view(rate: Document) -> View:
+    known = rate["r_f"] is not None
+    return described(
+        rate,
+        "How often large jobs fail by their nodes",
+        _sentences(rate),
+        [
+            Table("Measured, by size", MEASURED, rate["by_size"]),
+            Table("Projected: MTTF = 1 / (N r_f)", PROJECTED, rate["projection"] if known else []),
+        ],
+        [_mttf(rate)],
+    )
+
+
+def _sentences(rate: Document) -> list[str]:
+    of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
+    none = [] if rate["by_size"] else ["No job with GPUs ran in this time."]
+    if rate["r_f"] is None:
+        return [f"r_f is not known: no job {of} ran.", *none]
+    found = [
+        f"r_f {number(rate['r_f'])} failures per 1000 node-days{between(rate['interval'], number)}: "
+        f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {of}."
+    ]
+    if rate["failures"]:
+        ended = ", ".join(f"{rate['by_end'][how]:,} {words}" for how, words in hardware_ends.WORDS.items())
+        found.append(f"{ended}. {plural(rate['incidents'], 'incident')}; {rate['why']}.")
+    large = next(row for row in rate["projection"] if row["gpus"] == 16_384)
+    if large["mttf_seconds"] is not None:
+        found.append(
+            f"At this rate a job of 16,384 GPUs fails every {span(large['mttf_seconds'])}"
+            f" (95 %: {_ends(large['interval_seconds'])})."
+        )
+    if rate["method"] == "bootstrap":
+        found.append(
+            f"These are {rate['incidents']:,} incidents, and a few nodes have many of them: the interval is wider than "
+            "that of failures which have nothing to do with each other."
+        )
+    return [*found, *none]
+
+
+def between(interval: Sequence[float] | None, shown: Callable[[float], str]) -> str:
+    """ " (95 %: 5.9 to 7.2)"."""
+    return "" if interval is None else f" ({100 * LEVEL:.0f} %: {shown(interval[0])} to {shown(interval[1])})"
+
+
+def _mttf(rate: Document) -> Figure | None:
+    """Draw hours over GPUs, both logarithmic: the projection with its interval, and what each size had."""
+    if rate["r_f"] is None or not rate["failures"]:
+        return None
+    line: list[Record] = [
+        {
+            "gpus": row["gpus"],
+            "what": "projected",
+            "hours": row["mttf_seconds"] / HOUR,
+            **_hours(row["interval_seconds"]),
+        }
+        for row in rate["projection"]
+    ]
+    points: list[Record] = [
+        {
+            "gpus": row["nodes"] * rate["gpus_per_node"] if row["nodes"] > 1 else row["gpus_up_to"],
+            "what": "measured",
+            "hours": row["mttf_seconds"] / HOUR,
+            **_hours(row["mttf_interval_seconds"]),
+        }
+        for row in rate["by_size"]
+        if row["mttf_seconds"] is not None
+    ]
+    log = {"type": "log"}
+    x = quantity("gpus", "GPUs", "~s", scale=log)
+    y = quantity("hours", "mean time to failure (hours)", scale=log)
+    scale = {"domain": ["projected", "measured"], "range": [COLOURS[0], COLOURS[5]]}
+    what = {"field": "what", "type": "nominal", "scale": scale, "title": None}
+    high = {"field": "high"}
+    words = "; ".join(f"{row['gpus']:,} GPUs {span(row['mttf_seconds'])}" for row in rate["projection"][::3])
+    return Figure(
+        "Mean time to failure by size: the line is projected, points are measured, with 95 %",
+        words,
+        (
+            layer("area", line, {"opacity": 0.2}, x=x, y=quantity("low", scale=log), y2=high, color=what),
+            layer("line", line, x=x, y=y, color=what),
+            layer("rule", points, x=x, y=quantity("low"), y2=high, color=what),
+            layer("point", points, {"filled": True, "size": 60}, x=x, y=y, color=what),
+        ),
+    )
+
+
+def _hours(interval: list[float | None] | None) -> dict[str, Any]:
+    """Return an interval in hours. An unbounded end is far away."""
+    low, high = interval or (None, None)
+    if low is None:
+        return {}
+    return {"low": low / HOUR, "high": (high if high is not None else 1000 * low) / HOUR}

@@ -1,0 +1,160 @@
+"""What became of the jobs: their states, the GPUs' time and its use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from healthd.fleet.answers import hardware_ends
+from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.figures import COLOURS, Figure, Record, category, grouped_bars, layer, quantity
+from healthd.fleet.statistics.job_sizes import gpus_named, size_named
+from healthd.fleet.view import COUNT, GPU_HOURS, PERCENT, Column, Form, Row, Table, View, described
+
+SHARES = (
+    Column("jobs", "jobs", COUNT),
+    Column("of jobs", "share_of_jobs", PERCENT),
+    Column("GPU-hours", "gpu_seconds", GPU_HOURS),
+    Column("of GPU time", "share_of_gpu_time", PERCENT),
+)
+STATES = (Column("state", lambda row: row["state"] or "not known"), *SHARES)
+SIZES = (
+    Column("GPUs", "gpus_up_to", Form(size_named)),
+    *SHARES,
+    Column("completed", lambda row: _completed(row), PERCENT),
+    Column("ended by nodes", lambda row: share(row["by_hardware"]["jobs"], row["jobs"]), PERCENT),
+    Column("their GPU time", lambda row: share(row["by_hardware"]["gpu_seconds"], row["gpu_seconds"]), PERCENT),
+)
+
+
+def view(states: Document) -> View:
+    title, rows, split = "What became of the jobs", states["by_state"], states["split"]
+    if not rows:
+        return described(states, title, ["No job ended in this time."])
+    return described(
+        states,
+        title,
+        [*_sentences(states), *(_split_sentences(split) if split else ())],
+        [Table("By state", STATES, rows), Table("By size", SIZES, states["by_size"])],
+        [_by_state(rows), _by_size(states["by_size"]), _split(split)],
+    )
+
+
+def _completed(row: Row) -> float:
+    return next((one["share_of_jobs"] for one in row["by_state"] if one["state"] == "COMPLETED"), 0.0)
+
+
+def _sentences(states: Document) -> list[str]:
+    """What ran, what the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
+    ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
+    jobs = sum(row["jobs"] for row in states["by_state"])
+    gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600
+    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.WORDS[row['ended']]}" for row in ended["by_end"])
+    found = [
+        f"{plural(jobs, 'job')} ended, after {gpu_hours:,.0f} GPU-hours.",
+        f"Nodes ended {percent(ended['share_of_jobs'])} of the jobs, which had {percent(ended['share_of_runtime'])} of "
+        f"the runtime and {percent(ended['share_of_gpu_time'])} of the GPU time ({parts}).",
+    ]
+    if use["utilisation"] is not None:
+        found.append(
+            f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
+            f"{use['gpus']:,} GPUs (utilisation); without work that was lost {percent(use['normalised_goodput'])}, "
+            f"which is {number(use['goodput'])} GPUs (goodput)."
+        )
+    if mix["jobs"]:
+        small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
+        found.append(
+            f"Of the jobs with GPUs {percent(small['share_of_jobs'])} had one, {percent(server['share_of_jobs'])} at "
+            f"most eight, with {percent(server['share_of_gpu_time'])} of the GPU time; those of 256 and more had "
+            f"{percent(big['share_of_gpu_time'])} of it."
+        )
+    return found
+
+
+def _split_sentences(split: Row) -> list[str]:
+    large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
+    found = [
+        f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
+        f"{after['jobs']:,}."
+    ]
+    for key, words in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
+        if split["change"][key]["difference"] is not None:
+            found.append(
+                f"{words}: {_interval(before[key])} before, {_interval(after[key])} after; "
+                f"{_points(split['change'][key])}."
+            )
+    found.append(
+        "These are percentage points, not percent of percent; a job counts as often as it was restarted, and other "
+        "things may have changed at that date too."
+    )
+    return found
+
+
+def _interval(counted: Row) -> str:
+    low, high = counted["interval"]
+    return f"{percent(counted['share'])} ({percent(low)} to {percent(high)})"
+
+
+def _points(change: Row) -> str:
+    low, high = change["interval"]
+    return f"{100 * change['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+# --- figures
+
+
+def _by_state(rows: list[dict[str, Any]]) -> Figure:
+    words = "; ".join(f"{row['state']} {percent(row['share_of_gpu_time'])} of the GPU time" for row in rows[:5])
+    return _shares("Jobs and GPU time by state", words, [(row["state"] or "not known", row) for row in rows])
+
+
+def _by_size(rows: list[dict[str, Any]]) -> Figure:
+    named = [(gpus_named(row["gpus_up_to"]), row) for row in rows]
+    most = max(named, key=lambda one: one[1]["gpu_seconds"])
+    words = f"Jobs of {most[0]} took most GPU time: {percent(most[1]['share_of_gpu_time'])}."
+    return _shares("Jobs and GPU time by size", words, named)
+
+
+def _shares(title: str, words: str, named: list[tuple[str, dict[str, Any]]]) -> Figure:
+    records: list[Record] = [
+        {"name": name, "of": of, "share": row[key] or 0.0}
+        for name, row in named
+        for of, key in (("jobs", "share_of_jobs"), ("GPU time", "share_of_gpu_time"))
+    ]
+    return Figure(title, words, (grouped_bars(records, quantity("share", "share", "%"), "name", "of"),))
+
+
+def _split(split: dict[str, Any] | None) -> Figure | None:
+    if not split or not split["before"]["jobs"] or not split["after"]["jobs"]:
+        return None
+    large = f"jobs of {split['large_gpus']:,} GPUs and more"
+    records: list[Record] = [
+        {
+            "outcome": words,
+            "when": f"{side} {moment(split['at'])}",
+            "share": split[side][key]["share"],
+            "low": split[side][key]["interval"][0],
+            "high": split[side][key]["interval"][1],
+        }
+        for key, words in (("completed", "completed"), ("by_hardware", "ended by nodes"))
+        for side in ("before", "after")
+    ]
+    place = {"y": category("outcome"), "yOffset": {"field": "when", "type": "nominal", "sort": None}}
+    when = category("when", scale={"range": list(COLOURS[:2])})
+    low = quantity("low", f"share of {large}", "%")
+    change = _points(split["change"]["completed"])
+    return Figure(
+        "Large jobs before and after",
+        f"Of {large}, the share that completed changed by {change}; the lines are 95 % intervals.",
+        (
+            layer("rule", records, **place, x=low, x2={"field": "high"}, color=when),
+            layer(
+                "point",
+                records,
+                {"filled": True, "size": 90},
+                **place,
+                x=quantity("share"),
+                color=when,
+                shape=category("when"),
+            ),
+        ),
+    )

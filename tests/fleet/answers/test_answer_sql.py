@@ -1,0 +1,768 @@
+"""Each query of an answer, over tables of a few rows that were written by hand."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+from tiny_tables import query
+
+from healthd.fleet import lint, questions
+from healthd.fleet.answers import alarms, availability, checks, evidence, failslow, goodput, rate, states
+from healthd.fleet.answers.study import CHOSEN
+from healthd.fleet.tables import TABLES
+
+pytestmark = pytest.mark.one_python
+
+QUERIES = {name: one for name, one in questions.for_answers().items() if name not in questions.built_in()}
+NODE = {"cluster": "c", "node": "n1"}
+JOB = {"cluster": "c", "db_index": 1}
+
+
+def fields(names: str) -> Any:
+    """A row with these columns, with blanks between them."""
+    return namedtuple("Found", names)
+
+
+@pytest.mark.parametrize("name", sorted(QUERIES))
+def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
+    known = {*TABLES, "asked", "numbers", *CHOSEN, *questions.for_answers()}
+    assert lint.refusals(QUERIES[name].sql, known) == []
+    assert QUERIES[name].title
+
+
+def test_a_parameter_has_one_default_in_all_files() -> None:
+    """A study has one table of parameters for all files."""
+    defaults = {(name, value) for one in questions.for_answers().values() for name, value in one.parameters.items()}
+    assert len(defaults) == len({name for name, _ in defaults})
+
+
+def test_every_query_has_a_test_of_its_own() -> None:
+    tested = {name.removeprefix("test_query_of_").partition("__")[0] for name in globals() if name.startswith("test_")}
+    assert set(QUERIES) - tested == set()
+
+
+# --- hardware ends
+
+
+ENDS = fields("cluster db_index job_id end_time ended node")
+SEEN = {**JOB, "code": "gpu_xid/79", "severity": "critical", "state": "FAILED", "first_seen": 95, "node": "n1"}
+CODES = [{"code": "gpu_xid/79", "of_node": True}, {"code": "gpu_xid/13", "of_node": False}]
+LINE = {**NODE, "stream_id": "s", "seq": 1, "time": 100, "event": "requeue"}
+EVENT = {"node": "n1", "stream_id": "s", "seq": 1, "stage": "confirmed", "rest": '{"job":"7"}'}
+
+
+def ends(state: str, seen: dict[str, Any] = SEEN, rest: str = '{"job":"7"}', **job: Any) -> list[Any]:
+    one = {**JOB, "job_id": 7, "state": state, "end_time": 110, **job}
+    event = {**EVENT, "rest": rest}
+    return query(
+        *("hardware_ends", ENDS),
+        jobs=[one],
+        seen_with_failures=[{**seen, "state": state}],
+        codes=CODES,
+        lines=[LINE],
+        events=[event],
+    )
+
+
+def test_query_of_hardware_ends__node_fail_counts_with_and_without_a_condition() -> None:
+    assert ends("NODE_FAIL") == [("c", 1, 7, 110, "node_fail", "n1")]
+    assert ends("NODE_FAIL", {**SEEN, "db_index": 2}) == [("c", 1, 7, 110, "node_fail", None)]
+    assert ends("NODE_FAIL", {**SEEN, "severity": "degraded"}) == [("c", 1, 7, 110, "node_fail", None)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "counts"),
+    [
+        ({}, True),
+        ({"severity": "degraded"}, True),
+        ({"severity": "warning"}, False),
+        ({"code": "gpu_xid/13"}, False),
+        ({"code": "of_a_site/bad"}, True),
+        ({"db_index": 2}, False),
+    ],
+)
+def test_query_of_hardware_ends__failed_counts_beside_a_nodes_fault(seen: dict[str, Any], counts: bool) -> None:
+    assert ends("FAILED", {**SEEN, **seen}) == [("c", 1, 7, 110, "failed", "n1")] * counts
+
+
+@pytest.mark.parametrize(
+    ("rest", "job", "counts"),
+    [
+        ('{"job":"7"}', {}, True),
+        ('{"job":"7","why":1}', {"end_time": 221}, False),
+        ('{"job":"8"}', {}, False),
+        ('{"job":"70"}', {}, False),
+        ('{"job":"5_2"}', {"array_job_id": 5, "array_task_id": 2}, True),
+        ('{"job":"5_2"}', {"array_job_id": 5, "array_task_id": 3}, False),
+        ('{"job":"7_2"}', {}, False),
+    ],
+)
+def test_query_of_hardware_ends__requeued_counts_if_healthd_named_the_job(
+    rest: str, job: dict[str, Any], counts: bool
+) -> None:
+    assert ends("REQUEUED", rest=rest, **job) == [("c", 1, 7, job.get("end_time", 110), "requeued", "n1")] * counts
+
+
+def test_query_of_hardware_ends__other_states_and_times_do_not_count() -> None:
+    assert ends("COMPLETED") == []
+    assert ends("NODE_FAIL", end_time=1000) == []
+
+
+def test_query_of_hardware_requeues__is_the_record_after_the_one_that_ended() -> None:
+    attempts = [{"cluster": "c", "db_index": index, "job_id": 7, "submit_time": 10 * index} for index in (1, 2, 3)]
+    other = {"cluster": "d", "db_index": 2, "job_id": 7, "submit_time": 20}
+    found = query(
+        *("hardware_requeues", fields("cluster db_index job_id")),
+        jobs=[*attempts, other],
+        hardware_ends=[{**JOB, "job_id": 7}],
+    )
+    assert found == [("c", 2, 7)]
+
+
+# --- goodput
+
+
+LOST = {"start_time": 0, "end_time": 1000, "gpus": 8, "gpus_up_to": 8}
+
+
+@pytest.mark.parametrize(
+    ("job", "gpu_seconds"),
+    [({}, 4000.0), ({"end_time": 300}, 2400.0), ({"start_time": 2000}, 0.0), ({"gpus": None, "gpus_up_to": None}, 0.0)],
+)
+def test_query_of_goodput_first__loses_at_most_half_a_checkpoint(job: dict[str, Any], gpu_seconds: float) -> None:
+    one = {**JOB, **LOST, **job}
+    (found,) = query(
+        *("goodput_first", goodput.Ended, {"at_most_seconds": 500.0}),
+        hardware_ends=[{**JOB, "job_id": 7, "ended": "failed", "node": "n1", "end_time": 1000}],
+        chosen_jobs=[one],
+    )
+    assert found == ("c", 7, "failed", "n1", one["gpus"], one["end_time"], one["gpus_up_to"], 1, gpu_seconds)
+
+
+def test_query_of_goodput_gave_way__sums_by_requeue_and_how() -> None:
+    victims = [{"cluster": "c", "db_index": index, **LOST} for index in (1, 2, 3)]
+    preempted = [
+        {"cluster": "c", "db_index": index, "state": "PREEMPTED", "how": "logged", "preemptor_db_index": by}
+        for index, by in ((1, 9), (2, 9), (3, 8))
+    ]
+    found = query(
+        *("goodput_gave_way", goodput.GaveWay, {"at_most_seconds": 10.0}),
+        preempted=[*preempted, {**preempted[0], "state": "CANCELLED"}],
+        chosen_jobs=victims,
+        hardware_requeues=[{"cluster": "c", "db_index": 9, "job_id": 70}],
+    )
+    assert found == [("logged", None, "c", 8, 1, 80.0, 8), ("logged", 70, "c", 8, 2, 160.0, 16)]
+
+
+# --- states
+
+
+def test_query_of_states_ended__sums_runtime_and_work_in_vain() -> None:
+    jobs = [
+        {**JOB, "state": "FAILED", "start_time": 0, "end_time": 999, "gpus": 512, "gpus_up_to": 512},
+        {
+            "cluster": "c",
+            "db_index": 2,
+            "state": "COMPLETED",
+            "start_time": 900,
+            "end_time": 999,
+            "gpus": 8,
+            "gpus_up_to": 8,
+        },
+        {
+            "cluster": "c",
+            "db_index": 3,
+            "state": "PREEMPTED",
+            "start_time": 900,
+            "end_time": 999,
+            "gpus": 8,
+            "gpus_up_to": 8,
+        },
+        {
+            "cluster": "c",
+            "db_index": 4,
+            "state": "FAILED",
+            "start_time": 0,
+            "end_time": 1000,
+            "gpus": 8,
+            "gpus_up_to": 8,
+        },
+    ]
+    found = query("states_ended", states.Ended, chosen_jobs=jobs, hardware_ends=[{**JOB, "ended": "failed"}])
+    assert found == [
+        ("COMPLETED", 8, None, 1, 792, 99, 0, 0, 0),
+        ("FAILED", 512, "failed", 1, 512 * 999, 999, 512 * 999, 1, 512 * 999),
+        ("PREEMPTED", 8, None, 1, 792, 99, 792, 0, 0),
+    ]
+
+
+def test_query_of_states_outcomes__counts_large_jobs_on_both_sides() -> None:
+    jobs = [
+        {"cluster": "c", "db_index": index, "state": state, "start_time": 0, "end_time": end, "gpus": gpus}
+        for index, state, end, gpus in (
+            *((1, "FAILED", 99, 8), (2, "COMPLETED", 100, 8), (3, "COMPLETED", 101, 8), (4, "COMPLETED", 101, 7)),
+        )
+    ]
+    ended = [{**JOB, "ended": "failed"}]
+    asked = {"split": 100, "large": 8}
+    found = query("states_outcomes", states.Outcome, asked, chosen_jobs=jobs, hardware_ends=ended)
+    assert found == [(False, "FAILED", True, 1), (True, "COMPLETED", False, 2)]
+
+
+def test_query_of_states_read__is_of_jobs_alone() -> None:
+    rows = [
+        {"cluster": "c", "source": source, "from_time": begin, "to_time": 9}
+        for source, begin in (("sacct", 5), ("events", 1), ("jobs_file", 2), ("sacct", None))
+    ]
+    assert query("states_read", states.Read, sources_coverage=rows) == [("c", 2, 9), ("c", 5, 9)]
+
+
+def test_query_of_states_there__counts_nodes_without_gpus() -> None:
+    nodes = [{"cluster": "c", "gpus": 8}, {"cluster": "c", "gpus": None}, {"cluster": "c", "gpus": 4}]
+    assert query("states_there", states.There, chosen_nodes=nodes) == [("c", 12, 2, 1)]
+
+
+@pytest.mark.parametrize(("alone", "gpu_seconds"), [(0, 8.0 * 50 + 4.0 * 40), (1, 8.0 * 50)])
+def test_query_of_states_used__is_of_known_times_on_nodes_with_gpus(alone: int, gpu_seconds: float) -> None:
+    found = query(
+        *("states_used", states.GpuTime, {"chosen_alone": alone}),
+        job_nodes=[
+            {**NODE, "db_index": 1, "start_time": 0, "end_time": 100, "gpus": 8.0},
+            {**NODE, "db_index": 2, "start_time": 60, "end_time": None, "gpus": 4.0},
+            {"cluster": "c", "node": "n2", "db_index": 1, "start_time": 0, "end_time": 100, "gpus": 8.0},
+        ],
+        known_times=[{"cluster": "c", "begin_time": 50, "end_time": 200}],
+        jobs_known=[{"cluster": "c", "known_until": 100}],
+        chosen_nodes=[{**NODE, "gpus": 8}, {"cluster": "c", "node": "n2", "gpus": None}],
+        chosen_jobs=[JOB],
+    )
+    assert found == [(gpu_seconds,)]
+
+
+def test_query_of_states_lost_there__is_of_chosen_nodes_with_gpus() -> None:
+    found = query(
+        *("states_lost_there", states.GpuTime),
+        chosen_jobs=[{**JOB, "state": "FAILED", "start_time": 0, "end_time": 900}],
+        job_nodes=[
+            {**NODE, "db_index": 1, "gpus": 8.0},
+            {"cluster": "c", "node": "n2", "db_index": 1, "gpus": 8.0},
+        ],
+        chosen_nodes=[{**NODE, "gpus": 8}],
+        hardware_ends=[{**JOB, "ended": "failed"}],
+    )
+    assert found == [(7200.0,)]
+
+
+# --- evidence
+
+
+SIGHT = {
+    **NODE,
+    "check_name": None,
+    "code": "mount/missing",
+    "subject": "/a",
+    "kind": "level",
+    "what": "onset",
+    "time": 5,
+    "origin": "events",
+    "severity": "degraded",
+    "condition_id": "c1",
+    "observed": False,
+    "history": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("sight", "counts"),
+    [
+        ({}, True),
+        ({"what": "growth"}, True),
+        ({"what": "seen"}, False),
+        ({"what": "seen", "kind": "edge"}, True),
+        ({"observed": True}, False),
+        ({"history": True}, False),
+        ({"observed": None, "history": None}, True),
+    ],
+)
+def test_query_of_evidence__is_what_began_or_became_worse(sight: dict[str, Any], counts: bool) -> None:
+    row = fields("cluster node check_name code subject kind time origin badness life")
+    found = query("evidence", row, sights=[{**SIGHT, **sight}])
+    kind = sight.get("kind", "level")
+    assert found == [("c", "n1", "mount", "mount/missing", "/a", kind, 5, "events", 2, "c1")] * counts
+
+
+def test_query_of_standing__spans_the_sights_of_a_condition() -> None:
+    row = fields("cluster node check_name code subject life from_time to_time")
+    scraped = {**NODE, "code": "x/y", "severity": "critical", "first_time": 1, "worst_time": 3, "last_time": 9}
+    sights = [SIGHT, {**SIGHT, "time": 8, "what": "seen"}, {**SIGHT, "severity": "warning", "time": 99}]
+    found = query("standing", row, sights=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}])
+    assert sorted(found) == [
+        ("c", "n1", "mount", "mount/missing", "/a", "c1", 5, 8),
+        ("c", "n1", "x", "x/y", None, "1", 3, 9),
+    ]
+
+
+# --- links
+
+
+LINK_CODES = [{"code": "ib_link/down", "inside": False}, {"code": "pcie_link/slow", "inside": True}]
+FLAP = {**NODE, "subject": "p1", "code": "ib_link/down", "time": 5}
+
+
+def test_query_of_links_sights__is_of_links_of_chosen_nodes_in_the_time() -> None:
+    row = fields("cluster node subject code time")
+    evidence = [FLAP, {**FLAP, "time": 1000}, {**FLAP, "node": "n2"}, {**FLAP, "code": "mount/missing"}]
+    found = query("links_sights", row, evidence=evidence, chosen_nodes=[NODE], link_codes=LINK_CODES)
+    assert found == [("c", "n1", "p1", "ib_link/down", 5)]
+
+
+def test_query_of_links_nodes__has_the_observed_days() -> None:
+    row = fields("cluster node model switch days")
+    nodes = [
+        {**NODE, "gpu_model": "h", "switch": "s"},
+        {"cluster": "c", "node": "n2", "gpu_model": None, "switch": None},
+    ]
+    observed = [{**NODE, "observed_seconds": 43200}, {**NODE, "observed_seconds": 86400}]
+    found = query("links_nodes", row, chosen_nodes=nodes, observed=observed)
+    assert found == [("c", "n1", "h", "s", 1.5), ("c", "n2", "", None, 0.0)]
+
+
+def test_query_of_links_ports__counts_names_once_and_an_unnamed_port_as_one() -> None:
+    row = fields("model inside ports")
+    evidence = [FLAP, FLAP, {**FLAP, "subject": "p2"}, {**FLAP, "code": "pcie_link/slow", "subject": ""}]
+    found = query(
+        *("links_ports", row), evidence=evidence, chosen_nodes=[{**NODE, "gpu_model": "h"}], link_codes=LINK_CODES
+    )
+    assert found == [("h", False, 2), ("h", True, 1)]
+
+
+# --- failslow
+
+
+def test_query_of_failslow_stretches__is_of_chosen_nodes() -> None:
+    slow = {**NODE, "begin_time": 1, "end_time": 2, "slowdown": 0.5, "jobs": "7"}
+    found = query(
+        *("failslow_stretches", failslow.SlowTime), slow_times=[slow, {**slow, "node": "n2"}], chosen_nodes=[NODE]
+    )
+    assert found == [("c", "n1", 1, 2, 0.5, "7")]
+
+
+def test_query_of_failslow_jobs__ends_a_running_job_where_the_jobs_are_known() -> None:
+    found = query(
+        *("failslow_jobs", failslow.RanThere),
+        job_nodes=[
+            {**NODE, "db_index": 1, "start_time": 5, "end_time": None, "gpus": 8.0},
+            {"cluster": "c", "node": "n2", "db_index": 1, "start_time": 5, "end_time": 6, "gpus": 8.0},
+        ],
+        jobs=[{**JOB, "job_id": 7}],
+        jobs_known=[{"cluster": "c", "known_until": 50}],
+        slow_times=[NODE],
+    )
+    assert found == [("c", "n1", 7, 5, 50, 8.0)]
+
+
+def test_query_of_failslow_lives__has_a_row_for_each_condition_that_opened() -> None:
+    line = {
+        **NODE,
+        "condition_id": "c1",
+        "code": "failslow/job",
+        "subject": "",
+        "observed": None,
+        "onset_time": None,
+        "first_time": None,
+        "last_time": 30,
+        "event": "opened",
+        "time": 20,
+    }
+    lines = [
+        line,
+        {**line, "event": "acknowledged", "time": 40},
+        {**line, "event": "cleared", "time": 60, "last_time": 55, "onset_time": 10},
+        {**line, "condition_id": "c2", "event": "cleared"},
+        {**line, "condition_id": "c3", "code": "mount/missing"},
+        {**line, "condition_id": "c4", "observed": True},
+    ]
+    found = query("failslow_lives", failslow.Life, lines=lines, chosen_nodes=[NODE])
+    assert found == [("c", "n1", 10, 20, 55, 60, 40)]
+
+
+def test_query_of_failslow_drains__is_of_outages() -> None:
+    out = {**NODE, "start_time": 5, "by_whom": "person", "what": "outage"}
+    found = query(
+        *("failslow_drains", failslow.Drain), out_of_service=[out, {**out, "what": "maintenance"}], chosen_nodes=[NODE]
+    )
+    assert found == [("c", "n1", 5, "person")]
+
+
+def test_query_of_failslow_validations__stand_until_they_are_cleared() -> None:
+    one = {
+        **NODE,
+        "code": "validation/failed",
+        "first_time": 5,
+        "last_time": 9,
+        "cleared_time": 20,
+        "origin": "events",
+    }
+    slow = {**one, "code": "validation/slow", "cleared_time": None}
+    rows = [one, {**one, "first_time": 30, "last_time": 40}, slow, {**one, "code": "mount/missing"}]
+    found = query("failslow_validations", failslow.Validation, conditions=rows, chosen_nodes=[NODE])
+    assert found == [("c", "n1", "validation/failed", 2, 5, 40, False), ("c", "n1", "validation/slow", 1, 5, 9, True)]
+
+
+def test_query_of_failslow_gpu_time__is_of_the_time_and_of_chosen_nodes() -> None:
+    found = query(
+        *("failslow_gpu_time", failslow.GpuTime, {"from_time": 10}),
+        job_nodes=[
+            {**NODE, "db_index": 1, "start_time": 0, "end_time": 20, "gpus": 2.6667},
+            {**NODE, "db_index": 2, "start_time": 15, "end_time": None, "gpus": None},
+            {"cluster": "c", "node": "n2", "db_index": 1, "start_time": 0, "end_time": 20, "gpus": 8.0},
+        ],
+        chosen_nodes=[NODE],
+        jobs_known=[{"cluster": "c", "known_until": 50}],
+    )
+    assert found == [(26670.0,)]
+
+
+# --- rate
+
+
+RAN = {"cluster": "c", "db_index": 1, "job_id": 7, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": 100}
+
+
+def test_query_of_rate_ran__cuts_a_job_at_the_time_and_ends_a_running_one_where_jobs_are_known() -> None:
+    row = fields("cluster db_index job_id gpus nodes start_time end_time gpus_up_to ran_from ran_to")
+    jobs = [
+        {**RAN, "gpus_up_to": 262144},
+        {**RAN, "db_index": 2, "end_time": None, "gpus_up_to": 256},
+        {**RAN, "db_index": 3, "gpus": 0, "gpus_up_to": 0},
+        {**RAN, "db_index": 4, "end_time": 40, "gpus_up_to": 256},
+    ]
+    known = [{"cluster": "c", "known_until": 80}]
+    found = query("rate_ran", row, {"from_time": 50}, chosen_jobs=jobs, jobs_known=known)
+    assert sorted(found) == [
+        ("c", 1, 7, 256, 32, 0, 100, 131072, 50, 100),
+        ("c", 2, 7, 256, 32, 0, None, 256, 50, 80),
+    ]
+
+
+PLACED = {**RAN, "gpus_up_to": 256, "ran_from": 0, "ran_to": 100}
+
+
+def test_query_of_rate_sums__is_by_class_and_apart_for_large_jobs() -> None:
+    small = {**PLACED, "db_index": 2, "gpus": 8, "gpus_up_to": 8, "nodes": 1}
+    found = query("rate_sums", rate.Sums, rate_ran=[PLACED, small, {**small, "nodes": None}])
+    assert found == [(8, False, 2, 200, 100, 800), (256, True, 1, 100, 3200, 25600)]
+
+
+def test_query_of_rate_exposures__is_by_node() -> None:
+    nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}, {**NODE, "db_index": 2}]
+    found = query("rate_exposures", rate.Exposure, rate_ran=[PLACED, {**PLACED, "db_index": 2}], job_nodes=nodes)
+    assert found == [(256, True, "c", "n1", 200), (256, True, "c", "n2", 100)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "down", "nodes", "node"),
+    [("n9", 100, ("n1", "n2"), "n9"), (None, 100, ("n1", "n2"), "n2"), (None, 900, ("n1",), "n1"),
+     (None, 900, ("n1", "n2"), None)],
+)  # fmt: skip
+def test_query_of_rate_failures__names_the_node_that_was_seen_or_down_or_the_only_one(
+    seen: str | None, down: int, nodes: tuple[str, ...], node: str | None
+) -> None:
+    found = query(
+        *("rate_failures", rate.Failure, {"before_seconds": 600, "after_seconds": 300}),
+        rate_ran=[PLACED],
+        hardware_ends=[{**JOB, "ended": "node_fail", "node": seen}],
+        job_nodes=[{**NODE, "node": name, "db_index": 1} for name in nodes],
+        node_states=[{"cluster": "c", "node": "n2", "start_time": down, "state": "DOWN*"}],
+    )
+    assert found == [("c", 1, 7, "node_fail", 256, True, 0, 100, node)]
+
+
+# --- alarms
+
+
+DAY = 86400
+
+
+def test_query_of_completed__is_of_the_time_and_state() -> None:
+    ended = ((1, "COMPLETED", 5), (2, "FAILED", 5), (3, "COMPLETED", 1000))
+    jobs = [{"cluster": "c", "db_index": index, "state": state, "end_time": end} for index, state, end in ended]
+    assert query("completed", fields("cluster db_index end_time"), chosen_jobs=jobs) == [("c", 1, 5)]
+
+
+def test_query_of_placed_days__has_a_row_for_each_day_of_a_run() -> None:
+    runs = ((1, DAY + 5, DAY + 9), (2, DAY + 5, 3 * DAY), (3, DAY + 9, DAY + 5), (4, DAY, 9 * DAY))
+    nodes = [{**NODE, "db_index": index, "start_time": start, "end_time": end} for index, start, end in runs]
+    row = fields("cluster db_index node start_time end_time day")
+    found = query("placed_days", row, {"to_time": 5 * DAY}, job_nodes=nodes)
+    assert sorted((one.db_index, one.day // DAY) for one in found) == [(1, 1), (2, 1), (2, 2), (2, 3)]
+
+
+ALARM = {**NODE, "check_name": "x", "code": "x/a", "subject": "s", "badness": 2, "time": 50, "life": "l1"}
+STANDS = {**NODE, "check_name": "x", "code": "x/a", "subject": None, "life": "l2", "from_time": 10, "to_time": DAY}
+
+
+@pytest.mark.parametrize(
+    ("seen", "stands", "found"),
+    [
+        (ALARM, {**STANDS, "node": "n2"}, ("x/a", True, True, "c n1 x/a s l1")),
+        (ALARM, STANDS, ("x/a", True, True, "c n1 x/a s l1")),
+        ({**ALARM, "badness": 1}, {**STANDS, "node": "n2"}, ("x/a", False, True, "c n1 x/a s l1")),
+        ({**ALARM, "time": 61}, STANDS, ("x/a", True, False, "c n1 x/a l2")),
+        ({**ALARM, "time": 61}, {**STANDS, "to_time": 39}, None),
+    ],
+)
+def test_query_of_alarmed__prefers_what_began_to_what_stood(
+    seen: dict[str, Any], stands: dict[str, Any], found: tuple[Any, ...] | None
+) -> None:
+    placed = {**NODE, "db_index": 1, "start_time": 40, "end_time": 60, "day": 0}
+    row = fields("cluster db_index check_name code failing began life")
+    rows = query("alarmed", row, evidence=[seen], standing=[stands], placed_days=[placed], completed=[JOB])
+    assert rows == ([("c", 1, "x", *found)] if found else [])
+
+
+def test_query_of_alarms_jobs__counts_jobs_whose_nodes_are_known() -> None:
+    completed = [JOB, {**JOB, "db_index": 2}]
+    nodes = [{**NODE, "db_index": 1}, {**NODE, "node": "n2", "db_index": 1}]
+    assert query("alarms_jobs", alarms.Jobs, completed=completed, job_nodes=nodes) == [(2, 1)]
+
+
+SAW = {**JOB, "check_name": "x", "code": "x/a", "failing": True, "began": True, "life": "l1"}
+
+
+def test_query_of_alarms_unseen__is_of_jobs_with_a_node_observed_less_than_half() -> None:
+    placed = [{**NODE, "db_index": index, "day": 0} for index in (1, 2)] + [{**NODE, "db_index": 3, "day": DAY}]
+    observed = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
+    completed = [{**JOB, "db_index": index} for index in (1, 2, 3)]
+    found = query(
+        *("alarms_unseen", alarms.Unseen), placed_days=placed, observed=observed, completed=completed, alarmed=[SAW]
+    )
+    assert found == [(2, 1)]
+
+
+def test_query_of_alarms_counted__counts_a_job_once_at_each_level() -> None:
+    alarmed = [
+        SAW,
+        {**SAW, "code": "x/b", "began": False},
+        {**SAW, "db_index": 2},
+        {**SAW, "db_index": 3, "code": "x/b", "began": False, "life": "l2"},
+        {**SAW, "db_index": 4, "failing": False, "life": "l3"},
+    ]
+    assert query("alarms_counted", alarms.Counted, alarmed=alarmed) == [
+        (0, "", "", 1, 4, 2, 1, 1),
+        (1, "x", "", 1, 4, 2, 1, 1),
+        (2, "x", "x/a", 1, 4, 2, 0, 1),
+        (2, "x", "x/b", 0, 0, 0, 2, 0),
+    ]
+
+
+def test_query_of_alarms_by_week__begins_on_monday_and_is_cut_at_the_time() -> None:
+    monday = 11 * DAY
+    completed = [{**JOB, "end_time": monday - 1}, {**JOB, "db_index": 2, "end_time": monday + 5}]
+    asked = {"from_time": monday - DAY, "to_time": monday + DAY}
+    found = query("alarms_by_week", alarms.Week, asked, completed=completed, alarmed=[SAW])
+    assert found == [(monday - DAY, 1.0, 1, 1), (monday, 1.0, 1, 0)]
+
+
+# --- checks
+
+
+ALIVE = {**NODE, "event": "alive", "stream_id": "s", "seq": 1, "time": 5, "rest": '{"checks":["a","b"],"n":1}'}
+
+
+def test_query_of_looked__has_the_first_list_of_each_day() -> None:
+    later = [{**ALIVE, "time": 6, "rest": '{"checks":["c"]}'}, {**ALIVE, "time": DAY, "rest": '{"checks": ["a","b"]}'}]
+    others = [{**ALIVE, "node": "n2"}, {**ALIVE, "node": "n1", "time": 3 * DAY, "rest": '{"checks":[]}'}]
+    asked = {"to_time": 4 * DAY}
+    found = query("looked", evidence.Listed, asked, events=[ALIVE, *later, *others], chosen_nodes=[NODE])
+    assert found == [("c", "n1", '"a","b"', 2, 5)]
+
+
+def test_query_of_checks_sights__is_of_what_drains_in_the_time() -> None:
+    sights = [ALARM, {**ALARM, "badness": 1}, {**ALARM, "time": 1000}, {**ALARM, "node": "n2"}]
+    assert query("checks_sights", checks.Sight, evidence=sights, chosen_nodes=[NODE]) == [("c", "n1", "x", 50, 2)]
+
+
+def test_query_of_checks_spoke__counts_failures_warnings_and_codes() -> None:
+    sights = [ALARM, {**ALARM, "badness": 3}, {**ALARM, "badness": 1, "code": "x/b"}, {**ALARM, "badness": 0}]
+    assert query("checks_spoke", checks.Spoke, evidence=sights, chosen_nodes=[NODE]) == [("x", 2, 1, 2)]
+
+
+def test_query_of_checks_deployed__counts_changes_in_the_time_and_enabling_before_it() -> None:
+    event = {**NODE, "check_name": "x", "event": "check_enabled", "time": 5, "since_time": 3}
+    changed = {**event, "event": "check_changed", "since_time": None}
+    events = [event, changed, {**changed, "time": 60}, {**event, "event": "check_disabled", "time": 70}]
+    found = query("checks_deployed", checks.Deployed, {"from_time": 50}, events=events, chosen_nodes=[NODE])
+    assert found == [("x", 3, 1, 1)]
+
+
+def test_query_of_checks_outages__is_of_outages_of_chosen_nodes() -> None:
+    out = {**NODE, "start_time": 5, "end_time": None, "by_whom": "slurm", "what": "outage"}
+    others = [{**out, "what": "maintenance"}, {**out, "node": "n2"}]
+    found = query("checks_outages", checks.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
+    assert found == [("c", "n1", 5, None, "slurm")]
+
+
+def test_query_of_checks_lives__is_of_proven_conditions_that_drain() -> None:
+    life = {**NODE, "check_name": None, "code": "x/a", "severity": "critical", "observed": None, "history": None}
+    life |= {"first_time": 1, "last_time": 2, "cleared_time": None}
+    others = [{**life, "severity": "warning"}, {**life, "observed": True}, {**life, "history": True}]
+    found = query("checks_lives", checks.Life, conditions=[life, *others], chosen_nodes=[NODE])
+    assert found == [("c", "n1", "x", 1, 2, None)]
+
+
+def test_query_of_checks_sent__is_of_drains_that_were_sent() -> None:
+    line = {**NODE, "event": "drain", "stage": "sent", "time": 5}
+    found = query("checks_sent", checks.Sent, lines=[line, {**line, "stage": "confirmed"}, {**line, "event": "resume"}])
+    assert found == [("c", "n1", 5)]
+
+
+def test_query_of_checks_unseen__is_of_days_seen_less_than_half() -> None:
+    days = [{**NODE, "day": day, "seconds": 100, "observed_seconds": seen} for day, seen in ((0, 49), (DAY, 50))]
+    assert query("checks_unseen", checks.Unseen, observed=days, chosen_nodes=[NODE]) == [("c", "n1", 0)]
+
+
+# --- availability
+
+
+def test_query_of_availability_nodes__is_of_chosen_nodes_in_order() -> None:
+    nodes = [{**NODE, "node": name, "gpu_model": "h", "rack": None, "gpus": 8} for name in ("n2", "n1")]
+    found = query("availability_nodes", availability.Node, chosen_nodes=nodes)
+    assert found == [("c", "n1", "h", None, 8), ("c", "n2", "h", None, 8)]
+
+
+def test_query_of_availability_outages__is_of_outages_of_chosen_nodes() -> None:
+    out = {**NODE, "by_whom": "slurm", "first_state": "DOWN", "start_time": 5, "end_time": None, "what": "outage"}
+    others = [{**out, "what": "maintenance"}, {**out, "node": "n2"}]
+    found = query("availability_outages", availability.Outage, out_of_service=[out, *others], chosen_nodes=[NODE])
+    assert found == [("c", "n1", "slurm", "DOWN", 5, None)]
+
+
+def test_query_of_availability_reserved__has_no_maintenance_where_it_is_not_known() -> None:
+    one = {**NODE, "name": "r", "maintenance": None, "start_time": 5, "end_time": 9}
+    rows = [one, {**one, "maintenance": True, "start_time": 7}, {**one, "start_time": None}, {**one, "node": "n2"}]
+    found = query("availability_reserved", availability.Reserved, reservations=rows, chosen_nodes=[NODE])
+    assert found == [("c", "n1", "r", False, 5, 9), ("c", "n1", "r", True, 7, 9)]
+
+
+def test_query_of_availability_read__is_of_node_states() -> None:
+    sources = (("node_states", 5), ("node_states", None), ("events", 1))
+    rows = [{"cluster": "c", "source": source, "from_time": begin, "to_time": 9} for source, begin in sources]
+    assert query("availability_read", availability.Read, sources_coverage=rows) == [("c", 5, 9)]
+
+
+def test_query_of_availability_until__is_the_latest_time_that_was_read() -> None:
+    read = (("node_states", 5), ("events", 7), ("sacct", 9), ("events", None))
+    rows = [{"cluster": "c", "source": source, "to_time": end} for source, end in read]
+    assert query("availability_until", availability.Until, ingests=rows) == [("c", 7)]
+
+
+def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read() -> None:
+    piece = {**NODE, "begin_time": 10, "end_time": 30}
+    unread = [{"cluster": "c", "begin_time": begin, "end_time": end} for begin, end in ((0, 10), (5, 20), (25, 99))]
+    found = query(
+        *("availability_observed", availability.Observed),
+        observed_pieces=[piece, {**piece, "node": "n2"}],
+        chosen_nodes=[NODE],
+        unread_times=unread,
+    )
+    assert found == [("c", "n1", 10, 20), ("c", "n1", 25, 30)]
+
+
+# --- compare
+
+
+def test_query_of_compare_failed__marks_large_jobs_that_ran() -> None:
+    jobs = [
+        {**JOB, "job_id": 7, "gpus": 256, "start_time": 0, "end_time": 3600},
+        {**JOB, "db_index": 2, "job_id": 8, "gpus": 256, "start_time": None, "end_time": 9},
+        {**JOB, "db_index": 3, "job_id": 9, "gpus": 8, "start_time": 0, "end_time": 900},
+    ]
+    ended = [{**JOB, "db_index": index, "node": "n1"} for index in (1, 2, 3)]
+    row = fields("cluster job_id large node lost")
+    found = query("compare_failed", row, hardware_ends=ended, chosen_jobs=jobs)
+    assert found == [("c", 7, True, "n1", 128.0), ("c", 8, False, "n1", 0.0), ("c", 9, False, "n1", 2.0)]
+
+
+def test_query_of_compare_node_days__is_of_large_jobs_in_the_time() -> None:
+    job = {**JOB, "gpus": 256, "nodes": 32, "start_time": 0, "end_time": None}
+    known = [{"cluster": "c", "known_until": 3 * DAY}]
+    asked = {"from_time": DAY, "to_time": 2 * DAY}
+    found = query("compare_node_days", fields("days"), asked, chosen_jobs=[job, {**job, "gpus": 128}], jobs_known=known)
+    assert found == [(32.0,)]
+
+
+UNIT = "unit jobs completed failed node_fail preempted timeout gpu_hours"
+BECAME = {**JOB, "state": "COMPLETED", "start_time": 0, "end_time": 900, "gpus": 8, "user_name": "u", "account": "a"}
+
+
+def test_query_of_compare_by_day__has_a_row_for_each_day() -> None:
+    jobs = [BECAME, {**BECAME, "state": "TIMEOUT"}, {**BECAME, "start_time": None, "end_time": DAY, "state": "FAILED"}]
+    found = query("compare_by_day", fields(UNIT), {"to_time": 2 * DAY}, chosen_jobs=jobs)
+    assert found == [("0", 2, 1, 0, 0, 0, 1, 4.0), (str(DAY), 1, 0, 1, 0, 0, 0, 0.0)]
+
+
+def test_query_of_compare_by_user__takes_the_account_where_the_user_is_not_known() -> None:
+    jobs = [BECAME, {**BECAME, "user_name": None, "state": "NODE_FAIL"}, {**BECAME, "state": "PREEMPTED"}]
+    found = query("compare_by_user", fields(UNIT), chosen_jobs=jobs)
+    assert found == [("c a", 1, 0, 0, 1, 0, 0, 2.0), ("c u", 2, 1, 0, 0, 1, 0, 4.0)]
+
+
+def test_query_of_compare_nodes__counts_days_out_only_where_the_record_was_read() -> None:
+    found = query(
+        *("compare_nodes", fields("cluster node out_days known_days observed_days"), {"to_time": 4 * DAY}),
+        sources_coverage=[{"cluster": "c", "source": "node_states", "from_time": DAY, "to_time": 3 * DAY}],
+        out_of_service=[{**NODE, "what": "outage", "start_time": 0, "end_time": None}],
+        observed=[{**NODE, "observed_seconds": DAY}],
+        chosen_nodes=[NODE, {**NODE, "node": "n2"}],
+    )
+    assert found == [("c", "n1", 2.0, 2.0, 1.0), ("c", "n2", 0.0, 2.0, 0.0)]
+
+
+def test_query_of_compare_codes__counts_sights_within_an_hour_once() -> None:
+    sights = [{**ALARM, "time": time} for time in (0, 3600, 7201)] + [{**ALARM, "badness": 1}]
+    found = query(
+        *("compare_codes", fields("code cluster node times"), {"to_time": DAY}), evidence=sights, chosen_nodes=[NODE]
+    )
+    assert found == [("x/a", "c", "n1", 2)]
+
+
+# --- ettr
+
+
+LONG = {"cluster": "c", "run": 7, "chained_by": "job_id", "submit_time": 10, "end_time": 500, "gpus": 8}
+LONG |= {"runtime_seconds": 90_000, "queued_seconds": 5}
+
+
+def test_query_of_ettr_long__takes_the_first_attempt_of_a_run_that_is_no_family() -> None:
+    runs = [{**LONG, "attempts": 2, "overlapping": 0}, {**LONG, "attempts": 2, "overlapping": 1, "run": 8}]
+    runs.append({**runs[0], "run": 9, "runtime_seconds": 86_399})
+    jobs = [{**JOB, "db_index": index, "job_id": run, "submit_time": 10, "run_key": "k"}
+            for index, run in ((2, 7), (1, 7), (3, 8), (4, 9))]  # fmt: skip
+    row = fields("cluster run chained_by submit_time end_time gpus runtime_seconds queued_seconds run_key")
+    assert query("ettr_long", row, runs=runs, chosen_jobs=jobs) == [("c", 7, "job_id", 10, 500, 8, 90_000, 5, "k")]
+
+
+def test_query_of_ettr_runs__loses_the_start_and_half_a_checkpoint_of_what_was_interrupted() -> None:
+    attempt = {**JOB, "job_id": 7, "nodes": 1, "submit_time": 10, "start_time": 20}
+    jobs = [
+        {**attempt, "state": "NODE_FAIL", "end_time": 120},
+        {**attempt, "db_index": 2, "submit_time": 130, "start_time": 140, "state": "COMPLETED", "end_time": 400},
+        {**attempt, "db_index": 3, "submit_time": 140, "start_time": None, "state": "CANCELLED", "end_time": 150},
+        {**attempt, "db_index": 4, "submit_time": 600, "state": "COMPLETED", "end_time": 700},
+    ]
+    row = fields("cluster run gpus nodes starts interruptions runtime_seconds queued_seconds lost_seconds")
+    found = query(
+        *("ettr_runs", row, {"restart_seconds": 30.0, "checkpoint_seconds": 40.0}),
+        ettr_long=[{**LONG, "run_key": None}],
+        jobs=jobs,
+        jobs_known=[{"cluster": "c", "known_until": 900}],
+    )
+    assert found == [("c", 7, 8, 1, 2, 1, 90_000, 5, 50.0 + 30.0)]
+
+
+def test_query_of_ettr_families__counts_long_runs_that_overlap() -> None:
+    runs = [{**LONG, "overlapping": 1}, {**LONG, "overlapping": 0}, {**LONG, "overlapping": 1, "run": 9}]
+    assert query("ettr_families", fields("runs"), runs=runs, chosen_jobs=[{**JOB, "job_id": 7}]) == [(1,)]

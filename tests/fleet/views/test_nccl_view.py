@@ -1,0 +1,35 @@
+"""The chapter of the stuck job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from healthd.fleet.answers import nccl
+
+pytestmark = pytest.mark.one_python
+
+try:  # only .venv has numpy; the marked tests run nowhere else
+    from healthd.fleet.views.nccl import view
+except ModuleNotFoundError as error:
+    if error.name not in ("numpy",):
+        raise
+
+REAL = Path(__file__).parents[2] / "data" / "flight_recorder" / "gpu_error_1st"
+
+
+def test_the_chapter_names_the_suspects_and_draws_where_the_ranks_stand() -> None:
+    shown = view(nccl.nccl(str(REAL)))
+    assert shown.sentences[0].startswith("Ranks 12, 14 hold up the job")
+    (table,) = shown.tables
+    assert table.written()[0][:2] == ("74 EXPERT_MODEL_PARALLEL_GROUP", "all_to_all 20537")
+    (drawn,) = shown.figures
+    (layer,) = drawn.layers
+    first = [value for value in layer.records if value["group"].startswith("74 ")]
+    assert {value["rank"]: value["stands"] for value in first} == {
+        12: "missing",
+        13: "waits in it",
+        14: "entered",
+        15: "waits in it",
+    }

@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from healthd.common.text import printable
 from healthd.validation.assessment import Key
 from healthd.validation.document import Result, Validation
@@ -88,7 +90,7 @@ def with_unanswered(new: Validation, before: Validation | None) -> Validation:
     again = {(one.test, one.part) for one in kept}
     results = tuple(one for one in new.results if (one.test, one.part) not in again)
     words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not looked at again" for one in kept)
-    return new._replace(results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
+    return replace(new, results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
 
 
 def _is_gone(one: Result, told: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:

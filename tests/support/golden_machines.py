@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fakes import NOW
 from golden_node import CHECKS, NONE, Node
 from machine import DATA as DATA_MOUNT
 from machine import EXPECTED, ROOT, TMP, Machine, System
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import with_conditions
 from healthd.agent.recording import recording

@@ -50,7 +50,7 @@ def config_of(*fields: str) -> str:
     imports = (
         "dataclasses import dataclass, field",
         "datetime import date",
-        "healthd.agent.settings.config import CheckConfig",
+        "healthd.api import CheckConfig",
     )
     head = "".join(f"from {names}\n" for names in imports)
     lines = "".join(f"    {line}\n" for line in fields)
@@ -314,7 +314,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
 def test_a_config_that_raises_when_it_is_made_is_one_sentence(folder, raised):
     text = f"""
 from dataclasses import dataclass
-from healthd.agent.settings.config import CheckConfig
+from healthd.api import CheckConfig
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     fans: int = 1

@@ -176,7 +176,7 @@ for number, request in enumerate((
     ReadClusterName(),
     LookAtOwnFiles(()),
 )):
-    response = decode(Response, worker.respond(encode(Message(number, request))))
+    response = decode(Response, worker.respond(encode(Message(number, request))).partition(BETWEEN)[0])
     assert not response.error, response
 print(*sys.modules)
 """

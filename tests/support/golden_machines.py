@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from healthd.agent.worker.process import Setup
 from healthd.cli import replay
 from healthd.cli.check import runner_of
 from healthd.common import toml
-from healthd.common.codec import dump, load
+from healthd.common.codec import dump, fields_of, load
 from healthd.common.model import Outcome, RunName
 from healthd.failslow.live.document import FILE, Told, as_text
 from healthd.host import inventory
@@ -183,7 +182,11 @@ def scenarios(folder: Path) -> Iterator[str]:
 def settings() -> Iterator[str]:
     """The defaults of each check, and what each profile guesses."""
     for name, check in CHECKS.items():
-        common = {field.name for field in fields(CheckConfig)} - {"timeout_seconds", "clear_after", "interval_seconds"}
+        common = {field.name for field in fields_of(CheckConfig)} - {
+            "timeout_seconds",
+            "clear_after",
+            "interval_seconds",
+        }
         for setting, value in table_of(check.config()).items():
             if setting not in common:
                 yield f"{name}.{setting} = {value}"
@@ -195,7 +198,9 @@ def settings() -> Iterator[str]:
 
 
 def table_of(config: CheckConfig) -> dict[str, str]:
-    return {field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields(config)}
+    return {
+        field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields_of(type(config))
+    }
 
 
 def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:

@@ -396,7 +396,7 @@ def _misdeclared(check: Check) -> str:
     from healthd.agent.settings import site_config
 
     config = check.config
-    if config is not CheckConfig and not (isinstance(config, type) and issubclass(config, site_config.CheckConfig)):
+    if not isinstance(config, type) or not issubclass(config, (CheckConfig, site_config.CheckConfig)):
         return "Config must be a dataclass and a CheckConfig"
     for name in ("USES", "PER"):
         if not isinstance(getattr(declares, name), str):

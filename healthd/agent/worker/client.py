@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import (
     ANSWERS,
+    BETWEEN,
     NO_ANSWER,
     Answer,
     Asked,
@@ -377,13 +378,14 @@ class Runner:
         assert worker is not None
         assert request is not None
         try:
-            response = decode(Response, line)
+            header, _, raw = line.partition(BETWEEN)
+            response = decode(Response, header)
             if response.number != worker.requests:
                 raise DecodeError(f"response {response.number} to request {worker.requests}")
         except DecodeError:
             self._discard()
             return self._ended(Outcome.FAILED, "the worker answered nonsense")
-        answer, error, raw = None, response.error, bytes(response.answer)
+        answer, error = None, response.error
         try:
             if not error or raw != NO_ANSWER:
                 answer = decode(ANSWERS[request.kind], raw)

@@ -21,12 +21,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Raw
-
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Settings
 from healthd.agent.worker import requests
 from healthd.agent.worker.requests import (
+    BETWEEN,
     NO_ANSWER,
     Answer,
     Asked,
@@ -189,7 +188,7 @@ class Worker:
             raw = encode(answer)
         except (TypeError, ValueError) as problem:
             error, raw = f"what it gave cannot be sent: {one_sentence(problem)}", NO_ANSWER
-        return encode(Response(message.number, error, self.host.nvml_is_outdated, Raw(raw))) + b"\n"
+        return encode(Response(message.number, error, self.host.nvml_is_outdated)) + BETWEEN + raw + b"\n"
 
     def answer(self, asked: Asked, now: float | None = None) -> tuple[str, Answer | None]:
         """Carry out a request. Return what failed, in one sentence, and the answer."""

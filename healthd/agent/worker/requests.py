@@ -1,8 +1,9 @@
 """Messages between the daemon and its worker: one type for each request and each answer. Pure.
 
-Each message is one line of JSON (common/values.py):
+A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
+and of the answer, separated by a tab, so that an answer that is not of the expected type does not spoil the response.
 
-    Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1, answer=RunAnswer(...))
+    Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1)  RunAnswer(...)
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Raw, field
+from msgspec import field
 
 from healthd.common.model import Entry, Finding, Inventory, LeftOut, NothingToCheck, Observation, Repair
 from healthd.common.values import Value, Whole
@@ -156,6 +157,7 @@ class CopyAnswer(Value, frozen=True):
 
 
 NO_ANSWER = b"null"
+BETWEEN = b"\t"  # JSON has none: a text has \t in its place
 
 
 class Response(Value, frozen=True):
@@ -163,20 +165,19 @@ class Response(Value, frozen=True):
 
     error     why the request failed, in one sentence; "" = it did not
     outdated  the NVML that the worker loaded does not fit the driver, permanently
-    answer    JSON of the request's type in ANSWERS; null if there is none
     """
 
     number: int
     error: str = ""
     outdated: bool = False
-    answer: Raw = Raw(NO_ANSWER)
 
 
 JournalLines = tuple[tuple[float, str, int, str], ...]  # journal.JournalLine
 Identities = dict[str, tuple[int, int, int]]  # installed_files.identities
 Answer = RunAnswer | BaselineAnswer | Inventory | CopyAnswer | JournalLines | Identities | str | int
 
-# AppendEvents: the number of events that the journal did not take. ReadClusterName: the name.
+# The type of the answer to each request. AppendEvents: how many events the journal did not take. ReadClusterName: the
+# name.
 ANSWERS: Mapping[type[Asked], Any] = {
     Run: RunAnswer,
     CloseNvml: type(None),

@@ -198,6 +198,11 @@ def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
         return str(error).startswith("x: is")
 
 
+def test_ledger_keeps_a_reason_of_slurm_that_is_not_utf8() -> None:
+    ledger = Ledger(slurm=SlurmMemory(overruled=b"L\xfcfter".decode("utf-8", "surrogateescape")))
+    assert decode(encode(ledger), "x") == ledger
+
+
 def test_an_empty_ledger_is_read_back_too() -> None:
     assert decode(encode(Ledger()), "x") == Ledger()
 

@@ -20,6 +20,7 @@ from healthd.agent.worker import client as work_runner
 from healthd.agent.worker.client import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
 from healthd.agent.worker.process import Setup, Worker
 from healthd.agent.worker.requests import (
+    BETWEEN,
     CloseNvml,
     CopyAnswer,
     LoadCopy,
@@ -60,6 +61,7 @@ CHECKS = {
     "gives_text_as_bits": 'yield Observation("answer", 1, bits="64")',
     "gives_nan": 'yield Observation("answer", float("nan"))',
     "gives_an_object": 'yield Observation("answer", 1, bits=object())',
+    "gives_a_path": 'yield Finding(Severity.WARNING, "gives_a_path/x", os.fsdecode(b"/data/\\xff"), "m")',
     "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
     "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
     "hangs": "time.sleep(600)",
@@ -173,6 +175,11 @@ def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
     reply = ask(runner, request("fine"))
     assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
     assert answer_of(reply).observations == (Observation("answer", 42.0),)
+
+
+def test_run_answer_keeps_a_path_that_is_not_utf8(runner: Runner) -> None:
+    (finding,) = answer_of(ask(runner, request("gives_a_path"))).findings
+    assert os.fsencode(finding.subject) == b"/data/\xff"
 
 
 def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
@@ -606,7 +613,8 @@ def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_
 
 def test_an_answer_carries_the_number_of_its_request() -> None:
     worker = Worker(Setup(), Host("/"))
-    response = values.decode(Response, worker.respond(values.encode(Message(7, CloseNvml()))))
+    line = worker.respond(values.encode(Message(7, CloseNvml())))
+    response = values.decode(Response, line.partition(BETWEEN)[0])
     assert (response.number, response.error, response.outdated) == (7, "", False)
 
 

@@ -8,12 +8,15 @@ a tool starts a new history.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated
 
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from healthd.common.text import printable
+from healthd.common.values import DecodeError, decode
 from healthd.validation.assessment import Key
 from healthd.validation.document import Result, Validation
 
@@ -25,23 +28,22 @@ MOST_LINE_CHARACTERS = 1000
 Past = dict[Key, list[float]]
 
 
+class _Line(Struct):
+    test: str
+    part: str
+    source: str
+    value: Annotated[float, Meta(gt=0, lt=1e300)]
+
+
 def parse(text: str) -> Past:
     """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
     past: Past = {}
     for line in text.splitlines()[-MOST_LINES:]:
-        try:
-            told = json.loads(line) if len(line) <= MOST_LINE_CHARACTERS else None
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(told, dict):
-            continue
-        words = tuple(told.get(key) for key in ("test", "part", "source"))
-        value = told.get("value")
-        if not all(isinstance(word, str) for word in words) or isinstance(value, bool):
-            continue
-        if isinstance(value, int | float) and 0 < value < 1e300 and math.isfinite(value):
-            test, part, source = (printable(str(word)) for word in words)
-            past.setdefault((test, part, source), []).append(float(value))
+        if len(line) <= MOST_LINE_CHARACTERS:
+            with suppress(DecodeError):
+                found = decode(_Line, line)
+                key = (printable(found.test), printable(found.part), printable(found.source))
+                past.setdefault(key, []).append(found.value)
     return {key: values[-MOST_EACH:] for key, values in past.items()}
 
 

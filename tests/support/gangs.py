@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-from msgspec.structs import replace
+from dataclasses import dataclass, replace
 
 from healthd.failslow.detect import detect
 from healthd.failslow.model import Evidence, Judgement, Kind, Point, Series

@@ -5,6 +5,7 @@ Nothing waits: the clocks of the machines are made, and the steps of the stories
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -263,7 +264,7 @@ INSTEAD = [
         for act in ("", "drain", "requeue")
     ),
     *(
-        replace(row, well=steps(writes({"/dev/ipmi0": ""}), prints("ipmitool", stories_host.SEL)))
+        dataclasses.replace(row, well=steps(writes({"/dev/ipmi0": ""}), prints("ipmitool", stories_host.SEL)))
         for row in stories_host.ROWS
         if row.code.startswith("ipmi_sel/")
     ),

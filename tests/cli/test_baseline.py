@@ -928,7 +928,7 @@ def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is
     [
         ('Entry("shelf", "disks", 24', 'Entry("mount", "fstype", 24', "neither an Entry nor a LeftOut of its BASELINE"),
         ('Entry("shelf", "disks", 24', 'Entry("shelf", "enforce", 24', "neither an Entry nor a LeftOut"),
-        ("24,", "b'24',", "what it gave cannot be sent"),
+        ("24,", "b'24',", "bytes is not JSON serializable"),
         ('yield LeftOut("shelf", "is dark", instance="side")', "raise OSError(5, 'no shelf')", "no shelf"),
     ],
 )

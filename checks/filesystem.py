@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     FailureCause,
@@ -20,7 +20,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
@@ -46,8 +45,7 @@ SERVERS = ("not_responding", "evicted")
 MAX_NAME = 128  # characters of a server's name
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """error_window_seconds    how long errors of a file system stay a warning
     server_window_seconds   the same for a server, if the log never says that it answers again
     """

@@ -23,7 +23,7 @@ from healthd.api import (
     Past,
     Severity,
 )
-from healthd.api import CheckConfig as Config
+from healthd.api import CheckSettings as Config
 
 USES = "nvml"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig as Config,
+    CheckSettings as Config,
 )
 from healthd.api import (
     Clears,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     FailureCause,
@@ -19,7 +19,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
@@ -31,8 +30,7 @@ EVERYWHERE = (
 MOST_NAMED = 4  # SMs, and jobs, in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """window_seconds   exceptions of different jobs on one SM warn if they came within this time"""
 
     window_seconds: Seconds = 24 * 3600.0

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     FailureCause,
@@ -27,7 +27,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
@@ -45,8 +44,7 @@ NOT_TELLING = ("", "pci", "vfio-pci", "pcieport")
 OTHER = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning about a blocked access lasts without a further line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     EndsJob,
@@ -24,7 +24,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     printable,
     regex,
@@ -48,8 +47,7 @@ WITHOUT_A_WORD = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long an SXid that only warns is told after its last line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0

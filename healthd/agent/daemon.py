@@ -19,7 +19,6 @@ agent/slurm/policy.py).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
@@ -31,6 +30,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import absorb, events, log_fields, verdict
@@ -58,7 +59,7 @@ from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Request, Runner
 from healthd.agent.worker.process import setup_of
-from healthd.agent.worker.requests import LoadCopy, WriteFile
+from healthd.agent.worker.requests import CopyAnswer, LoadCopy, WriteFile
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest, remove_leftovers
@@ -213,7 +214,7 @@ class Daemon:
     def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
         memory, runner = self.memory, self.looking.runner
-        reply = runner.send(Request.of("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
+        reply = runner.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
@@ -223,9 +224,9 @@ class Daemon:
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
             memory.copy_unread = True
-        memory.copied_at = reply.table.get("written", 0.0)
-        texts: dict[str, str | None] = reply.table.get("texts", {})
-        return texts
+        copy = reply.answer if isinstance(reply.answer, CopyAnswer) else CopyAnswer()
+        memory.copied_at = copy.written
+        return copy.texts
 
     # --- one turn of the loop
 
@@ -359,7 +360,7 @@ class Daemon:
             names, optional = looking.judged_by(), self.configured.never_holds_resume
             self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
             if waits_for:
-                self.verdict = dataclasses.replace(self.verdict, may_resume=False, before_resume=waits_for)
+                self.verdict = replace(self.verdict, may_resume=False, before_resume=waits_for)
             self.know_whether_drained()
 
     def know_whether_drained(self) -> None:
@@ -465,7 +466,7 @@ class Daemon:
 
             with guard.at(METRICS):
                 page = render(self.snapshot())
-                self.looking.rounds.task(Request.of("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
+                self.looking.rounds.task(Request("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
 
     def say_ready(self) -> None:
         """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""
@@ -618,8 +619,8 @@ class Daemon:
             loaded, checks = self.load_settings(self.settings.checks_dir)
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
             waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
-            settings = dataclasses.replace(loaded.settings, **kept)
-            configured = Configured(dataclasses.replace(loaded, settings=settings), checks)
+            settings = replace(loaded.settings, **kept)
+            configured = Configured(replace(loaded, settings=settings), checks)
             conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1

@@ -7,10 +7,9 @@ are used here. Colour is never the only difference between marks: a shape, a das
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
-
-from healthd.common.values import dataclass
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart, in an order whose greys differ too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")

@@ -13,7 +13,6 @@ from pathlib import Path
 from healthd.common.codec import nearest
 from healthd.common.errors import HealthdError
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet import lint
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 

@@ -12,10 +12,10 @@ import hashlib
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.text import printable, regex
-from healthd.common.values import dataclass
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 

@@ -8,9 +8,9 @@ that a table has no number that `--json` lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from healthd.common.values import dataclass
 from healthd.fleet.answers.document import Document, moment, number, percent, span
 from healthd.fleet.figures import Figure
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
@@ -73,7 +74,6 @@ class Memory:
         self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
         self._quiet_seconds = 0.0  # went by, and no window has counted them yet
         self._saved: Ledger | None = None  # what stands in the file
-        self._kept = ledger_codec.Kept()
         self.save_failed = False
         self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
         self.dropped = 0  # lines of the stream that did not fit, since the start
@@ -196,7 +196,7 @@ class Memory:
     # --- change
 
     def change(self, **changes: Any) -> None:
-        self._replace(dataclasses.replace(self.ledger, **changes))
+        self._replace(replace(self.ledger, **changes))
 
     def _replace(self, ledger: Ledger) -> None:
         """Go on with another ledger. The stream is told what changed, here for all that change it; of what ended all is
@@ -307,12 +307,12 @@ class Memory:
         lines = self._put(known.outbox, list(events))
         # each has a number, also what did not fit
         self.dropped += lines.next_seq - known.outbox.next_seq - (len(lines.lines) - len(known.outbox.lines))
-        self._set(dataclasses.replace(known, outbox=lines, told=told or known.told))
+        self._set(replace(known, outbox=lines, told=told or known.told))
 
     def know_cluster(self, name: str) -> None:
         """What Slurm's settings call the cluster; "" changes nothing."""
         if name not in ("", self.ledger.told.cluster):
-            self._set(dataclasses.replace(self.ledger, told=dataclasses.replace(self.ledger.told, cluster=name)))
+            self._set(replace(self.ledger, told=replace(self.ledger.told, cluster=name)))
 
     def job_ended(self) -> None:
         self.say((), telling.after_job_end(self.ledger.told, self._now()))
@@ -337,9 +337,9 @@ class Memory:
         """These lines are on the disk. The ledger is not saved for that alone: whoever starts from an older one writes
         the same lines again, and finds them there."""
         left = outbox.written(self.ledger.outbox, lines)
-        self.ledger = dataclasses.replace(self.ledger, outbox=left)
+        self.ledger = replace(self.ledger, outbox=left)
         if left.dropped:
-            self._set(dataclasses.replace(self.ledger, outbox=self._put(left, [])))
+            self._set(replace(self.ledger, outbox=self._put(left, [])))
 
     def _put(self, into: Outbox, events: Collection[Event]) -> Outbox:
         if not events and not into.dropped:
@@ -378,15 +378,15 @@ class Memory:
         """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
         path = self._path(ledger_codec.FILE)
         try:
-            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.encode(self.ledger))
         except OSError as error:
             before = self.ledger.outbox
             left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or left is before:
                 raise
-            self.ledger = dataclasses.replace(self.ledger, outbox=left)
+            self.ledger = replace(self.ledger, outbox=left)
             self.dropped += len(before.lines) - len(left.lines)
-            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.encode(self.ledger))
 
     def save_anew(self) -> None:
         """Save all into a new runtime directory, where nothing that was saved is left."""
@@ -396,7 +396,7 @@ class Memory:
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
     """A number that was given after this ledger was written would be given twice."""
-    return dataclasses.replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
+    return replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
 
 
 def tell(lines: Iterable[Line]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
 
 from healthd.common.codec import ConvertError, load
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 MOST_BYTES = 256 << 10
 VERSIONS = ("TLS12", "TLS13")
@@ -57,8 +59,7 @@ class WebConfigError(HealthdError):
     """The web configuration or one of its files is invalid. The message is one sentence that names the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Value, frozen=True):
     """`tls_server_config`, with the names and defaults of the file."""
 
     cert_file: str
@@ -73,16 +74,14 @@ class Tls:
     curve_preferences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Http:
+class Http(Value, frozen=True):
     """`http_server_config`. `http2` has no effect: the page is served over HTTP/1."""
 
     http2: bool = True
     headers: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WebConfig:
+class WebConfig(Value, frozen=True):
     tls_server_config: Tls | None = None
     http_server_config: Http = Http()
 

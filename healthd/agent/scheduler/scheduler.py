@@ -5,11 +5,12 @@ A check's result becomes conditions by a pure function (agent/conditions/intake.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.store import NAMES, Memory
@@ -26,13 +27,14 @@ from healthd.agent.worker.requests import (
     ReadClusterName,
     ReadJournal,
     Run,
+    RunAnswer,
     SaveCopy,
     TakeInventory,
     WriteFile,
+    op_of,
 )
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.common import guard
-from healthd.common.codec import load
 from healthd.common.guard import WORKER, words
 from healthd.common.model import CheckResult, Inventory, Observation, Outcome, RunName, Severity
 from healthd.common.text import without_class
@@ -46,9 +48,9 @@ log = logging.getLogger("healthd")
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
 BURST_SECONDS = 0.02  # for so long we wait for the worker alone: a kernel line waits that long at worst
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
-INVENTORY = Request.of("nvml", TASK_SECONDS, TakeInventory(gpus=True))
+INVENTORY = Request("nvml", TASK_SECONDS, TakeInventory(gpus=True))
 INVENTORY_SECONDS = 24 * 3600.0
-CLUSTER_NAME = Request.of("slurm_conf", TASK_SECONDS, ReadClusterName())
+CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, ReadClusterName())
 FOREVER = float("inf")
 
 
@@ -240,10 +242,10 @@ class Looking:
         try:
             return self._take(reply, seen)
         except Exception as error:
-            guard.drop(WORKER, error, reply.request.table["op"])
+            guard.drop(WORKER, error, op_of(reply.request.kind))
             why = f"healthd makes a mistake with the answer: {words(error)}"
             with guard.at(WORKER):  # it could not look, which is neither good nor bad news
-                return self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why), seen)
+                return self._take(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), seen)
         return seen
 
     def _take(self, reply: Reply, seen: Seen) -> Seen:
@@ -258,7 +260,7 @@ class Looking:
         elif kind is WriteFile:
             self._wrote_textfile(reply)
         elif reply.outcome is not Outcome.COMPLETED:
-            log.error("the worker could not %s: %s", reply.request.table["op"].replace("_", " "), reply.error)
+            log.error("the worker could not %s: %s", op_of(reply.request.kind).replace("_", " "), reply.error)
             if kind is SaveCopy:
                 self.copy_failures += 1
                 self.copy_trouble = reply.error or reply.outcome.value.replace("_", " ")
@@ -268,13 +270,15 @@ class Looking:
         elif kind is SaveCopy:
             self.copy_trouble = ""
         elif kind is TakeInventory:
-            inventory = load(Inventory, reply.table["inventory"])
+            inventory = reply.answer
+            assert isinstance(inventory, Inventory)
             whole = when_whole(self._memory.ledger.whole_gpus, inventory.gpus)
             self._memory.change(whole_gpus=whole)
             self._inventory_at = self._monotonic()
             return seen._replace(inventory=inventory)
         elif kind is ReadClusterName:
-            self._memory.know_cluster(reply.table["cluster"])
+            assert isinstance(reply.answer, str)
+            self._memory.know_cluster(reply.answer)
         return seen._replace(journal=reply) if kind is ReadJournal else seen
 
     def _wrote_textfile(self, reply: Reply) -> None:
@@ -282,7 +286,8 @@ class Looking:
         trouble = ""
         if reply.outcome is not Outcome.COMPLETED:
             why = without_class(reply.error) or reply.outcome.value.replace("_", " ")
-            trouble = f"no metrics in {reply.request.table['path']} (metrics.textfile): {why}"
+            assert isinstance(reply.request.asked, WriteFile)
+            trouble = f"no metrics in {reply.request.asked.path} (metrics.textfile): {why}"
         if trouble not in ("", self.textfile_trouble):
             log.error("%s", trouble)
         self.textfile_trouble = trouble
@@ -298,14 +303,14 @@ class Looking:
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
             why = "the clock was set while it ran"
-            reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
+            reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, told=None)
             self.rounds.look_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
         result = result_of(check, config, reply, began(reply, self._now()), silent)
         ledger, result = intake.looked(memory.ledger, result, config, self._now())
         self._note(result)
         memory.take(ledger)
-        if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) and isinstance(reply.table.get("past"), str):
-            memory.set_past(str(name), reply.table["past"])
+        if isinstance(reply.answer, RunAnswer):
+            memory.set_past(str(name), reply.answer.past)
         again_at = verdict.next_look(memory.conditions).get(name)
         if again_at is not None and again_at > self._now():
             self.rounds.look_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
@@ -339,7 +344,8 @@ class Looking:
 
     def _know_own_files(self, reply: Reply) -> None:
         if reply.outcome is Outcome.COMPLETED:
-            found = installed_files.trouble(self._own_files, reply.table["files"])
+            assert isinstance(reply.answer, dict)
+            found = installed_files.trouble(self._own_files, reply.answer)
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
             found = self.own_files_changed() or f"no worker answers: {reply.error}"
         else:
@@ -373,7 +379,7 @@ class Looking:
         memory, settings = self._memory, self.configured.settings
         asked = SaveCopy(settings.runtime_dir, settings.state_dir, NAMES, memory.copy_unread)
         memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
-        return Request.of("state_dir", TASK_SECONDS, asked)
+        return Request("state_dir", TASK_SECONDS, asked)
 
     # --- the stream
 
@@ -409,7 +415,7 @@ class Looking:
         return reply is not None
 
     def round_is_over(self) -> None:
-        self.rounds.task(Request.of("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._own_files))))
+        self.rounds.task(Request("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._own_files))))
         self._driver_is_unheld = self.is_driver_unheld()
 
     def _asked_of(self, run: ScheduledRun) -> Run:

@@ -6,6 +6,8 @@ What comes and goes (mounts of containers and users, virtual functions, ports th
 
 from __future__ import annotations
 
+import json
+
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
 from healthd.common.codec import dump, load
@@ -28,10 +30,13 @@ def look(host: Host, check: Check, config: CheckConfig) -> list[Entry | LeftOut]
 
 
 def _said(check: Check, item: object) -> Entry | LeftOut:
-    """The item as it is sent. Raises TypeError if the check may not say it, ConvertError if it is no plain data."""
+    """Return the item as it is sent.
+
+    Raises TypeError if the check may not give it or if it has no JSON, ConvertError for a field of another type.
+    """
     settings = check.wants.settings if check.wants else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
-        return load(Entry, dump(item))
+        return load(Entry, json.loads(json.dumps(dump(item))))
     if isinstance(item, LeftOut) and (item.check, item.setting in ("", *settings)) == (check.name, True):
         return load(LeftOut, dump(item))
     raise TypeError(f'the check "{check.name}" gave {item!r:.100}: neither an Entry nor a LeftOut of its BASELINE')

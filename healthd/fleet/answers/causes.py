@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import csv
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.common.job_failures import EndsJob
 from healthd.common.text import is_decimal
-from healthd.common.values import dataclass
 from healthd.nvidia.xid_table import AFTER_PROGRAM
 
 USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE = "user_program", "system_software", "hardware"

@@ -13,9 +13,9 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.common.values import dataclass
 from healthd.fleet.answers import causes, document
 from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.evidence import Looked, looked_at

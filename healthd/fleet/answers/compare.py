@@ -15,14 +15,13 @@ import calendar
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from scipy import stats
 
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.evidence import looked_at

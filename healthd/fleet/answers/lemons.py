@@ -16,10 +16,10 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.slurm import lemon_command
-from healthd.common.values import dataclass
 from healthd.fleet.answers.document import Document, Unanswerable, number, percent, plural, share, span
 from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
 from healthd.fleet.answers.study import Study

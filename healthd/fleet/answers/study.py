@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from healthd.common.codec import nearest
-from healthd.common.values import dataclass
 from healthd.fleet import engine, store
 from healthd.fleet.answers import causes
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share

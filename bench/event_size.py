@@ -21,7 +21,6 @@ from pathlib import Path
 
 import healthd
 from healthd.agent.conditions import events
-from healthd.agent.conditions.bounds import MOST_OF_A_CODE
 from healthd.agent.conditions.store import Memory
 from healthd.agent.control import commands
 from healthd.common.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
@@ -35,7 +34,7 @@ CHECKS = [RunName(f"check_number_{n:02d}") for n in range(40)]
 MONTHS = {  # standing all month, warnings of a day, faults that drain, boots
     "typical": (0, 3, 1, 1),
     "bad": (8, 0, 2 * DAYS, DAYS),
-    "worst": (MOST_OF_A_CODE, 0, 0, 1),
+    "worst": (64, 0, 0, 1),
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 from healthd.agent.conditions.events import FLUSH_SECONDS
 from healthd.agent.daemon import Daemon
 from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import AppendEvents
 from healthd.common.model import Outcome
 from tests.agent.test_daemon_guards import alone, go, settings
 
@@ -38,7 +39,7 @@ def reply(request: Request, outcome: Outcome, error: str = "") -> Reply:
 
 def test_lines_go_to_the_worker_once_the_ledger_with_them_is_saved(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.memory.unsaved
-    assert not daemon.looking.delivery.is_due
+    assert not daemon.replies.delivery.is_due
     daemon.publish(round_ended=False)
     go(daemon, lambda: waiting(daemon) == [])
     assert [e["event"] for e in written(tmp_path)][:2] == ["started", "check_enabled"]
@@ -51,12 +52,12 @@ def test_a_ledger_that_cannot_be_saved_tells_nothing(daemon: Daemon, monkeypatch
     monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", broken)
     daemon.publish(round_ended=False)
     assert daemon.memory.save_failed
-    assert not daemon.looking.delivery.is_due
+    assert not daemon.replies.delivery.is_due
 
 
 def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
     daemon.memory.save()
-    delivery = daemon.looking.delivery
+    delivery = daemon.replies.delivery
     request = delivery.request()
     daemon.memory.say_stopped("it was told to")
     daemon.memory.save()
@@ -68,7 +69,7 @@ def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
 
 def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_may_be_there(daemon: Daemon) -> None:
     daemon.memory.save()
-    looking, delivery = daemon.looking, daemon.looking.delivery
+    delivery = daemon.replies.delivery
     first = delivery.request()
     delivery.ended(reply(first, Outcome.COMPLETED))
     daemon.memory.say_stopped("it was told to")
@@ -81,11 +82,11 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
         for trouble, _ in daemon.troubles()
     )
     given: list[Request] = []
-    looking.rounds.task = given.append  # type: ignore[method-assign]
-    looking.write_stream(round_ended=False)
+    daemon.scheduler.queue.add_task = given.append  # type: ignore[method-assign]
+    daemon.replies.add_tasks(round_ended=False)
     assert given == []
-    looking.write_stream(round_ended=True)
-    (third,) = given
+    daemon.replies.add_tasks(round_ended=True)
+    (third,) = [request for request in given if request.kind is AppendEvents]
     assert third.table == {**second.table, "again": True}
     delivery.ended(reply(third, Outcome.COMPLETED))
     assert (delivery.status.failures_total, delivery.status.trouble, delivery.status.waiting) == (1, "", 0)
@@ -93,18 +94,18 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
 
 def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
-    runner = daemon.looking.runner
+    runner = daemon.client
     runner.send(Request("nvml", 60.0, {"op": "inventory", "gpus": False}))
-    daemon.looking.last_words(30.0)
+    daemon.replies.finish(30.0)
     assert written(tmp_path) == []
     go(daemon, lambda: not runner.busy)
 
 
 def test_what_the_worker_already_writes_is_waited_for_and_then_comes_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
-    daemon.looking.runner.send(daemon.looking.delivery.request())
+    daemon.client.send(daemon.replies.delivery.request())
     daemon.memory.say_stopped("it was told to")
-    daemon.looking.last_words(30.0)
+    daemon.replies.finish(30.0)
     assert written(tmp_path)[-1]["event"] == "stopped"
     assert '"stopped"' in (tmp_path / "state_dir/ledger.json").read_text()
     assert waiting(daemon) == []

@@ -54,7 +54,7 @@ def saved(clears: Clears, observed: bool) -> Iterator[float]:
         memory = Memory(folder, lambda: now)
         memory.recall(dict, BOOT_ID, Mode.OBSERVE)
         memory.take(replace(full(clears, observed), outbox=memory.ledger.outbox, told=memory.ledger.told))
-        memory.written(memory.ledger.outbox.lines)
+        memory.stream.written(memory.ledger.outbox.lines)
         memory.save()
         memory.save_anew()
         for number in range(SAVES):
@@ -63,7 +63,7 @@ def saved(clears: Clears, observed: bool) -> Iterator[float]:
             memory.take(with_event(memory.ledger, number * 37 % CONDITIONS, now))
             assert memory.unsaved
             yield ms(memory.save)
-            memory.written(memory.ledger.outbox.lines)
+            memory.stream.written(memory.ledger.outbox.lines)
 
 
 def ms(what: object) -> float:

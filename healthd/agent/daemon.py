@@ -207,7 +207,7 @@ class Daemon:
         settings, memory = self.settings, self.memory
         last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
         memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
-        memory.say_checks(self.configured.versions(healthd.__version__))
+        memory.stream.emit_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
 
@@ -364,7 +364,7 @@ class Daemon:
             commands.end_pause(self.memory, now)
             self.scheduler.queue.run_all_now()
         self.memory.end_acks()
-        self.memory.flush_after_job()
+        self.memory.stream.flush_after_job()
 
     # --- decide: conditions -> verdict -> decision -> Slurm
 
@@ -426,7 +426,7 @@ class Daemon:
             words = decision_words(self.hand.decision, self.hand.status.owner)
             fields = log_fields.of_decision(self.hand.decision, self.verdict.causes)
             log.log(logging.WARNING if fields else logging.INFO, "decision: %s", words, extra=fields)
-            self.memory.say([events.decision(self.hand.decision, words)])
+            self.memory.stream.emit([events.decision(self.hand.decision, words)])
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
@@ -461,7 +461,7 @@ class Daemon:
             return
         listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
         only_listen = {check.name for check, _ in listening if not check.runs}
-        self.memory.say_alive(self.replies.completed() | only_listen, anyway=True)
+        self.memory.stream.emit_alive(self.replies.completed() | only_listen, anyway=True)
         self.said_alive = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
@@ -604,7 +604,7 @@ class Daemon:
         """An epilog reports the end of a job: the checks for it run now. Return those that the epilog may wait for, and
         the programs that it shall run: only where no job is left and nothing drains."""
         asked = self.now()
-        self.memory.job_ended()
+        self.memory.stream.emit_job_end()
         self.read_jobs(job_ended=True)
         runs = self.scheduler.runs_after_job()
         self.scheduler.queue.run_after_event(runs)
@@ -664,7 +664,7 @@ class Daemon:
         self.watching.reconfigure(configured)
         self.memory.change_mode(settings.mode)
         self.memory.set_conditions(conditions)
-        self.memory.say_checks(configured.versions(healthd.__version__))
+        self.memory.stream.emit_checks(configured.versions(healthd.__version__))
         self.memory.keep_only(configured.runs)
         done = f"settings read again: mode {settings.mode.value}, {len(configured.runs)} checks"
         log.info("%s", done)
@@ -685,7 +685,7 @@ class Daemon:
         self.hearing.note_cursor()
         is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon
         if is_ours:
-            self.memory.say_stopped("it was told to" if self.stopping else "by a mistake of its own")
+            self.memory.stream.emit_stopped("it was told to" if self.stopping else "by a mistake of its own")
             self.memory.save(round_over=True)
             self.replies.finish(LAST_WORDS_SECONDS)
         self.control.close(is_ours)

@@ -26,7 +26,7 @@ class Delivery:
     @property
     def status(self) -> StreamStatus:
         waiting = len(self._memory.ledger.outbox.lines)
-        return StreamStatus(waiting, self._memory.dropped, self._failures, self._journal_lost, self.trouble)
+        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.trouble)
 
     @property
     def is_due(self) -> bool:
@@ -51,4 +51,4 @@ class Delivery:
             return
         self.trouble = ""
         self._journal_lost += reply.table["journal_lost"]
-        self._memory.written(reply.request.table["lines"])
+        self._memory.stream.written(reply.request.table["lines"])

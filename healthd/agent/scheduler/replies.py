@@ -146,7 +146,7 @@ class ReplyHandler:
             elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
                 self._queue.add_task(reply.request)  # again when the worker that hangs in it has ended
             elif kind is ReadClusterName and not why:
-                self._memory.know_cluster(reply.table["cluster"])
+                self._memory.stream.set_cluster(reply.table["cluster"])
         return received
 
     # --- results of checks

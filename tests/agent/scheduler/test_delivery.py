@@ -59,7 +59,7 @@ def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
     daemon.memory.save()
     delivery = daemon.replies.delivery
     request = delivery.request()
-    daemon.memory.say_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("it was told to")
     daemon.memory.save()
     assert not delivery.is_due
     delivery.ended(reply(request, Outcome.COMPLETED))
@@ -72,7 +72,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     delivery = daemon.replies.delivery
     first = delivery.request()
     delivery.ended(reply(first, Outcome.COMPLETED))
-    daemon.memory.say_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("it was told to")
     daemon.memory.save()
     second = delivery.request()
     assert (first.table["again"], second.table["again"]) == (True, False)
@@ -104,7 +104,7 @@ def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp
 def test_what_the_worker_already_writes_is_waited_for_and_then_comes_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
     daemon.client.send(daemon.replies.delivery.request())
-    daemon.memory.say_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("it was told to")
     daemon.replies.finish(30.0)
     assert written(tmp_path)[-1]["event"] == "stopped"
     assert '"stopped"' in (tmp_path / "state_dir/ledger.json").read_text()
@@ -116,8 +116,8 @@ def test_the_epilogs_word_sets_the_time_of_the_flush_and_wakes_the_daemon_then(d
     ended = daemon.memory.ledger.told.job_ended
     assert ended == pytest.approx(daemon.now(), abs=60)
     daemon.now = lambda: ended + FLUSH_SECONDS
-    daemon.memory._now = daemon.now
-    daemon.memory.flush_after_job()
+    daemon.memory.stream._now = daemon.now
+    daemon.memory.stream.flush_after_job()
     assert daemon.memory.ledger.told.job_ended == 0.0
 
 
@@ -126,7 +126,7 @@ def test_a_reload_tells_which_checks_changed(tmp_path: Path) -> None:
     daemon = Daemon(lambda _running: given)
     daemon.start()
     try:
-        daemon.memory.written(daemon.memory.ledger.outbox.lines)
+        daemon.memory.stream.written(daemon.memory.ledger.outbox.lines)
         daemon.reload()
         assert waiting(daemon) == []
         given = settings(tmp_path, only="cpu")

@@ -16,8 +16,9 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import events

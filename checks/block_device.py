@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from healthd.api import (
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Entry,
@@ -38,7 +38,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
 )
 from healthd.common.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
@@ -53,8 +52,7 @@ BLOCK = "/sys/block"
 NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "dead"}
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected         serial number or wwid of each disk that this node has, as sysfs has them; others are not judged
     confirm_seconds  a disk must be gone, or an NVMe controller not be live, for so long: a reset takes seconds
     warning_window_seconds   how long trouble in the kernel log that may be over stays a warning

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -27,7 +27,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 from healthd.host.system import KernelClock
@@ -45,8 +44,7 @@ TIME_CLIENTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """max_offset_seconds  a clock that is known to be off by more warns
     max_error_seconds   a clock that may be off by more warns: nobody asked a time server for long
     confirm_seconds     it must be so for this long: after a boot chrony needs minutes

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Cpus,
@@ -32,7 +32,6 @@ from healthd.api import (
     ObservationKind,
     Past,
     Severity,
-    dataclass,
     is_decimal,
     regex,
 )
@@ -45,8 +44,7 @@ GOVERNOR_TURNS = 4
 RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not judged
     governors        frequency governors that are right; another warns, () = any is right. "powersave" of intel_pstate
                      and amd-pstate-epp lets the hardware choose, which a site may want: then it adds it

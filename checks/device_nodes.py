@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import field
 
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -26,7 +27,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 
@@ -36,8 +36,7 @@ BASELINE = Baseline(("expected",), place=60)
 MODE = regex(r"0?[0-7]{3}")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected         device file -> its mode: {"/dev/nvidia0" = "0666"}; others are not judged
     confirm_seconds  it must be wrong for so long
     """

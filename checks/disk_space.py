@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -26,7 +28,6 @@ from healthd.api import (
     Past,
     Percent,
     Severity,
-    dataclass,
 )
 from healthd.common.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
 
@@ -36,8 +37,7 @@ ALWAYS_FULL = {"squashfs", "erofs", "iso9660"}
 MOST_LINKS = 40  # as in the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Other limits for the file system of one path. None: the check's."""
 
     degraded_percent: Percent | None = None
@@ -45,8 +45,7 @@ class Limits:
     warning_percent: Percent | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """paths             where to look; several paths on one file system are judged once
     limits            further paths, each with limits of its own. The limits of a file system are those of its mount
                       point if that is among the paths, else those of the first path on it

@@ -9,12 +9,13 @@ Files: Linux, sysfs-class-net.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import field
 
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Entry,
@@ -31,7 +32,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     regex,
 )
@@ -48,8 +48,7 @@ COUNT = regex(r"[0-9]{1,10}")
 SPEED_UNKNOWN = ("-1", "0", "4294967295")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not judged
     expected_mtu      interface or bond -> its MTU in bytes: {"bond0" = 9000}. Others are not judged
     confirm_seconds   it must be wrong for so long

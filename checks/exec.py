@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -40,7 +40,6 @@ from healthd.api import (
     Past,
     Ran,
     Severity,
-    dataclass,
     printable,
     regex,
 )
@@ -66,8 +65,7 @@ class Kind(Enum):
     NHC = "nhc"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """command             the program, by its absolute path, and its arguments; no shell
     kind                "nhc": the program is NHC, and each check of nhc.conf that fails is a finding
     critical_severity   severity of exit status 2, and of a failed check of NHC

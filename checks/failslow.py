@@ -19,11 +19,12 @@ so it counts as a shared cause.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Annotated
 
+from msgspec.structs import asdict
+
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -38,7 +39,6 @@ from healthd.api import (
     Severity,
     Slowness,
     between,
-    dataclass,
 )
 from healthd.failslow.live import document as told
 
@@ -54,8 +54,7 @@ MOST_SAID = 4  # jobs in one sentence
 STALE_SECONDS = 600.0  # while something is slow it is written twice a minute
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """client   jobs may tell how long their steps take (healthd.client)
     sample             what is sampled without their help, any of "nvlink", "pcie", "ib", "power"; [] = nothing
     sample_seconds     how often

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import CheckSettings, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity
 
 USES = ""
 
@@ -35,8 +35,7 @@ SERVERS = ("not_responding", "evicted")
 MAX_NAME = 128  # characters of a server's name
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """error_window_seconds    how long errors of a file system stay a warning
     server_window_seconds   the same for a server, if the log never says that it answers again
     """

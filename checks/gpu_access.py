@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from healthd.api import (
     NO_GPU,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -35,7 +35,6 @@ from healthd.api import (
     Severity,
     Worsens,
     WorsensBy,
-    dataclass,
 )
 from healthd.host import gpu_reset
 
@@ -53,8 +52,7 @@ CLOSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """confirm_seconds         a GPU must be lost for so long: a reset takes seconds. 0 before slurmd has started, and
                             where the kernel says that the GPU is gone
     hang_degraded_seconds   NVML that has not answered for so long is degraded: in the second round at the default

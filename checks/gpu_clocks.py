@@ -15,10 +15,11 @@ A slowdown without a reason is the GPU's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -32,7 +33,6 @@ from healthd.api import (
     Seconds,
     Severity,
     Share,
-    dataclass,
 )
 
 USES = "nvml"
@@ -42,8 +42,7 @@ REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "the power 
 HARDWARE = SLOWDOWN | 0x40 | 0x80
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """slowed_share     a GPU slowed down for this share of `within_seconds` is degraded; less warns
     within_seconds   the time that the share is of
     clean_seconds    a slowdown is forgotten after so long without another one under load (for most of `within_seconds`

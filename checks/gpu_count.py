@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from healthd.api import (
     NO_GPU,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -29,7 +29,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 from healthd.host import gpu_reset
@@ -44,8 +43,7 @@ DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' word for 
 SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected          how many GPUs this node has, 0 = not judged
     confirm_seconds   one must be missed for so long: a reset takes seconds. 0 before slurmd has started, and where the
                       kernel says that the GPU is gone

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -38,7 +38,6 @@ from healthd.api import (
     Repair,
     Seconds,
     Severity,
-    dataclass,
 )
 from healthd.nvidia.recovery_action import ACTIONS
 
@@ -54,8 +53,7 @@ AFTER_EVENTS = ("xid", "job_end")
 CONTAINS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """max_corrected_sram, max_corrected_dram   more corrected errors than this since the driver was loaded warn
     growth_seconds   uncorrected errors that are new since an older look are nobody's: they drain, as at first sight
     """

@@ -20,11 +20,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.api import (
     NO_GPU,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -38,7 +39,6 @@ from healthd.api import (
     PciFunction,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 from healthd.host.inventory import device_kind
@@ -83,8 +83,7 @@ CONFIGURATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """join_seconds      a GPU may take so long to join, as after a boot
     confirm_seconds   bad health must last for so long
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -24,7 +24,6 @@ from healthd.api import (
     NvmlGpu,
     Past,
     Severity,
-    dataclass,
 )
 
 USES = "nvml"
@@ -32,8 +31,7 @@ BASELINE = Baseline(("mode", "instances"), place=12)
 MODES = {True: "on", False: "off", None: "not supported"}
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """mode       the MIG mode that each GPU must have: "on" or "off"; "" = either
     instances  how many MIG devices each GPU must have; -1 = any number
     """

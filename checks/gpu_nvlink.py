@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from healthd.api import (
     NO_GPU,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -40,7 +40,6 @@ from healthd.api import (
     Seconds,
     Severity,
     Share,
-    dataclass,
     regex,
 )
 from healthd.nvidia.nvml import Nvlink
@@ -56,8 +55,7 @@ WORDS = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
 FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """links                    how many active links each GPU must have; 0 = those that its peers on this node have
     inactive_confirm_seconds a link must be down for so long
     crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn

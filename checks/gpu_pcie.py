@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.api import (
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -40,7 +41,6 @@ from healthd.api import (
     Seconds,
     Severity,
     Share,
-    dataclass,
     regex,
 )
 from healthd.nvidia.nvml import PcieLink
@@ -53,8 +53,7 @@ MOST_LANES = 32  # PCI Express has no more lanes, nor more generations
 ON_ROOT_BUS = regex("[0-9a-f]+:00:")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """lanes             how many each GPU has when it is well; 0 = what card and slot can, or this boot has seen
     confirm_seconds   fewer lanes or a lower generation must last for so long
     busy_share        a GPU that computes for less than this share of the time may save power

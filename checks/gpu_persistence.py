@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import NO_GPU, Clears, Explain, Finding, Host, NothingToCheck, NvmlError, Past, Severity
-from healthd.api import CheckConfig as Config
+from healthd.api import CheckSettings as Config
 
 USES = "nvml"
 

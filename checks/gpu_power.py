@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -21,14 +21,12 @@ from healthd.api import (
     Past,
     Severity,
     Watts,
-    dataclass,
 )
 
 USES = "nvml"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """accepted_watts   a limit of at least so much is intended; 0 = only the model's default is"""
 
     accepted_watts: Watts = 0.0

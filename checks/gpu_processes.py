@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -22,7 +22,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 from healthd.host.cgroup import job_in
@@ -34,8 +33,7 @@ MOST_ANCESTORS = 16
 COMM_LENGTH = 15  # characters: the kernel cuts program names there
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """allowed          programs that may hold a GPU: services that outlive jobs (MPS, a display server, DCGM)
     confirm_seconds  a process must be there for so long: one that is about to end does not count
     """

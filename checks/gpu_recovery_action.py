@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.api import CheckConfig as Config
+from healthd.api import CheckSettings as Config
 from healthd.api import (
     Clears,
     Explain,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -22,15 +22,13 @@ from healthd.api import (
     ObservationKind,
     Past,
     Severity,
-    dataclass,
 )
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """degraded_pages   so many retired pages of one GPU are degraded"""
 
     degraded_pages: Count = 60

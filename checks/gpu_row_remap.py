@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from healthd.api import (
     NO_GPU,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -28,7 +28,6 @@ from healthd.api import (
     Past,
     Repair,
     Severity,
-    dataclass,
 )
 from healthd.nvidia.nvml import RemappedRows
 
@@ -36,8 +35,7 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """max_uncorrectable   more rows than this remapped after uncorrectable errors are degraded"""
 
     max_uncorrectable: Count = 512

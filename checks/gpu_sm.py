@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import CheckSettings, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity
 
 USES = ""
 
@@ -20,8 +20,7 @@ EVERYWHERE = (
 MOST_NAMED = 4  # SMs, and jobs, in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """window_seconds   exceptions of different jobs on one SM warn if they came within this time"""
 
     window_seconds: Seconds = 24 * 3600.0

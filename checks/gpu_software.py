@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from healthd.api import (
     NO_GPU,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -26,15 +26,13 @@ from healthd.api import (
     NvmlGpu,
     Past,
     Severity,
-    dataclass,
 )
 
 USES = "nvml"
 BASELINE = Baseline(("driver_version", "vbios"), place=13)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """driver_version  the driver that must be loaded ("580.105.08"); "" = any
     vbios           the VBIOS of every GPU ("96.00.99.00.01"); "" = the one of most GPUs of its model on this node
     """

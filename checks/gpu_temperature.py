@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from healthd.api import (
     Celsius,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -24,7 +24,6 @@ from healthd.api import (
     Past,
     Severity,
     WholeCelsius,
-    dataclass,
     regex,
 )
 from healthd.nvidia.nvml import TemperatureLimits
@@ -47,8 +46,7 @@ SLOWDOWN_CELSIUS = {
 SLOWDOWN_OF_OTHERS_CELSIUS = 90
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """margin_celsius     a GPU so close below its slowdown, or closer, warns
     slowdown_celsius   where the slowdown is if the driver does not tell; 0 = by the GPU's model
     """

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -25,7 +25,6 @@ from healthd.api import (
     Repair,
     Seconds,
     Severity,
-    dataclass,
     printable,
 )
 from healthd.nvidia import codes, recovery_action, xid_table
@@ -49,8 +48,7 @@ SAID_BY: Mapping[str, frozenset[str]] = {
 MORE_OF: Mapping[str, frozenset[str]] = dict.fromkeys(("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"}))
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """application_window_seconds   how long a code that an application caused stays a warning
     warning_window_seconds       the same for every other warning
     nvlink_repeat_seconds        a second NVLink error (Xid 74) within this is CRITICAL

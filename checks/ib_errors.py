@@ -15,11 +15,12 @@ And hw_counters/*, where the driver has them: mlx5's are wide.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.api import (
     NO_IB_PORT,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -33,7 +34,6 @@ from healthd.api import (
     Rate,
     Seconds,
     Severity,
-    dataclass,
 )
 from healthd.host import infiniband
 
@@ -50,8 +50,7 @@ FULL = {  # where a counter stops
 TRANSPORT = ("local_ack_timeout_err", "roce_slow_restart")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """ports                     ("mlx5_0/1", ...); () = all ports of the node
     symbols_per_hour          more symbol errors than this within an hour are degraded
     symbols_per_second        more than this between two runs warn

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from healthd.api import (
     NO_IB_PORT,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -26,7 +26,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
 )
 from healthd.host import infiniband
 
@@ -36,8 +35,7 @@ AFTER_EVENTS = ("mlx5", "ib")
 FULL = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """ports            ("mlx5_0/1", ...); () = all ports of the node
     links_downed     a link that was so often down within its window is a fault, by the port's counter
     links_downed_window_seconds

@@ -8,14 +8,15 @@ compares the rate). A slow link drains without a requeue: jobs live with it. Fil
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
 from typing import NamedTuple
+
+from msgspec import field
 
 from healthd.api import (
     NO_IB_PORT,
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -31,7 +32,6 @@ from healthd.api import (
     Severity,
     Worsens,
     WorsensBy,
-    dataclass,
     regex,
 )
 from healthd.host import infiniband
@@ -50,8 +50,7 @@ PHYSICAL_STATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not judged
     confirm_seconds   a port must be wrong for so long
     critical_seconds  a port that is down for so long is critical

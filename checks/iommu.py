@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthd.api import CheckConfig, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity, dataclass
+from healthd.api import CheckSettings, Clears, Explain, Finding, Inventory, KernelEvent, Seconds, Severity
 
 USES = ""
 
@@ -34,8 +34,7 @@ NOT_TELLING = ("", "pci", "vfio-pci", "pcieport")
 OTHER = "device"
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning about a blocked access lasts without a further line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0

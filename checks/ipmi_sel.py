@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -27,7 +27,6 @@ from healthd.api import (
     Past,
     Period,
     Severity,
-    dataclass,
     is_decimal,
     regex,
 )
@@ -49,8 +48,7 @@ RULES = {  # code -> the entry's "sensor type and name | event"; the first that 
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """interval_seconds  reading the log keeps a BMC busy for seconds
     timeout_seconds   BMCs are slow
     enforce           true: what is found drains

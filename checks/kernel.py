@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Explain,
@@ -24,7 +24,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
     printable,
 )
 
@@ -35,8 +34,7 @@ SAID_AGAIN_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel say
 DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """window_seconds       how long a lockup, a hung task, heat, an OOM kill or a site's line is shown after the last
     oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
     """

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -25,7 +25,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 
@@ -36,8 +35,7 @@ MODULES = "/sys/module"
 NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are the same. Others are not judged
     confirm_seconds   it must be so for this long
     """

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from healthd.api import (
     AbsolutePathOrNone,
-    CheckConfig,
+    CheckSettings,
     Clears,
     ExitStatus,
     Explain,
@@ -28,7 +28,6 @@ from healthd.api import (
     Observation,
     Past,
     Severity,
-    dataclass,
     patterns_compiled_where_made,
     printable,
     regex,
@@ -45,8 +44,7 @@ MAX_SHOWN = 120
 ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command and report
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
     statuses         exit statuses of a command that worked; with any other status the run fails
     file             the file that is searched, instead of a command

@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Ends,
@@ -40,7 +40,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     printable,
     regex,
@@ -72,8 +71,7 @@ LOST_DATA = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
 WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """corrected_per_day  more corrected errors than this on one DIMM within a day warn
     clean_seconds      errors are forgotten after so long without new ones under load, or after a reboot
     """

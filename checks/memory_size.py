@@ -14,7 +14,7 @@ from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
     Bytes,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -27,7 +27,6 @@ from healthd.api import (
     Past,
     Severity,
     Share,
-    dataclass,
     regex,
 )
 
@@ -38,8 +37,7 @@ MEMINFO = "/proc/meminfo"
 MEM_TOTAL = regex(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected_bytes     MemTotal of a good node of this kind; 0 = not judged
     max_missing_share  a smaller size by up to this share is still good
     """

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Explain,
@@ -25,7 +25,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
@@ -34,8 +33,7 @@ INCIDENT_SECONDS = 5.0  # lines of one health report lie closer
 FIRMWARE_ERROR = 3  # a health report of this severity (syslog's numbers) or a lower one is an error; 4 is a warning
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning stands after its last line
     link_window_seconds      the same for a link that went down, and for requests that failed
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from healthd.api import (
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -26,7 +26,6 @@ from healthd.api import (
     Severity,
     Worsens,
     WorsensBy,
-    dataclass,
     regex,
 )
 from healthd.common.mountinfo import MOUNTINFO, Mount, parse_all
@@ -38,8 +37,7 @@ BASELINE = Baseline(("fstype", "read_only"), place=80)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """fstype                  what must be mounted there ("nfs" takes nfs4 too), "" = anything
     read_only               true: it may be mounted read-only
     missing_confirm_seconds a mount must be away, stale or failing for so long

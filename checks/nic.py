@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Explain,
@@ -26,14 +26,12 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning lasts without a further line
     link_window_seconds      the same for a link that went down, and for requests that failed
     """

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Ends,
@@ -40,7 +40,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
 )
 
@@ -70,8 +69,7 @@ INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events a
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """correctable_per_hour     more corrected errors than this within an hour warn
     nonfatal_repeat_seconds  a non-fatal error within this time after another is degraded; a single one warns
     clean_seconds            errors are forgotten after so long without new ones under load

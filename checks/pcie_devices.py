@@ -8,12 +8,13 @@ either: Azure takes a VM's virtual functions away for its own maintenance, and m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import field
 
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -26,7 +27,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 from healthd.host.host import PCI_DEVICES
@@ -40,8 +40,7 @@ ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MODEL = regex(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """expected         PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not judged
     confirm_seconds  a device must be gone, or another, for so long
     """

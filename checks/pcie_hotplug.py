@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Explain,
@@ -21,7 +21,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
 )
 
 USES = ""
@@ -44,8 +43,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning lasts without another such line, under load"""
 
     warning_window_seconds: Seconds = 24 * 3600.0

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -27,7 +27,6 @@ from healthd.api import (
     Remedy,
     Seconds,
     Severity,
-    dataclass,
     regex,
 )
 
@@ -42,8 +41,7 @@ NO_LINK = ("0", "255")  # max_link_width of devices built into the root complex
 DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """confirm_seconds   a link must be wrong for so long
     enforce           true: its findings drain
     """

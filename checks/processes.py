@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Count,
     Explain,
@@ -44,7 +44,6 @@ from healthd.api import (
     Processes,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     printable,
     regex,
@@ -78,8 +77,7 @@ FILE_LOCKS = regex(
 MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enough to drain, and to look at
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """killed_seconds        a killed process may hang for so long
     max_zombies_per_core  more zombies than this for each CPU warn
     processes_per_look    so many processes are read in one look, unless something is suspicious

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from healthd.api import (
     NOT_IN_BASELINE,
     Baseline,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Entry,
     Explain,
@@ -30,7 +30,6 @@ from healthd.api import (
     Past,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     regex,
 )
@@ -46,8 +45,7 @@ CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
     wanted             units that should be active: they warn
     confirm_seconds    a unit must be away for so long

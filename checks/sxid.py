@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from healthd.api import (
-    CheckConfig,
+    CheckSettings,
     Clears,
     Ends,
     Explain,
@@ -22,7 +22,6 @@ from healthd.api import (
     KernelEvent,
     Seconds,
     Severity,
-    dataclass,
     is_decimal,
     printable,
     regex,
@@ -46,8 +45,7 @@ WITHOUT_A_WORD = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long an SXid that only warns is told after its last line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
+
+from msgspec import field
 
 from healthd.api import (
     AbsolutePath,
-    CheckConfig,
+    CheckSettings,
     Clears,
     Explain,
     Finding,
@@ -32,7 +33,6 @@ from healthd.api import (
     Severity,
     Times,
     between,
-    dataclass,
 )
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ TOOLS = ("python", "nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_
 DcgmLevel = Annotated[int, between(0, 4)]
 
 
-@dataclass(frozen=True, slots=True)
-class Config(CheckConfig):
+class Config(CheckSettings, frozen=True):
     """before_resume   whether `healthd validate` is run on a drained, idle node before its resume
     seconds         how long that may take
     epilog          whether the epilog runs a quick one

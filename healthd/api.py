@@ -2,7 +2,8 @@
 
     from healthd.api import CheckConfig, Clears, Explain, Finding, Host, Severity, dataclass
 
-Names whose module takes longer to import (NVML, mounts) are loaded when a check imports them.
+Names whose module takes longer to import (NVML, mounts) are loaded when a check imports them. A site's Config is a
+dataclass derived from CheckConfig; that of a built-in check is derived from CheckSettings, which is imported faster.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from healthd.agent.settings.config import CheckConfig, Period, Seconds
+from healthd.agent.settings.config import CheckConfig as CheckSettings
+from healthd.agent.settings.config import Period, Seconds
 from healthd.agent.settings.limits import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -66,19 +68,23 @@ from healthd.common.model import (
     WorsensBy,
 )
 from healthd.common.text import is_decimal, patterns_compiled_where_made, printable, regex
-from healthd.common.values import dataclass
 
 if TYPE_CHECKING:
+    from dataclasses import dataclass
+
+    from healthd.agent.settings.config import CheckConfig as CheckConfig
     from healthd.host.host import Host, PciFunction
     from healthd.host.program import Ran
     from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 
 # name -> the module that is imported when the name is used
 _LATE = {
+    "CheckConfig": "healthd.agent.settings.site_config",
     "Host": "healthd.host.host",
     "NvmlError": "healthd.nvidia.nvml",
     "NvmlErrorKind": "healthd.nvidia.nvml",
     "NvmlGpu": "healthd.nvidia.nvml",
+    "dataclass": "dataclasses",
     "PciFunction": "healthd.host.host",
     "Ran": "healthd.host.program",
 }
@@ -93,6 +99,7 @@ __all__ = [
     "Bytes",
     "Celsius",
     "CheckConfig",
+    "CheckSettings",
     "Clears",
     "Count",
     "Cpus",

@@ -8,7 +8,6 @@ code.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 import typing
@@ -24,7 +23,7 @@ from healthd.agent.settings import registry  # noqa: E402
 from healthd.agent.settings.config import CheckConfig  # noqa: E402
 from healthd.agent.settings.limits import Seconds  # noqa: E402
 from healthd.agent.settings.registry import Check  # noqa: E402
-from healthd.common.codec import Rule  # noqa: E402
+from healthd.common.codec import Rule, fields_of  # noqa: E402
 from healthd.common.duration import duration  # noqa: E402
 from healthd.common.model import Explain  # noqa: E402
 
@@ -119,7 +118,7 @@ def _settings(name: str) -> list[str]:
 
 def _accepted(check: Check) -> list[str]:
     """What its own numbers may be but for seconds, by the words of the refusal of one that is too large."""
-    common = {field.name for field in dataclasses.fields(CheckConfig)}
+    common = {field.name for field in fields_of(CheckConfig)}
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)
     ranges = {

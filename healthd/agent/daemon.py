@@ -21,7 +21,6 @@ agent/slurm/policy.py).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
@@ -33,6 +32,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import absorb, events, log_fields, verdict
@@ -62,7 +63,7 @@ from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Request, Runner
 from healthd.agent.worker.process import setup_of
-from healthd.agent.worker.requests import LoadCopy
+from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest, remove_leftovers
@@ -214,7 +215,7 @@ class Daemon:
     def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
         memory, client = self.memory, self.client
-        reply = client.send(Request.of("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
+        reply = client.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
             poll([(self.wakeup, False), *client.waits()], client.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
@@ -224,9 +225,9 @@ class Daemon:
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
             memory.copy_unread = True
-        memory.copied_at = reply.table.get("written", 0.0)
-        texts: dict[str, str | None] = reply.table.get("texts", {})
-        return texts
+        copy = reply.answer if isinstance(reply.answer, CopyAnswer) else CopyAnswer()
+        memory.copied_at = copy.written
+        return copy.texts
 
     # --- one turn of the loop
 
@@ -378,7 +379,7 @@ class Daemon:
             self.judged = inputs
             self.verdict = verdict.judge(known.by_key(), replies.results, expected, known.trusted_since, optional)
             if waits_for:
-                self.verdict = dataclasses.replace(self.verdict, may_resume=False, before_resume=waits_for)
+                self.verdict = replace(self.verdict, may_resume=False, before_resume=waits_for)
 
     def decide(self, round_ended: bool) -> None:
         before = self.verdict.health
@@ -641,8 +642,8 @@ class Daemon:
             loaded, checks = self.load_settings(self.settings.checks_dir)
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
             waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
-            settings = dataclasses.replace(loaded.settings, **kept)
-            configured = Configured(dataclasses.replace(loaded, settings=settings), checks)
+            settings = replace(loaded.settings, **kept)
+            configured = Configured(replace(loaded, settings=settings), checks)
             conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1

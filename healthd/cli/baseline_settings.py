@@ -5,20 +5,19 @@ The worker looks (present.py), check by check, with deadlines; this is what we m
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from healthd.agent.scheduler.one_round import ask, close_nvml
 from healthd.agent.settings.config import CheckConfig, Loaded
 from healthd.agent.settings.registry import Check, with_baseline
 from healthd.agent.worker.client import Request, Runner
-from healthd.agent.worker.requests import Run, TakeBaseline
-from healthd.common.codec import load
+from healthd.agent.worker.requests import BaselineAnswer, Run, RunAnswer, TakeBaseline
+from healthd.common.codec import fields_of
 from healthd.common.model import Entry, LeftOut, Outcome, RunName
 from healthd.common.text import printable, without_class
-from healthd.common.values import dataclass
 
 CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # a driver that nobody holds takes seconds a GPU to open
@@ -49,10 +48,9 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
             close_nvml(runner)
         seconds = GPU_SECONDS if resource == "nvml" else CHECK_SECONDS
         asked = TakeBaseline(name, loaded.tables.get(RunName(name), {}))
-        reply = ask(runner, Request.of(resource, seconds, asked))
-        if reply.outcome is Outcome.COMPLETED:
-            found += [load(Entry, entry) for entry in reply.table["entries"]]
-            found += [load(LeftOut, left) for left in reply.table["left_out"]]
+        reply = ask(runner, Request(resource, seconds, asked))
+        if isinstance(reply.answer, BaselineAnswer):
+            found += [*reply.answer.entries, *reply.answer.left_out]
             continue
         why = silent.get(resource) or _why(reply.error, seconds)
         if reply.outcome is Outcome.TIMED_OUT:
@@ -80,9 +78,10 @@ def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runne
             yield LeftOut(check, "not asked: others took too long", instance=instance, unread=True)
             continue
         run = Run(check, instance, table)
-        reply = ask(runner, Request.of(checks[check].resource(instance), INSTANCE_SECONDS, run))
+        reply = ask(runner, Request(checks[check].resource(instance), INSTANCE_SECONDS, run))
         left -= reply.seconds
-        problems = [finding["message"] for finding in reply.table.get("findings", ())]
+        findings = reply.answer.findings if isinstance(reply.answer, RunAnswer) else ()
+        problems = [finding.message for finding in findings]
         if reply.outcome is not Outcome.COMPLETED:
             problems.append(_why(reply.error, INSTANCE_SECONDS))
         if problems:
@@ -248,7 +247,7 @@ def _flat(
 ) -> Iterator[tuple[Place, Any]]:
     wants = with_baseline(checks)
     for check, table in tables.items():
-        own = {field.name for field in dataclasses.fields(checks[check].config)}
+        own = {field.name for field in fields_of(checks[check].config)}
         written = wants[check].settings if check in wants else ()
         for key, value in table.items():
             if checks[check].per and key not in own:

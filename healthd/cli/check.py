@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
@@ -142,7 +143,6 @@ def _to_look_at(
 def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
     """Where the settings are wrong, and only checks that come with healthd and only listen were asked for: the defaults
     at the daemon's runtime_dir. What it has heard it knows, whatever the file has become since."""
-    import dataclasses
 
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
@@ -157,8 +157,8 @@ def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] 
         load_settings(args)
     except ConfigError:
         loaded = settle({}, "the defaults", flags.overrides(args), checks, layers.without_baseline)
-        settings = dataclasses.replace(loaded.settings, runtime_dir=flags.runtime_dir(args))
-        return dataclasses.replace(loaded, settings=settings), checks
+        settings = replace(loaded.settings, runtime_dir=flags.runtime_dir(args))
+        return replace(loaded, settings=settings), checks
     return None
 
 
@@ -183,7 +183,7 @@ def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
     lost = [result for result in lost if not args.names or result.check in args.names]
     if args.names or given is not None:
         loaded = _only(args.names, loaded, checks, kernel_log, {run.check for run in recorded.runs})
-    setup = dataclasses.replace(setup_of(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
+    setup = replace(setup_of(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
     with runner_of(setup, checks) as runner:
         return one_round.look(loaded, checks, runner, kernel_log, recorded, lost), checks
 
@@ -199,7 +199,6 @@ def _only(
 ) -> Loaded:
     """The settings with only these checks. Raises Stop if there is nothing to run; `heard`: the daemon of this machine
     is asked what those that only listen have heard."""
-    import dataclasses
 
     from healthd.agent.scheduler.one_round import names_to_run
     from healthd.common.codec import nearest
@@ -213,7 +212,7 @@ def _only(
     # The others run only by their names, here or when it was recorded.
     asked = names or [name for name, check in checks.items() if not check.when or name in recorded]
     wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
-    chosen = dataclasses.replace(loaded, checks=wanted)
+    chosen = replace(loaded, checks=wanted)
     if not names_to_run(chosen, checks, kernel_log) and not (heard and names and loaded.settings.root == "/"):
         listening = "they only listen to the kernel log, and there is none to read here"
         raise Stop(f"healthd check: nothing to run: {listening if wanted else 'no check is enabled'}")

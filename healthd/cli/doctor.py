@@ -8,8 +8,9 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.cli import flags

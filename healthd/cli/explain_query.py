@@ -185,7 +185,7 @@ def _is_kernels(line: bytes, stripped: Stripped | None) -> bool:
 
 
 def _findings(event: KernelEvent, code: str, correlate: Correlate) -> list[Finding]:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     return [found for found in correlate((replace(event, sequence=1),), Inventory()) if found.code == code]
 

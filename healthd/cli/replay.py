@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.kernel_log.source import RawLine
@@ -14,7 +15,7 @@ from healthd.agent.settings import layers
 from healthd.agent.settings.config import CheckConfig, Layer, Loaded, Settings
 from healthd.agent.settings.effective import place_of
 from healthd.agent.settings.registry import Check
-from healthd.common.codec import ConvertError, dump, load
+from healthd.common.codec import ConvertError, dump, fields_of, load
 from healthd.common.model import CheckResult, Outcome, RunName
 from healthd.host.host import Host
 
@@ -42,7 +43,7 @@ def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recor
 def _of_baseline(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(check, instance, the settings that the baseline gave)."""
     for (check, instance), config in loaded.checks.items():
-        places = {f.name: place_of(check, instance, f.name) for f in dataclasses.fields(config)}
+        places = {f.name: place_of(check, instance, f.name) for f in fields_of(type(config))}
         names = [name for name, place in places.items() if loaded.origins.get(place) == loaded.settings.baseline_file]
         if names:
             yield check, instance, tuple(names)
@@ -71,7 +72,7 @@ def _tables(
     for check, instance, names in chosen:
         if check not in known or not names:
             continue
-        own = {f.name for f in dataclasses.fields(known[check].config)} - {"name", "guessed"}
+        own = {f.name for f in fields_of(known[check].config)} - {"name", "guessed"}
         values = {name: value for name, value in recorded[check, instance].items() if name in own and name in names}
         if instance:
             tables.setdefault(check, {})[instance] = values
@@ -82,7 +83,7 @@ def _tables(
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
     """All settings, also those at their default: another version may have another default."""
-    return {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return {f.name: dump(getattr(config, f.name)) for f in fields_of(type(config))}
 
 
 def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator[Run]:
@@ -90,7 +91,7 @@ def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator
     left = dict(notes)
     for run in runs:
         noted = left.pop(run.name, Notes({}))
-        yield dataclasses.replace(run, unanswered="" if run.answered else noted.unanswered, asked=noted.asked)
+        yield replace(run, unanswered="" if run.answered else noted.unanswered, asked=noted.asked)
 
 
 def told(recording: Recording) -> tuple[int, list[str]]:
@@ -129,8 +130,8 @@ def _config(check: str, instance: str, table: dict[str, Any], known: Mapping[str
 
 def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
     """These settings, for the node of the recording."""
-    settings = dataclasses.replace(loaded.settings, node_name=recording.node, root=recording.root)
-    return dataclasses.replace(loaded, settings=settings)
+    settings = replace(loaded.settings, node_name=recording.node, root=recording.root)
+    return replace(loaded, settings=settings)
 
 
 def kernel_log_of(recording: Recording) -> KernelLog | None:

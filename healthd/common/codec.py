@@ -1,22 +1,23 @@
-"""Plain data (from TOML or JSON) <-> frozen dataclasses, strictly: no coercion, every error names its place.
+"""Strict settings: plain data (TOML, JSON) <-> Structs or dataclasses. No coercion; every error names its place.
 
-The settings, the ledger, and the messages between daemon and worker go through it. docs/adr/0003 compares it with
-pydantic, msgspec and cattrs: the two that start as quickly accept "100" for a number or a misspelt key.
+msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. People edit settings, so this
+module walks the fields itself: it reports all errors of a table at once, and suggests a name for a misspelt key.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import NODEFAULT, Struct, field
 
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass, type_hints
+from healthd.common.values import Value, type_hints
 
 T = TypeVar("T")
 
@@ -32,15 +33,64 @@ class ConvertError(HealthdError, ValueError):
         self.every = tuple(every) or (sentence,)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)]. problem: what is
-    wrong with a value of the type ("must be 0 to 64, got -1"); "" = nothing. least, most: of a number, if it has
-    such."""
+class Rule(Value, frozen=True):
+    """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)].
+
+    problem: returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "".
+    least, most: the limits of a number.
+    """
 
     problem: Callable[[Any], str]
     least: float | None = None
     most: float | None = None
+
+
+class _WithFactory(Struct):
+    items: list[int] = field(default_factory=list)
+
+
+_FACTORY = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public name for it
+
+
+class Field(NamedTuple):
+    """A field of a Struct or a dataclass. `default`: NODEFAULT if there is none, or if each value gets a new one."""
+
+    name: str
+    default: Any
+    required: bool
+
+
+def fields_of(kind: Any) -> tuple[Field, ...]:
+    """Return the fields of a Struct or a dataclass; () for any other type."""
+    return _fields_of(kind)
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[Field, ...]:
+    if issubclass(kind, Struct):
+        names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+        given = (*[NODEFAULT] * (len(names) - len(defaults)), *defaults)
+        optional = len(names) - len(defaults)
+        return tuple(
+            Field(name, NODEFAULT if isinstance(default, _FACTORY) else default, position < optional)
+            for position, (name, default) in enumerate(zip(names, given, strict=True))
+        )
+    if not _is_dataclass(kind):
+        return ()
+    from dataclasses import MISSING, fields  # with inspect, which it imports, 0.8 MiB: only for a site's check
+
+    return tuple(
+        Field(
+            f.name,
+            NODEFAULT if f.default is MISSING else f.default,
+            f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in fields(kind)
+    )
+
+
+def _is_dataclass(kind: type) -> bool:
+    return hasattr(kind, "__dataclass_fields__")
 
 
 MOST_LISTED = 100  # names; more are no answer
@@ -58,30 +108,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
-    """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount").
-
-    Building the places costs more than everything else: it is done only when something is wrong.
-    """
-    loader = _loader(typing.cast(Any, cls))
-    try:
-        return typing.cast(T, loader(data, None))
-    except ConvertError:
-        return typing.cast(T, loader(data, where))
+    """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount"). Raises ConvertError."""
+    return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
 
 
-Loader = Callable[[Any, "str | None"], Any]  # the place is None until it is needed
+Loader = Callable[[Any, str], Any]
 
 
 @functools.cache
 def _loader(kind: Any) -> Loader:
-    """The function that turns plain data into a `kind`, built once per type: a round converts hundreds of values."""
+    """Return the function that turns plain data into a `kind`."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _union_loader(kind)
     if origin is typing.Annotated:
         return _ruled_loader(kind)
-    if dataclasses.is_dataclass(kind):
-        return _dataclass_loader(typing.cast(type, kind))
     if origin is tuple:
         return _tuple_loader(kind)
     if origin in (frozenset, list):
@@ -90,6 +131,8 @@ def _loader(kind: Any) -> Loader:
         return _dict_loader(typing.get_args(kind)[1])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_loader(kind)
+    if isinstance(kind, type) and (issubclass(kind, Struct) or _is_dataclass(kind)):
+        return _table_loader(kind)
     return _plain_loader(kind)
 
 
@@ -112,13 +155,11 @@ def _is_list(kind: Any) -> bool:
 
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
-    one = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # a moment's note, or one of a site's check, is none
-    if not rules:
-        return one
+    load_plain = _loader(plain)
+    rules = [note for note in notes if isinstance(note, Rule)]  # other notes are a moment's or a site's
 
-    def load_ruled(data: Any, where: str | None) -> Any:
-        value = one(data, where)
+    def load_ruled(data: Any, where: str) -> Any:
+        value = load_plain(data, where)
         for rule in rules:
             if problem := rule.problem(value):
                 raise ConvertError(f"{where}: {problem}")
@@ -127,48 +168,29 @@ def _ruled_loader(kind: Any) -> Loader:
     return load_ruled
 
 
-def _dataclass_loader(cls: type) -> Loader:
-    hints = type_hints(cls)
-    required = {f.name for f in dataclasses.fields(cls) if _required(f)}
-    loaders: dict[str, Loader] = {}
+def _table_loader(cls: Any) -> Loader:
+    """Return the loader of a Struct or a dataclass. It raises one ConvertError for all that is wrong in a table."""
+    hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
-    def load_dataclass(data: Any, where: str | None) -> Any:
-        if not loaders:  # built at the first use: a class may contain itself
-            loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
-        table = _table(data, where)
-        if where is None:
-            if not table.keys() <= loaders.keys():
-                raise ConvertError("an unknown setting")
-            values = {key: loaders[key](value, None) for key, value in table.items()}
-        else:
-            values = _each_value(table, where, loaders)
-        if not values.keys() >= required:
-            missing = [f.name for f in dataclasses.fields(cls) if f.name in required - values.keys()]
+    def load_table(data: Any, where: str) -> Any:
+        loaders = {name: _loader(hint) for name, hint in hints.items()}  # here: a class may contain itself
+        values, mistakes = {}, []
+        for key, value in _table(data, where).items():
+            if key not in loaders:
+                mistakes.append(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
+                continue
+            try:
+                values[key] = loaders[key](value, _below(where, key))
+            except ConvertError as error:
+                mistakes += error.every
+        if mistakes:
+            mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
+            raise ConvertError(mistakes[0], mistakes)
+        if missing := [f.name for f in fields_of(cls) if f.required and f.name not in values]:
             raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
         return cls(**values)
 
-    return load_dataclass
-
-
-def _each_value(table: Mapping[str, Any], where: str, loaders: Mapping[str, Loader]) -> dict[str, Any]:
-    """Return the values of a table. Raises one ConvertError for all that is wrong in it."""
-    values, mistakes = {}, []
-    for key, value in table.items():
-        if key not in loaders:
-            mistakes.append(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
-            continue
-        try:
-            values[key] = loaders[key](value, _below(where, key))
-        except ConvertError as error:
-            mistakes += error.every
-    if mistakes:
-        mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
-        raise ConvertError(mistakes[0], mistakes)
-    return values
-
-
-def _required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    return load_table
 
 
 def _tuple_loader(kind: Any) -> Loader:
@@ -176,45 +198,33 @@ def _tuple_loader(kind: Any) -> Loader:
     if len(args) == 2 and args[1] is Ellipsis:
         return _sequence_loader(tuple, args[0])
     loaders = [_loader(arg) for arg in args]
-    is_exact = all(arg in (str, int, bool) for arg in args)
 
-    def load_tuple(data: Any, where: str | None) -> Any:
+    def load_tuple(data: Any, where: str) -> Any:
         items = _list(data, where)
         if len(items) != len(loaders):
             raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
-        if where is None and is_exact and tuple(map(type, items)) == args:
-            return tuple(items)  # fast path: the labels of hundreds of observations
-        if where is None:
-            return tuple([one(value, None) for one, value in zip(loaders, items, strict=True)])
         pairs = zip(loaders, items, strict=True)
-        return tuple(one(value, f"{where}[{i}]") for i, (one, value) in enumerate(pairs))
+        return tuple(load_item(value, f"{where}[{i}]") for i, (load_item, value) in enumerate(pairs))
 
     return load_tuple
 
 
 def _sequence_loader(container: Any, item: Any) -> Loader:
-    one = _loader(item)
-
-    def load_sequence(data: Any, where: str | None) -> Any:
-        items = _list(data, where)
-        if where is None:
-            return container([one(value, None) for value in items])
-        return container([one(value, f"{where}[{i}]") for i, value in enumerate(items)])
-
-    return load_sequence
+    load_item = _loader(item)
+    return lambda data, where: container(
+        load_item(value, f"{where}[{i}]") for i, value in enumerate(_list(data, where))
+    )
 
 
 def _dict_loader(item: Any) -> Loader:
-    one = _loader(item)
-    return lambda data, where: {
-        key: one(value, None if where is None else _below(where, key)) for key, value in _table(data, where).items()
-    }
+    load_item = _loader(item)
+    return lambda data, where: {key: load_item(value, _below(where, key)) for key, value in _table(data, where).items()}
 
 
 def _enum_loader(kind: type[enum.Enum]) -> Loader:
     words = {member.name.lower(): member for member in kind}
 
-    def load_enum(data: Any, where: str | None) -> Any:
+    def load_enum(data: Any, where: str) -> Any:
         if isinstance(data, str) and data in words:
             return words[data]
         hint = nearest(data, words) if isinstance(data, str) else ""
@@ -224,7 +234,7 @@ def _enum_loader(kind: type[enum.Enum]) -> Loader:
 
 
 def _plain_loader(kind: Any) -> Loader:
-    def load_plain(data: Any, where: str | None) -> Any:
+    def load_plain(data: Any, where: str) -> Any:
         found = type(data)
         if found is kind or kind is Any:
             if found is str and not data.isascii():
@@ -247,9 +257,9 @@ def _plain_loader(kind: Any) -> Loader:
     return load_plain
 
 
-def _unit(where: str | None) -> str:
+def _unit(where: str) -> str:
     """Return how to write the number of a setting: its name ends in the unit."""
-    name = (where or "").rpartition(".")[2]
+    name = where.rpartition(".")[2]
     if name.endswith("_seconds"):
         return "a plain number of seconds, like 300"
     if name.endswith("_bytes"):
@@ -257,7 +267,7 @@ def _unit(where: str | None) -> str:
     return "a number without quotes"
 
 
-def _must_be_text(data: str, where: str | None) -> None:
+def _must_be_text(data: str, where: str) -> None:
     """JSON can name half a character (\\ud800), which nothing can write. The half characters that os.fsdecode makes of
     a path's bytes that are no UTF-8 can be written back."""
     try:
@@ -291,60 +301,36 @@ def _below(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _table(data: Any, where: str | None) -> Mapping[str, Any]:
-    if type(data) is not dict and not isinstance(data, Mapping):
+def _table(data: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
         raise ConvertError(f"{where or 'top level'}: must be a table, got {show(data)}")
     return data
 
 
-def _list(data: Any, where: str | None) -> list[Any]:
+def _list(data: Any, where: str) -> list[Any]:
     if not isinstance(data, list | tuple):
         hint = f": [{show(data)}]" if isinstance(data, str | int | float) else f", got {show(data)}"
         raise ConvertError(f"{where}: must be a list{hint}")
-    return data if type(data) is list else list(data)
-
-
-Dumper = Callable[[Any], Any]
-PLAIN = (str, int, float, bool, type(None))
+    return list(data)
 
 
 def dump(value: Any) -> Any:
-    """The plain data that `load` turns back into an equal value. Fields at their default are left out."""
-    kind: Any = type(value)
-    return value if kind in PLAIN else _dumper(kind)(value)
+    """Return the plain data that `load` turns back into an equal value. Fields at their default are left out."""
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, tuple | list):
+        return [dump(item) for item in value]
+    if isinstance(value, frozenset):
+        return [dump(item) for item in sorted(value)]
+    if isinstance(value, dict):
+        return {key: dump(item) for key, item in value.items()}
+    if fields := fields_of(type(value)):
+        items = ((f, getattr(value, f.name)) for f in fields)
+        return {f.name: dump(item) for f, item in items if f.required or not _is_default(item, f.default)}
+    return value
 
 
-@functools.cache
-def _dumper(cls: Any) -> Dumper:
-    """The function that turns a value of exactly this class into plain data, built once per class like the loaders."""
-    if issubclass(cls, enum.Enum):
-        return lambda value: value.name.lower()
-    if dataclasses.is_dataclass(cls):
-        return _dataclass_dumper(cls)
-    if issubclass(cls, tuple | list):
-        return lambda value: [dump(item) for item in value]
-    if issubclass(cls, frozenset):
-        return lambda value: [dump(item) for item in sorted(value)]
-    if issubclass(cls, dict):
-        return lambda value: {key: dump(item) for key, item in value.items()}
-    return lambda value: value
-
-
-def _dataclass_dumper(cls: Any) -> Dumper:
-    always = [f.name for f in dataclasses.fields(cls) if _required(f)]
-    unless = [(f.name, f.default) for f in dataclasses.fields(cls) if not _required(f)]
-
-    def dump_dataclass(value: Any) -> Any:
-        out = {}
-        for name in always:
-            item = getattr(value, name)
-            out[name] = dump(item)
-        for name, default in unless:
-            item = getattr(value, name)
-            if item != default if default is not dataclasses.MISSING else item:
-                out[name] = dump(item)
-            elif default is True and item is not True:
-                out[name] = dump(item)  # 1 equals True, and is the setting of a node with one GPU
-        return out
-
-    return dump_dataclass
+def _is_default(item: Any, default: Any) -> bool:
+    if default is NODEFAULT:  # a new list or table for each value
+        return not item
+    return bool(item == default) and not (default is True and item is not True)  # 1 equals True: a node with one GPU

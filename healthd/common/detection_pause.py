@@ -6,20 +6,17 @@ It ends by itself and outlives a restart of healthd; a reboot ends it, as the di
 
 from __future__ import annotations
 
-import json
 import os
 
 from healthd.common import ownership
 from healthd.common.atomic_files import replace_file
-from healthd.common.codec import ConvertError, dump, load
-from healthd.common.values import dataclass
+from healthd.common.values import DecodeError, Value, decode, encode
 
 FILE = "failslow.pause"
 LONGEST_SECONDS = 7 * 24 * 3600.0  # as of any pause (agent/conditions/condition.py)
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionPause:
+class DetectionPause(Value, frozen=True):
     """until, given: epoch seconds; who: "root (uid 0)"."""
 
     until: float
@@ -43,15 +40,15 @@ def standing(runtime_dir: str, now: float) -> DetectionPause | None:
 def parse(content: bytes) -> DetectionPause | None:
     """Pure. None for what `begin` does not write; a pause is never longer than LONGEST_SECONDS."""
     try:
-        pause = load(DetectionPause, json.loads(content))
-    except (ConvertError, ValueError, RecursionError):
+        pause = decode(DetectionPause, content)
+    except DecodeError:
         return None
     return pause if 0.0 < pause.until - pause.given <= LONGEST_SECONDS else None
 
 
 def begin(runtime_dir: str, pause: DetectionPause) -> None:
     """Raises ownership.Untrusted, OSError."""
-    replace_file(os.path.join(runtime_dir, FILE), json.dumps(dump(pause)), mode=0o644)
+    replace_file(os.path.join(runtime_dir, FILE), encode(pause), mode=0o644)
 
 
 def end(runtime_dir: str) -> bool:

@@ -8,21 +8,20 @@ grow, so the store stays small. Pure: `update` makes the next store from the las
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from healthd.common.codec import ConvertError, load
+from healthd.common import values
 from healthd.common.model import Observation, ObservationKind
-from healthd.common.values import dataclass
+from healthd.common.values import DecodeError, Value
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
 KEEP_INCREMENTS = 64  # beyond that the oldest are merged: a counter that grows in every round stays bounded
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Value, frozen=True):
     value: float
     time: float
 
@@ -43,6 +42,8 @@ def key(reading: Observation) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    if not all(isinstance(text, str) for text in (name, *itertools.chain(*labels))):
+        raise TypeError(f"observation {name!r}: its name and labels must be text, got {labels!r:.100}")
     return f"{name}{{{','.join(f'{label}={value}' for label, value in labels)}}}"
 
 
@@ -69,16 +70,12 @@ def sticks(reading: Observation) -> bool:
 
 
 class Past:
-    """Earlier readings of one check, as given to its run(). `again`: what was read at its first moment, and stands, was
-    read again until its second."""
+    """Earlier readings of one check, as given to its run()."""
 
-    def __init__(
-        self, store: dict[str, Series], now: float, boot_id: str, again: tuple[float, float] | None = None
-    ) -> None:
+    def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
         self._store = store
         self._now = now
         self._boot_id = boot_id
-        self._again = again
 
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
         """Growth within `within_seconds` before this reading; 0.0 at first sight or after a boot; None if it sticks."""
@@ -98,8 +95,7 @@ class Past:
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
             return None
-        time = self._again[1] if self._again and series.time == self._again[0] else series.time
-        return Reading(series.value, time) if self._now - time <= within_seconds else None
+        return Reading(series.value, series.time) if self._now - series.time <= within_seconds else None
 
     def rate(self, reading: Observation) -> float | None:
         """Growth per second since the previous reading; None if there is none, or if the counter sticks."""
@@ -107,25 +103,6 @@ class Past:
         if last is None or sticks(reading) or self._now <= last.time:
             return None
         return increment(self._store[key(reading)], reading, self._boot_id) / (self._now - last.time)
-
-
-def stands_until(store: dict[str, Series], readings: int, then: float, boot_id: str) -> float:
-    """Until when a store that so many readings of one run made, at `then` in this boot, needs nothing but another
-    moment if the same is read again (epoch seconds): then it forgets something. -inf if it would need more."""
-    read = [each for each in store.values() if each.time == then]
-    if len(read) != readings or any(each.boot_id != boot_id for each in read):
-        return -math.inf
-    oldest = [when for each in read for when, _ in each.grown[:1]]
-    oldest += [each.time for each in store.values() if each.time != then]
-    return min(oldest, default=math.inf) + KEEP_SECONDS
-
-
-def read_again(store: dict[str, Series], then: float, now: float) -> dict[str, Series]:
-    """What `update` makes of a store that stands, after a run that read the same again. Most runs of a healthy node."""
-    return {
-        name: Series(each.value, now, each.boot_id, each.grown) if each.time == then else each
-        for name, each in store.items()
-    }
 
 
 def update(
@@ -140,7 +117,7 @@ def update(
         if series is not None and reading.kind is ObservationKind.COUNTER:
             grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS) if series.grown else ()
             amount = increment(series, reading, boot_id)
-            if amount > 0:
+            if 0 < amount < math.inf:
                 grown = (*grown, (now, amount))
             if len(grown) > KEEP_INCREMENTS:
                 # The two oldest become one at the later time: a window then sees it a little too long, never too short.
@@ -149,44 +126,19 @@ def update(
     return new
 
 
-# --- the store as text: the worker writes and reads it; the daemon keeps it between runs without looking inside
-
-
-_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+# --- the store as text: the worker writes and reads it; the daemon keeps it between runs
 
 
 def encode(store: dict[str, Series]) -> str:
-    """Raises ValueError for NaN or infinity (a site's check may give them)."""
-    return _encoded(store)
-
-
-_encoded_once = functools.lru_cache(maxsize=4)(_encoded)  # a boot's name
-
-
-def encoded_again(text: str, then: float, now: float, boot_id: str) -> str:
-    """The text of a store that stands, which was read at `then`, after a run that read the same again: what `encode`
-    gives of `read_again`. No key can hold what is replaced: a quote in it has a backslash before it."""
-    boot = _encoded_once(boot_id)
-    return text.replace(f",{then!r},{boot},[", f",{now!r},{boot},[")
-
-
-Row: TypeAlias = tuple[float, float, str, tuple[tuple[float, float], ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    rows: dict[str, Row]
+    return values.encode(store).decode()
 
 
 def decode(text: str) -> dict[str, Series]:
-    """An empty text gives an empty store. Raises ValueError in one sentence."""
-    if not text:
-        return {}
+    """Return the store; an empty one for an empty text. Raises DecodeError."""
     try:
-        rows = load(_Rows, {"rows": json.loads(text)}).rows
-    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
-        raise ConvertError(f"is not a store of counters: {error}") from None
-    return {name: Series(*row) for name, row in rows.items()}
+        return values.decode(dict[str, Series], text) if text else {}
+    except DecodeError as error:
+        raise DecodeError(f"is not a store of counters: {error}") from None
 
 
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:

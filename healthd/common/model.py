@@ -9,11 +9,12 @@ as the kernel does in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 from __future__ import annotations
 
 import enum
-from dataclasses import field
 from typing import Any, NamedTuple, TypeAlias
 
+from msgspec import field
+
 from healthd.common.moments import Moment, PastMoment
-from healthd.common.values import dataclass
+from healthd.common.values import Value, Whole
 
 
 class Severity(enum.IntEnum):
@@ -95,8 +96,7 @@ class Remedy(enum.Enum):
     REPAIRED = "repaired"  # replace or repair the part, then `healthd repaired CODE PART`
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
+class Ends(Value, frozen=True):
     """What ends a finding. `window`: the setting of the check with the time without a repeat that ends it as well, or
     the only way if `clears` is WINDOW; "" = no such time."""
 
@@ -109,8 +109,7 @@ class ObservationKind(enum.Enum):
     COUNTER = "counter"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Value, frozen=True):
     """One number that was read. Its name is a Prometheus metric's without the `healthd_` prefix (base units;
     counters end in `_total`). `bits` is the width at which a counter wraps or sticks (None: 64-bit or unknown).
     """
@@ -119,7 +118,7 @@ class Observation:
     value: float
     kind: ObservationKind = ObservationKind.GAUGE
     labels: tuple[tuple[str, str], ...] = ()
-    bits: int | None = None
+    bits: Whole | None = None
 
 
 class Meaning(NamedTuple):
@@ -129,16 +128,14 @@ class Meaning(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Worsens:
+class Worsens(Value, frozen=True):
     """A finding that lasts `after_seconds` from its first sight is of this severity instead."""
 
     after_seconds: float
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
+class Slowness(Value, frozen=True):
     """How slow something is, in numbers, so that what it costs can be counted where all nodes' events are.
 
     slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; of several jobs the largest
@@ -151,8 +148,7 @@ class Slowness:
     jobs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Value, frozen=True):
     """How bad a check found something, before the site's settings changed it."""
 
     severity: Severity
@@ -187,8 +183,7 @@ class ConditionKey(NamedTuple):
         return " ".join(self).strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Value, frozen=True):
     """A problem with one part.
 
     code      stable, begins with the check's name: "gpu_xid/79", "mount/missing"
@@ -223,7 +218,7 @@ class Finding:
     window_seconds: float = 0.0
     worsens: Worsens | None = None
     evidence: str = ""
-    events: tuple[int, ...] = ()
+    events: tuple[Whole, ...] = ()
     shared_cause: bool = False
     expects: str = ""
     relapse_seconds: float = 0.0
@@ -239,8 +234,7 @@ class Finding:
         return ConditionKey(self.code, self.subject)
 
 
-@dataclass(frozen=True, slots=True)
-class NothingToCheck:
+class NothingToCheck(Value, frozen=True):
     """A check has nothing to check on this node. Given instead of findings: such a run completes, and is not listed
     among those that passed.
 
@@ -257,8 +251,7 @@ NO_IB_PORT = NothingToCheck("no InfiniBand or RoCE port")
 NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd baseline --write")
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Value, frozen=True):
     """Evidence that a part was reset: it ends conditions that wait for `clears` and were not seen after `before`.
 
     `before` is the moment of the earlier reading that the evidence compares with (epoch seconds; when its run began,
@@ -272,8 +265,7 @@ class Repair:
     before: float
 
 
-@dataclass(frozen=True, slots=True)
-class KernelEvent:
+class KernelEvent(Value, frozen=True):
     """What one kernel line (or several lines of one fault) says.
 
     kind      xid, sxid, pcie_aer, mlx5, ... (kernel/lines/ lists them)
@@ -292,13 +284,13 @@ class KernelEvent:
     pci: str = ""
     time: Moment = 0.0
     text: str = ""
-    pid: int | None = None
+    pid: Whole | None = None
     process: str | None = None
     fields: tuple[tuple[str, str], ...] = ()
     boot_id: str = ""
     last_time: Moment = 0.0
-    lines: int = 1
-    sequence: int = 0
+    lines: Whole = 1
+    sequence: Whole = 0
     history: bool = False
     uptime: float | None = None
     observed: bool = False
@@ -308,8 +300,7 @@ class KernelEvent:
         return dict(self.fields).get(name, "")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Value, frozen=True):
     """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec). `left_out`:
     how many more observations it gave than are kept. `nothing`: why it had nothing to check, None if it had.
     """
@@ -331,16 +322,14 @@ class CheckResult:
         return RunName(self.check, self.instance)
 
 
-@dataclass(frozen=True, slots=True)
-class WorsensBy:
+class WorsensBy(Value, frozen=True):
     """Which setting of the check says when its finding worsens, and to what."""
 
     setting: str
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(Value, frozen=True):
     """What `healthd explain CODE` says about one code, to the engineer who is woken by it.
 
     meaning: what was seen; matters: why that is bad for jobs; todo: what an engineer should do.
@@ -390,8 +379,7 @@ class ConditionState(enum.Enum):
     CLEARED = "cleared"
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Value, frozen=True):
     """`healthd ack`: a person knows of a condition, from `given` to `until`. `severity`: how bad they know it."""
 
     until: Moment
@@ -405,8 +393,7 @@ class Ack:
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Value, frozen=True):
     """A finding that the ledger holds.
 
     severity         its severity now: as found, capped and worsened
@@ -442,7 +429,7 @@ class Condition:
     state: ConditionState
     first_seen: Moment
     last_seen: Moment
-    count: int
+    count: Whole
     boot_id: str
     confirm_seconds: float = 0.0
     window_seconds: float = 0.0
@@ -451,7 +438,7 @@ class Condition:
     shared_cause: bool = False
     last_level_seen: Moment = 0.0
     last_event: Moment = 0.0
-    last_sequence: int = 0
+    last_sequence: Whole = 0
     acknowledged_at: PastMoment = 0.0
     acknowledged_evidence: str = ""
     persists_since: Moment = 0.0
@@ -460,7 +447,7 @@ class Condition:
     cleared_at: Moment = 0.0
     cleared_by: str = ""
     ending: Ending | None = None
-    clean_runs: int = 0
+    clean_runs: Whole = 0
     quiet_seconds: float = 0.0
     repaired: bool = False
     history: bool = False
@@ -481,8 +468,7 @@ class Condition:
         return RunName(self.check, self.instance)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Value, frozen=True):
     """The node's health and the reasons, for everything that publishes or decides.
 
     causes        open conditions of DEGRADED or CRITICAL that may act, worst first
@@ -503,8 +489,7 @@ class Verdict:
     before_resume: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Value, frozen=True):
     """`spared`: the running jobs that are not requeued, and why: (job, why)."""
 
     reason: str
@@ -512,13 +497,11 @@ class Drain:
     spared: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Value, frozen=True):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Value, frozen=True):
     """Touch nothing. `would` says what `mode = "act"`, or healthd without a pause, would have done, if anything."""
 
     why: str
@@ -528,21 +511,19 @@ class Leave:
 Decision: TypeAlias = "Drain | Resume | Leave"
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Value, frozen=True):
     """A GPU as NVML names it, for people: faults are keyed by the PCI address. `minor`: its device node is
     /dev/nvidiaMINOR (None: not known). `mig`: the UUIDs of its MIG devices, in NVML's order."""
 
     pci: str
-    index: int
+    index: Whole
     uuid: str = ""
     name: str = ""
-    minor: int | None = None
+    minor: Whole | None = None
     mig: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevice:
+class PciDevice(Value, frozen=True):
     """A device from sysfs. `kind`: gpu, nvswitch, nic, nvme or other; `upstream` is the port above it."""
 
     pci: str
@@ -555,8 +536,7 @@ class PciDevice:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(Value, frozen=True):
     """A disk or an NVMe controller as the kernel calls it ("nvme0n1", "nvme0", "sda"). `pci`: its own card or the card
     above it, "" = none; `ids`: its serial number and wwid, as sysfs has them."""
 
@@ -565,8 +545,7 @@ class Disk:
     ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LocalMount:
+class LocalMount(Value, frozen=True):
     """A file system on this node's disks, where it is mounted first. `device`: as the kernel calls it ("dm-0",
     "nvme0n1p1"); `disks`: the disks below it; `redundant`: those that another copy or path stands in for."""
 
@@ -577,8 +556,7 @@ class LocalMount:
     redundant: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Value, frozen=True):
     """What this node has: given to correlate() and to people."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -594,8 +572,7 @@ class Inventory:
         return any(device.pci_class for device in self.devices)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Value, frozen=True):
     """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none.
     `partitions`: those that it is in. `gpus`: how many gres/gpu it has there; None: not known. `refused_here`: Slurm
     drained it because healthd's own prolog refused a job. `gpus_of_one_type`: as `gpus`; None also where they are of
@@ -613,8 +590,7 @@ class NodeState:
     unread_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Spared:
+class Spared(Value, frozen=True):
     """A run of a job that no fault of GPUs has hit so far: it goes on, and Slurm is not asked again.
 
     id     the number that its processes have; `name`: the one that it is requeued by
@@ -629,20 +605,18 @@ class Spared:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Requeued:
+class Requeued(Value, frozen=True):
     """One requeue that was sent or is about to be. It is never repeated for the same (job, restarts)."""
 
     job: str
-    restarts: int
+    restarts: Whole
     time: Moment
 
 
 LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that waits for the fleet
 
 
-@dataclass(frozen=True, slots=True)
-class FleetHold:
+class FleetHold(Value, frozen=True):
     """A drain that is wanted and waits for the fleet (fleet_limit.py).
 
     since         when it began to wait
@@ -654,33 +628,30 @@ class FleetHold:
 
     since: Moment
     until: Moment
-    times: int = 0
+    times: Whole = 0
     own_hardware: bool = False
     partition: str = ""
-    nodes: int = 0
-    drained: int = 0
-    limit: int = 0
+    nodes: Whole = 0
+    drained: Whole = 0
+    limit: Whole = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionCount:
+class PartitionCount(Value, frozen=True):
     """A partition: how many nodes it has, and how many of them healthd keeps drained."""
 
     name: str
-    nodes: int
-    drained: int
+    nodes: Whole
+    drained: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class FleetCount:
+class FleetCount(Value, frozen=True):
     """A complete count of this node's partitions, at `time` (epoch seconds)."""
 
     time: Moment
     partitions: tuple[PartitionCount, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Lifted:
+class Lifted(Value, frozen=True):
     """A drain of ours that is over, whoever ended it, or that has other words of ours by now.
 
     reason   our text
@@ -700,8 +671,7 @@ class Lifted:
     controller: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unsaved:
+class Unsaved(Value, frozen=True):
     """A change of the node by healthd that slurmctld may not have saved yet.
 
     time        when it was sent, epoch seconds
@@ -713,8 +683,7 @@ class Unsaved:
     controller: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(Value, frozen=True):
     """A drain of ours that we lifted: when it began to stand and when it was lifted (epoch seconds)."""
 
     drained_at: Moment
@@ -722,8 +691,7 @@ class Resumed:
     own_hardware: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmMemory:
+class SlurmMemory(Value, frozen=True):
     """What healthd knows of its own drains of this node in Slurm; the ledger keeps it across restarts.
 
     reason        our text as last read on the drained node, "" = we hold no drain
@@ -767,7 +735,7 @@ class SlurmMemory:
     boot_id: str = ""
     rebooting: bool = False
     resumed_at: Moment = 0.0
-    requeued: tuple[Requeued, ...] = field(default_factory=tuple)
+    requeued: tuple[Requeued, ...] = ()
     hold: FleetHold | None = None
     uncounted: bool = False
     lifted: Lifted | None = None
@@ -797,8 +765,7 @@ class Baseline(NamedTuple):
     place: int = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Value, frozen=True):
     """One setting, or one `key` of a setting that is a table, or one item (the `key`) of a setting that is a list.
     `note`: what it is, for people."""
 
@@ -810,8 +777,7 @@ class Entry:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Value, frozen=True):
     """What a baseline leaves out, and why. `key` "": the whole setting; `setting` "": the whole check. `unread`: it
     could not be looked at, so nobody knows whether it is there; else it was, and looks broken."""
 
@@ -831,8 +797,7 @@ class LeftOut:
 # --- what the daemon's parts know of themselves
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLogStatus:
+class KernelLogStatus(Value, frozen=True):
     """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: data that
     was no record, or too long for a line; rotations: how often the file was replaced or cut; observed: the source can
     be forged, so what it says is shown and decides nothing."""
@@ -851,8 +816,7 @@ class KernelLogStatus:
     observed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(Value, frozen=True):
     """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
 
     up: it is open, and the last read gave no error. last_read: when a read last gave no error, 0 = never yet.
@@ -870,8 +834,7 @@ class SourceStatus:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamStatus:
+class StreamStatus(Value, frozen=True):
     """How the event stream gets to the disk. waiting: lines that are not on it yet; dropped: lines that did not fit
     beside those; failures: writes that failed; journal_lost: lines that the journal did not take; trouble: why none can
     be written, in one sentence."""
@@ -883,8 +846,7 @@ class StreamStatus:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStatus:
+class SlurmStatus(Value, frozen=True):
     """Slurm's state of the node, as last read. trouble: why it could not be read or changed, in one sentence."""
 
     node: NodeState | None = None
@@ -894,8 +856,7 @@ class SlurmStatus:
     commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
 
 
-@dataclass(frozen=True, slots=True)
-class RoundStatus:
+class RoundStatus(Value, frozen=True):
     number: int = 0
     started: float = 0.0
     seconds: float = 0.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthd.common.values import type_hints
 
@@ -20,7 +22,7 @@ Changes = Mapping[type, Callable[[Any], Any]]
 
 
 def with_moments(value: Any, mark: str, change: Callable[[float], float], whole: Changes) -> Any:
-    """Return `value` with each field of that mark changed, also in the dataclasses, tuples and tables below it.
+    """Return `value` with each field of that mark changed, also in the Structs, tuples and tables below it.
 
     A value of a type in `whole` is changed by that function instead.
     """
@@ -31,7 +33,7 @@ def with_moments(value: Any, mark: str, change: Callable[[float], float], whole:
         return tuple([with_moments(item, mark, change, whole) for item in value])
     if kind is dict:
         return {key: with_moments(item, mark, change, whole) for key, item in value.items()}
-    if not dataclasses.is_dataclass(kind):
+    if not issubclass(kind, Struct):
         return value
     changes = {}
     for name, hint in type_hints(kind).items():
@@ -39,4 +41,4 @@ def with_moments(value: Any, mark: str, change: Callable[[float], float], whole:
         new = change(item) if mark in get_args(hint)[1:] else with_moments(item, mark, change, whole)
         if new is not item:
             changes[name] = new
-    return dataclasses.replace(value, **changes) if changes else value
+    return replace(value, **changes) if changes else value

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from msgspec import field
 
 from healthd.common.model import Severity
 from healthd.common.moments import Moment
-from healthd.common.values import dataclass
+from healthd.common.values import Value, Whole
 
 
-@dataclass(frozen=True, slots=True)
-class ToldCondition:
+class ToldCondition(Value, frozen=True):
     """What was said of a condition that stands.
 
     condition     its name in the stream
@@ -23,13 +22,12 @@ class ToldCondition:
     condition: str
     worst: Severity
     acknowledged: bool
-    count: int
+    count: Whole
     last: Moment
     at: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class ToldCheck:
+class ToldCheck(Value, frozen=True):
     """A run that is configured. since: since when without a break; settings: their checksum."""
 
     check: str
@@ -39,8 +37,7 @@ class ToldCheck:
     since: Moment
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Value, frozen=True):
     """conditions  what stands, by its key as text
     checks      what is configured
     cluster     the name of the cluster, as Slurm's settings have it; "" = not known

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 
-from healthd.common.values import dataclass
+from msgspec.structs import replace
+
+from healthd.common.values import Value, Whole
 from healthd.events.schema import Event, Source, render
 
 MOST_LINES = 2000
 MOST_BYTES = 512 << 10  # with the ends of the lines
 
 
-@dataclass(frozen=True, slots=True)
-class Outbox:
+class Outbox(Value, frozen=True):
     """next_seq   the number of the next line of this stream; a line that does not fit takes one too
     lines      not acknowledged yet, oldest first, without their ends
     dropped    how many did not fit and were not told of yet, those of streams before among them
@@ -28,11 +28,11 @@ class Outbox:
     """
 
     stream_id: str = ""
-    next_seq: int = 1
+    next_seq: Whole = 1
     lines: tuple[str, ...] = ()
-    dropped: int = 0
-    dropped_from: int = 0
-    dropped_to: int = 0
+    dropped: Whole = 0
+    dropped_from: Whole = 0
+    dropped_to: Whole = 0
 
 
 def begun_anew(before: Outbox, stream_id: str) -> Outbox:

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from healthd.common.text import printable
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 SCHEMA = 1
 MOST_BYTES = 16 << 10  # of a line, with its end
@@ -22,16 +22,14 @@ MOST_TEXT = 4096  # characters of a text; less of each where the line would be l
 LATEST = 253402300799.0  # the last second that a date of four digits can name
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Value, frozen=True):
     """One of EVENTS and its fields. A time is seconds since the epoch here, and becomes a text in the line."""
 
     name: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Value, frozen=True):
     """Whose stream it is. `stream_id`: 16 hexadecimal digits, drawn when the stream began."""
 
     cluster: str
@@ -112,8 +110,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Says:
+class Says(Value, frozen=True):
     """Which fields an event has besides HEAD: always, and where they apply. `stages`: the words of its `stage`."""
 
     always: tuple[str, ...]

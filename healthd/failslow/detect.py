@@ -22,11 +22,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise, repeat
 from statistics import median
 
-from healthd.common.values import dataclass
 from healthd.failslow.bocd import RunLengths
 from healthd.failslow.level import FARTHEST, LEAST_NOISE, Level, clipped, deviation
 from healthd.failslow.model import Kind, Point

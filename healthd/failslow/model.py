@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from healthd.common.values import dataclass
 from healthd.failslow.times import TimeStyle
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from healthd.common.values import dataclass
 from healthd.failslow import times
 from healthd.failslow.model import Cause, JobSlow, Judgement, Point, Series, Suspect
 

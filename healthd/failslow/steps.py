@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from healthd.common.values import dataclass
 from healthd.failslow import windows
 from healthd.failslow.groups import identity
 from healthd.failslow.model import Evidence, Point, Series

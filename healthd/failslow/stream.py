@@ -15,12 +15,11 @@ import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
 from healthd.failslow.model import Series
 from healthd.failslow.period import NoPeriod, Period, period
 

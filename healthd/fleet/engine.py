@@ -10,11 +10,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
-from healthd.common.values import dataclass
 from healthd.fleet import store
 from healthd.fleet.questions import Question, Value, WrongQuestion
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT

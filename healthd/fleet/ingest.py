@@ -20,12 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, TypeVar
 
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
 from healthd.fleet.manifest import StoreError
 from healthd.fleet.privacy import HASH, Private, site_key
 from healthd.fleet.unreadable import Unread

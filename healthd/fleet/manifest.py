@@ -10,12 +10,11 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from healthd.common import codec
 from healthd.common.errors import HealthdError
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 
 SCHEMA = 1
 NAME = "manifest.json"

@@ -11,10 +11,9 @@ import hmac
 import os
 import secrets
 import stat
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from healthd.common.values import dataclass
 from healthd.fleet.manifest import StoreError
 
 Users = Literal["keep", "drop", "hash"]

@@ -8,12 +8,12 @@ beside from_time and to_time. The name of a question is a table for the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.common.codec import nearest
 from healthd.common.errors import HealthdError
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet import lint
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import vl_convert
 
 from healthd.common import atomic_files, ownership
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
 from healthd.fleet import store
 from healthd.fleet.answers import (
     alarms,

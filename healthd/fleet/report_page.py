@@ -12,10 +12,10 @@ import hashlib
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.text import printable, regex
-from healthd.common.values import dataclass
 from healthd.fleet.chapters.chapter import COLOURS, Chapter, Chart, Table
 
 MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers

@@ -22,14 +22,13 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
 
 from healthd.common import ownership
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet import manifest as manifests
 from healthd.fleet.manifest import Manifest, StoreError
 from healthd.fleet.tables import TABLES

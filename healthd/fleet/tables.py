@@ -6,7 +6,7 @@ that DuckDB and Spark have in common.
 
 from __future__ import annotations
 
-from healthd.common.values import dataclass
+from dataclasses import dataclass
 
 BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 

@@ -12,8 +12,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.common.guard import HOT_UNPLUG, drop
 from healthd.common.model import SourceStatus

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.nvidia import fake_scenario, nvml_binding
 from healthd.nvidia.fake_scenario import Gpu, Library, LinkCounters, Machine
 from healthd.nvidia.nvml import (
@@ -88,8 +88,7 @@ def fake_pci_gpus(profile_or_file: str) -> list[str]:
     return list(fake_scenario.addresses(scenario))
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(Value, frozen=True):
     """Stands for NVML's pointer to a device: index is its place on the machine. `mig`: one of its MIG devices."""
 
     index: int

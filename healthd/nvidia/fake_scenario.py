@@ -26,19 +26,19 @@ open, once a round. An error in it is one ConvertError sentence that names the f
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
+from msgspec import field
+
 from healthd.common import ownership, toml
-from healthd.common.codec import ConvertError, load, nearest
+from healthd.common.codec import ConvertError, fields_of, load, nearest
 from healthd.common.codec import number as show_number
 from healthd.common.text import regex
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.nvidia import fake_machines
 from healthd.nvidia.nvml import NvmlLibrary
 from healthd.nvidia.nvml_binding import pynvml
@@ -91,8 +91,7 @@ class LinkCounters(enum.Enum):
     NVLINK5 = "nvlink5"  # Blackwell: fields 206 to 222
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Value, frozen=True):
     """One GPU: what it answers. None = this model does not support it.
 
     gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; it is named,
@@ -198,8 +197,7 @@ class Gpu:
     crash: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Value, frozen=True):
     """The settings of the whole machine (see the top of this file)."""
 
     driver_version: str = ""
@@ -212,8 +210,7 @@ class Machine:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario(Machine):
+class Scenario(Machine, frozen=True):
     """A scenario file. Tables are kept as written: settings that they lack come from the profile."""
 
     profile: str = ""
@@ -223,8 +220,7 @@ class Scenario(Machine):
     at: tuple[dict[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Value, frozen=True):
     """A healthy machine: every GPU at the addresses `pci` has the settings `gpu`."""
 
     driver_version: str
@@ -232,8 +228,7 @@ class Profile:
     gpu: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(Value, frozen=True):
     """The part of an [[at]] entry that is no setting: its GPU (None: the machine), and the time from which it holds."""
 
     seconds: float
@@ -315,7 +310,7 @@ def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]
 
 
 def _names(settings: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(settings)]
+    return [f.name for f in fields_of(settings)]
 
 
 def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
@@ -386,7 +381,7 @@ def _links(scenario: Scenario, index: str) -> int:
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
     """(name, number) of a GPU's settings, except those with limits of their own."""
-    for f in dataclasses.fields(gpu):
+    for f in fields_of(type(gpu)):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
         if f.name not in ("hang_seconds", "nvlink_ber", "nvlink_symbol_ber"):

@@ -14,12 +14,13 @@ import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import CDLL, Array, byref
-from dataclasses import field
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, cast
 
+from msgspec import field
+
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 
 class NvmlErrorKind(enum.Enum):
@@ -202,8 +203,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RemappedRows:
+class RemappedRows(Value, frozen=True):
     """Rows replaced after corrected and uncorrectable errors. `failure` is sticky: some remap failed once."""
 
     correctable: int
@@ -212,8 +212,7 @@ class RemappedRows:
     failure: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(Value, frozen=True):
     """How many memory banks have all, many, some, few and no spare rows left."""
 
     max: int
@@ -223,8 +222,7 @@ class Histogram:
     none: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredPages:
+class RetiredPages(Value, frozen=True):
     """Pages of memory no longer used: after several single bit errors, after a double bit error, at the next reboot."""
 
     single_bit: int
@@ -232,8 +230,7 @@ class RetiredPages:
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(Value, frozen=True):
     """Whether this GPU has joined its NVLink fabric (NVSwitch systems, Hopper and later).
 
     state         0 not supported, 1 not started, 2 in progress, 3 completed
@@ -248,8 +245,7 @@ class Fabric:
     summary: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TemperatureLimits:
+class TemperatureLimits(Value, frozen=True):
     """Degrees Celsius at which the GPU slows down, and its memory's maximum; None if the driver does not say.
 
     Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which it slows down
@@ -261,8 +257,7 @@ class TemperatureLimits:
     slowdown_margin: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Nvlink:
+class Nvlink(Value, frozen=True):
     """One link and its counters since the driver was loaded. None: this GPU has no such counter, or the link is down.
 
     replay, recovery, crc         before Blackwell
@@ -283,8 +278,7 @@ class Nvlink:
     packet_errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PcieLink:
+class PcieLink(Value, frozen=True):
     """PCIe generation and lanes, now and at most. An idle GPU lowers its generation: that is no fault."""
 
     generation: int | None

@@ -5,11 +5,12 @@ Further lines of a known message are counted. Memory is bounded whatever the log
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log import coalesce as coalescing
 from healthd.common.model import Inventory, KernelEvent, PciDevice
@@ -100,7 +101,7 @@ class Seen:
     @property
     def event(self) -> KernelEvent:
         """The event as the daemon would have recorded it."""
-        return dataclasses.replace(
+        return replace(
             self.message.event,
             boot_id=f"{self.host}/{self.boot}",
             time=self.clock,
@@ -186,7 +187,7 @@ def _grown(old: Message, new: Message) -> Message | None:
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
-    event = dataclasses.replace(event, lines=1)
+    event = replace(event, lines=1)
     return old if event == old.event else message_of(event)
 
 

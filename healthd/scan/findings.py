@@ -7,12 +7,13 @@ however often it comes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.incidents import parts
 from healthd.agent.kernel_log.rules.rule import pci_address
@@ -118,7 +119,7 @@ def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, 
 
 
 def _alone(message: Message, sequence: int) -> KernelEvent:
-    return dataclasses.replace(message.event, pid=None, process=None, text="", sequence=sequence)
+    return replace(message.event, pid=None, process=None, text="", sequence=sequence)
 
 
 def _worse_by(
@@ -138,7 +139,7 @@ def _worse_by(
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
     """The worst finding that rests on the event. A line that says that a fault is over is no fault: INFO."""
     resting = [
-        dataclasses.replace(finding, severity=Severity.INFO) if finding.over else finding
+        replace(finding, severity=Severity.INFO) if finding.over else finding
         for finding in findings
         if event.sequence in finding.events
     ]

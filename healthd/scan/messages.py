@@ -7,11 +7,12 @@ A message is parsed once, however often it comes.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
+
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log import coalesce as coalescing
 from healthd.agent.kernel_log import parse as kernel_parse
@@ -278,7 +279,7 @@ def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
 
 @functools.lru_cache(maxsize=1000)
 def _unproven(message: Message) -> Message:
-    return message_of(dataclasses.replace(message.event, observed=True))
+    return message_of(replace(message.event, observed=True))
 
 
 def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:

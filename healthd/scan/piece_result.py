@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from healthd.scan.continuation import Heads, Neighbours, Stamp, known_heads
 from healthd.scan.lines import Tally
 from healthd.scan.messages import MESSAGE_BYTES, MESSAGES_BYTES, Known, Message, Told
 
-_event = attrgetter(*(field.name for field in fields(KernelEvent)))
+_event = attrgetter(*KernelEvent.__struct_fields__)
 
 
 class Heard(NamedTuple):

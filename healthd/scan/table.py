@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from healthd.agent.conditions.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
 from healthd.common.model import Severity
 from healthd.common.page import Page, plain
-from healthd.common.values import dataclass
 from healthd.scan.events import Seen
 from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally

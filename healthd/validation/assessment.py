@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from healthd.validation.document import Result
+from healthd.validation.document import Against, Result, Verdict
 from healthd.validation.measurement import Measurement, family_of
 
 COMPUTE_SHARE = 0.9
@@ -62,7 +62,7 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
         return _told(one, "ok", "", None, one.says)
     if one.state != "measured" or one.value is None:
         return _told(one, "not_looked", "", None, one.says)
-    compared: list[tuple[str, float, str]] = []  # against what, at least so much, and what that is
+    compared: list[tuple[Against, float, str]] = []  # against what, at least so much, and what that is
     if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
         compared.append(("floor", floor, f"the floor {_number(floor)}"))
     share = least_share(one.test)
@@ -84,7 +84,7 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
     return _told(one, "ok", against, least, f"{_value(one)}, beside {what}")
 
 
-def _told(one: Measurement, verdict: str, against: str, expected: float | None, says: str) -> Result:
+def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, says: str) -> Result:
     return Result(one.test, one.part, one.value, one.unit, verdict, against, expected, says, one.source)
 
 

@@ -8,10 +8,15 @@ a tool starts a new history.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from healthd.common.text import printable
+from healthd.common.values import DecodeError, decode
 from healthd.validation.assessment import Key
 from healthd.validation.document import Result, Validation
 
@@ -23,23 +28,22 @@ MOST_LINE_CHARACTERS = 1000
 Past = dict[Key, list[float]]
 
 
+class _Line(Struct):
+    test: str
+    part: str
+    source: str
+    value: Annotated[float, Meta(gt=0, lt=1e300)]
+
+
 def parse(text: str) -> Past:
     """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
     past: Past = {}
     for line in text.splitlines()[-MOST_LINES:]:
-        try:
-            told = json.loads(line) if len(line) <= MOST_LINE_CHARACTERS else None
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(told, dict):
-            continue
-        words = tuple(told.get(key) for key in ("test", "part", "source"))
-        value = told.get("value")
-        if not all(isinstance(word, str) for word in words) or isinstance(value, bool):
-            continue
-        if isinstance(value, int | float) and 0 < value < 1e300 and math.isfinite(value):
-            test, part, source = (printable(str(word)) for word in words)
-            past.setdefault((test, part, source), []).append(float(value))
+        if len(line) <= MOST_LINE_CHARACTERS:
+            with suppress(DecodeError):
+                found = decode(_Line, line)
+                key = (printable(found.test), printable(found.part), printable(found.source))
+                past.setdefault(key, []).append(found.value)
     return {key: values[-MOST_EACH:] for key, values in past.items()}
 
 
@@ -88,7 +92,7 @@ def with_unanswered(new: Validation, before: Validation | None) -> Validation:
     again = {(one.test, one.part) for one in kept}
     results = tuple(one for one in new.results if (one.test, one.part) not in again)
     words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not looked at again" for one in kept)
-    return new._replace(results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
+    return replace(new, results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
 
 
 def _is_gone(one: Result, told: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:

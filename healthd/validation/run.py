@@ -22,7 +22,17 @@ from healthd.common.text import printable
 from healthd.host import job_processes
 from healthd.host.lock import lock_file
 from healthd.validation import assessment, history, parts, programs
-from healthd.validation.document import FILE, LOCK, NotAValidation, Result, Validation, as_text, parse
+from healthd.validation.document import (
+    FILE,
+    LOCK,
+    NotAValidation,
+    Result,
+    StoppedBy,
+    Validation,
+    Why,
+    as_text,
+    parse,
+)
 from healthd.validation.history import with_unanswered
 from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
 from healthd.validation.programs import Command, Ended
@@ -51,7 +61,7 @@ class Refused(HealthdError):
 
 class Wanted(NamedTuple):
     """node: its name. root: the files of this machine are below. families: in this order. seconds: for all of it.
-    floors: test -> the least value. dcgm_level: of `dcgmi diag -r`. why: one of document.WHY. beside_jobs: also while
+    floors: test -> the least value. dcgm_level: of `dcgmi diag -r`. why: what started it. beside_jobs: also while
     one is on this node."""
 
     node: str
@@ -61,7 +71,7 @@ class Wanted(NamedTuple):
     seconds: float
     floors: Mapping[str, float]
     dcgm_level: int
-    why: str
+    why: Why
     beside_jobs: bool = False
 
 
@@ -162,7 +172,9 @@ def validate(wanted: Wanted, tools: Tools, past: history.Past, stop: int, lock: 
         measured += found
         looked = {family for family in families if any(_of(one, family) and one.state != "not_looked" for one in found)}
         left = [family for family in left if family not in looked]
-    stopped_by = "a signal" if programs.is_told_to_end(stop) else "time" if until - time.monotonic() < 0 else ""
+    stopped_by: StoppedBy = (
+        "a signal" if programs.is_told_to_end(stop) else "time" if until - time.monotonic() < 0 else ""
+    )
     if has_job or (programs.is_told_to_end(stop) and _told_by_a_job(wanted, lock)):
         stopped_by = "a job"
     told = {family for family in FAMILIES if any(_of(one, family) for one in measured)}

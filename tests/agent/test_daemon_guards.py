@@ -5,7 +5,6 @@ mistake is put.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import operator
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings, intake
 from healthd.agent.conditions.ledger_codec import encode
@@ -28,7 +28,7 @@ from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile
+from healthd.agent.worker.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile, op_of
 from healthd.checks import gpu_xid
 from healthd.common import guard
 from healthd.common.model import (
@@ -140,7 +140,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
         return lines
 
     caplog.set_level("INFO", "healthd")
-    mild = [dataclasses.replace(xid(31, f"{n:04x}:01:00"), time=NOW, last_time=NOW) for n in range(1, 1001)]
+    mild = [replace(xid(31, f"{n:04x}:01:00"), time=NOW, last_time=NOW) for n in range(1, 1001)]
     bad = [xid(79, f"{n:04x}:02:00") for n in range(1, 16)]
     monkeypatch.setattr(daemon.hearing, "_now", lambda: NOW)
     daemon.hearing.hear([*mild[:600], *bad, *mild[600:]])
@@ -188,11 +188,9 @@ def test_what_slurm_says_of_jobs_and_devices_that_go_cost_the_turn_nothing(
 def test_a_metrics_file_that_cannot_be_made_costs_the_turn_nothing(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics = dataclasses.replace(daemon.settings.metrics, textfile="/tmp/healthd.prom")
-    loaded = dataclasses.replace(
-        daemon.configured.loaded, settings=dataclasses.replace(daemon.settings, metrics=metrics)
-    )
-    daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
+    metrics = replace(daemon.settings.metrics, textfile="/tmp/healthd.prom")
+    loaded = replace(daemon.configured.loaded, settings=replace(daemon.settings, metrics=metrics))
+    daemon.configured = replace(daemon.configured, loaded=loaded)
     monkeypatch.setattr("healthd.agent.metrics.families.families", raises)
     daemon.write_textfile()
     assert dict(guard.dropped) == {"metrics": 1}
@@ -216,23 +214,8 @@ def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
 def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_check_could_not_look(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Request("", 1.0, {"op": "run", "check": "clock", "instance": ""})
-    good = {"error": "", "findings": [], "observations": "[]", "repairs": [], "past": "{}"}
-    for answer, outcome, error in (
-        ({}, Outcome.COMPLETED, ""),
-        ({"past": 7}, Outcome.FAILED, "the worker's answer: past: must be text"),
-        ({"findings": 7}, Outcome.FAILED, "the worker's answer: findings: must be a list: [7]"),
-        ({"repairs": [[]]}, Outcome.FAILED, "the worker's answer: repairs[0]: must be a table"),
-        ({"observations": {}}, Outcome.FAILED, "the worker's answer: observations: must be text"),
-    ):
-        daemon.replies.results.clear()
-        reply = Reply(request, Outcome.COMPLETED, 0.1, {**good, **answer}, told=NOW)
-        daemon.replies.handle(reply, Received())
-        result = daemon.replies.results["clock", ""]
-        assert (result.outcome, result.error.partition(", got ")[0]) == (outcome, error), answer
-    assert not guard.dropped
     for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
-        reply = Reply(Request.of("", 1.0, asked), Outcome.COMPLETED, 0.1, {"error": ""})
+        reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
         daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
     assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")
@@ -252,8 +235,8 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
     def of_copy() -> list[str]:
         return [trouble for trouble, _ in daemon.troubles() if trouble.startswith(f"{tmp_path}/state_dir: ")]
 
-    request = Request("state_dir", 1.0, {"op": "save_copy"})
-    for answer in (Reply(request, outcome, 0.1, {}, error), Reply(request, Outcome.COMPLETED, 0.1, {})):
+    request = Request("state_dir", 1.0, SaveCopy("a", "b", ()))
+    for answer in (Reply(request, outcome, 0.1, error), Reply(request, Outcome.COMPLETED, 0.1)):
         daemon.replies.handle(answer, Received())
         if answer.outcome is outcome:
             (trouble,) = of_copy()
@@ -268,16 +251,16 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
     def told() -> list[str]:
         return [sentence for sentence, command in daemon.troubles() if command == "healthd doctor"]
 
-    request = Request.of("textfile", 1.0, WriteFile("/u/a.prom", ""))
-    refused = Reply(request, Outcome.FAILED, 0.1, {}, "Untrusted: /u belongs to user 1001, it must belong to root")
+    request = Request("textfile", 1.0, WriteFile("/u/a.prom", ""))
+    refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001, it must belong to root")
     why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
     for reply in (refused, refused):
         daemon.replies.handle(reply, Received())
     assert told() == [why]
     assert [record.getMessage() for record in caplog.records] == [why]
-    daemon.replies.handle(Reply(request, Outcome.STUCK, 0.1, {}, ""), Received())
+    daemon.replies.handle(Reply(request, Outcome.STUCK, 0.1), Received())
     assert told() == ["no metrics in /u/a.prom (metrics.textfile): stuck"]
-    daemon.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, {}), Received())
+    daemon.replies.handle(Reply(request, Outcome.COMPLETED, 0.1), Received())
     assert told() == []
 
 
@@ -285,7 +268,7 @@ def test_what_was_done_in_slurm_is_copied_at_once_and_the_rest_at_the_end_of_a_r
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(daemon.scheduler.queue, "add_task", lambda request: asked.append(request.table["op"]))
+    monkeypatch.setattr(daemon.scheduler.queue, "add_task", lambda request: asked.append(op_of(request.kind)))
     daemon.replies.add_tasks(round_ended=True)
     asked.clear()
     daemon.memory.change(trusted_since=NOW)
@@ -398,7 +381,7 @@ def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest
 
 def acting(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
     loaded, checks = settings(tmp_path)
-    return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, mode=Mode.ACT)), checks
+    return replace(loaded, settings=replace(loaded.settings, mode=Mode.ACT)), checks
 
 
 @pytest.mark.parametrize(("read", "stands"), [(False, True), (True, False)])
@@ -412,13 +395,13 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     now = time.time()
     result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (held,))
     config = daemon.configured.loaded.checks.get(result.run) or CheckConfig()
-    loaded = dataclasses.replace(daemon.configured.loaded, checks={**daemon.configured.runs, result.run: config})
-    daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
+    loaded = replace(daemon.configured.loaded, checks={**daemon.configured.runs, result.run: config})
+    daemon.configured = replace(daemon.configured, loaded=loaded)
     daemon.scheduler.reconfigure(daemon.configured)
     daemon.memory.take(intake.looked(daemon.memory.ledger, result, config, now).ledger)
     driver = daemon.hand._driver
     node = NodeState("n1", frozenset({"ALLOCATED"}))
-    driver.status = dataclasses.replace(driver.status, node=node, read_at=now - 10_000)
+    driver.status = replace(driver.status, node=node, read_at=now - 10_000)
     known = daemon.memory.ledger.slurm
     report = ReconcileReport(known, node=node) if read else ReconcileReport(known, trouble="slurmctld is away")
     monkeypatch.setattr(driver, "begin", lambda *_: driver._ended(report))
@@ -470,7 +453,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
     with alone(tmp_path, "disk_space") as daemon:
         go(daemon, lambda: bool(daemon.replies.results))
         replies, memory = daemon.replies, daemon.memory
-        clean = dataclasses.replace(replies.results["disk_space", ""], outcome=Outcome.COMPLETED, findings=())
+        clean = replace(replies.results["disk_space", ""], outcome=Outcome.COMPLETED, findings=())
         full = Finding(Severity.DEGRADED, "disk_space/full", "/", "/ is full")
 
         def look(result: CheckResult) -> bool:
@@ -480,7 +463,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
             return daemon.verdict.may_resume
 
         assert look(clean)
-        assert not look(dataclasses.replace(clean, findings=(full,)))
+        assert not look(replace(clean, findings=(full,)))
         memory.set_conditions(endings.repaired(memory.conditions, full.code, None, "ann", time.time()))
         daemon.judge()
         assert not daemon.verdict.may_resume, "nobody has looked since"

@@ -3,7 +3,6 @@ ledger is the same before and after."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import shutil
 import time
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.ledger import Pause
@@ -100,7 +101,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 def parts(whole: object, seen: set[int]) -> Iterator[object]:
     """The daemon and the parts that it holds, each once. A value is none, and no Host: to ask that is to look."""
-    is_value = dataclasses.is_dataclass(whole) or isinstance(whole, Enum | Host)
+    is_value = isinstance(whole, Enum | Host | Struct)
     if id(whole) in seen or is_value or not type(whole).__module__.startswith("healthd."):
         return
     seen.add(id(whole))
@@ -158,9 +159,9 @@ def test_no_question_changes_the_ledger(
     daemon.job_ended()
     made.jobs(jobs)
     made.ahead = goes_by
-    daemon.hand.settings = dataclasses.replace(daemon.settings, mode=mode)
+    daemon.hand.settings = replace(daemon.settings, mode=mode)
     driver = daemon.hand._driver
-    driver.status = dataclasses.replace(driver.status, node=node, read_at=time.time() + goes_by - read_ago)
+    driver.status = replace(driver.status, node=node, read_at=time.time() + goes_by - read_ago)
     memory.set_conditions({})
     memory.change(slurm=SlurmMemory(reason=reason), pause=pause)
     memory.take(ledgers.with_conditions(memory.ledger, {c.key: c for c in conditions}))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import socket
 import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fakes import BOOT, NOW
 
@@ -18,8 +16,10 @@ from healthd.agent.settings.registry import built_in
 from healthd.agent.worker import process as workers
 from healthd.agent.worker.client import Reply, Request, Runner
 from healthd.agent.worker.process import Setup, Worker
+from healthd.agent.worker.requests import CloseNvml, Run, RunAnswer
 from healthd.agent.worker.results import result_of
-from healthd.common.model import Outcome
+from healthd.common.model import Observation, Outcome
+from healthd.common.values import decode, encode
 from healthd.host.host import Host
 
 LITTLE = 32 << 10  # bytes; one round of what is tried here has more
@@ -61,9 +61,10 @@ def peak(step: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def request(number: int, past: str = "") -> dict[str, Any]:
-    run = {"op": "run", "check": "drifts", "instance": "", "config": {}}
-    return {**run, "past": past, "boot_id": BOOT, "now": NOW + number, "number": number}
+def answer(worker: Worker, number: int, past: str = "") -> RunAnswer:
+    error, found = worker.do_run(Run("drifts", "", {}, past, BOOT), NOW + number)
+    assert not error
+    return found
 
 
 def drifting(tmp_path: Path) -> Worker:
@@ -80,7 +81,7 @@ def test_a_worker_keeps_of_readings_that_never_come_again_only_those_of_the_last
 
     def run(number: int) -> None:
         nonlocal past
-        past = worker.answer(request(number, past))["past"]
+        past = answer(worker, number, past).past
 
     assert grown(run, first=5, last=105) < LITTLE
     assert "drifting_celsius{gpu=19}" in past
@@ -89,20 +90,18 @@ def test_a_worker_keeps_of_readings_that_never_come_again_only_those_of_the_last
 def test_a_worker_keeps_no_store_that_the_daemon_did_not_take(tmp_path: Path) -> None:
     """After a run that came too late the daemon sends the older text again, and the worker reads that."""
     worker = drifting(tmp_path)
-    first = worker.answer(request(0))["past"]
-    assert grown(lambda number: worker.answer(request(number, first)), first=5, last=105) < LITTLE
+    first = answer(worker, 0).past
+    assert grown(lambda number: answer(worker, number, first), first=5, last=105) < LITTLE
 
 
 def test_the_daemon_keeps_of_readings_that_never_come_again_only_those_of_the_last_run() -> None:
     check = built_in()["gpu_temperature"]
 
     def take(number: int) -> None:
-        items = [
-            {"name": "drifting_celsius", "value": number + gpu / 100, "labels": [["gpu", str(gpu)]]}
-            for gpu in range(20)
-        ]
-        run = Request("", 1.0, {"op": "run", "check": check.name, "instance": ""})
-        reply = Reply(run, Outcome.COMPLETED, 0.1, {"error": "", "observations": json.dumps(items)})
+        items = [Observation("drifting_celsius", number + gpu / 100, labels=(("gpu", str(gpu)),)) for gpu in range(20)]
+        found = decode(RunAnswer, encode(RunAnswer(observations=tuple(items))))
+        run = Request("", 1.0, Run(check.name, "", {}))
+        reply = Reply(run, Outcome.COMPLETED, 0.1, answered=True, answer=found)
         assert result_of(check, CheckConfig(), reply, NOW, 0.0).observations[19].value == number + 0.19
 
     assert grown(take, first=5, last=60) < LITTLE
@@ -111,13 +110,13 @@ def test_the_daemon_keeps_of_readings_that_never_come_again_only_those_of_the_la
 def test_a_short_answer_needs_little_memory_for_a_moment_too(tmp_path: Path) -> None:
     """A megabyte that is asked for and given back at each answer leaves holes in the heap, which never close."""
     runner = Runner(Setup(root=str(tmp_path)), str(tmp_path), lambda: 0.0)
-    reply = runner.send(Request("", 60.0, {"op": "close_nvml"}))
+    reply = runner.send(Request("", 60.0, CloseNvml()))
     try:
         while reply is None:
             reply = runner.step()
 
         def ask() -> None:
-            said = runner.send(Request("", 60.0, {"op": "close_nvml"}))
+            said = runner.send(Request("", 60.0, CloseNvml()))
             while said is None:
                 said = runner.step()
             assert said.outcome is Outcome.COMPLETED
@@ -147,8 +146,8 @@ def test_of_more_readings_than_a_page_can_carry_so_many_are_kept_and_the_rest_co
     for more in (0, 1, 10_000):
         checks.write_text(CHANGING.replace("range(20)", f"range({workers.MOST_OBSERVATIONS + more})"))
         worker.checks = workers.NO_CHECKS  # it finds them anew
-        said = worker.answer(request(0))
-        assert (len(json.loads(said["observations"])), said["left_out"]) == (workers.MOST_OBSERVATIONS, more)
+        found = answer(worker, 0)
+        assert (len(found.observations), found.left_out) == (workers.MOST_OBSERVATIONS, more)
         check = built_in()["gpu_temperature"]
-        run = Request("", 1.0, {"op": "run", "check": check.name, "instance": ""})
-        assert result_of(check, CheckConfig(), Reply(run, Outcome.COMPLETED, 0.1, said), NOW, 0.0).left_out == more
+        reply = Reply(Request("", 1.0, Run(check.name, "", {})), Outcome.COMPLETED, 0.1, answered=True, answer=found)
+        assert result_of(check, CheckConfig(), reply, NOW, 0.0).left_out == more

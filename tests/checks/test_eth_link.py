@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import shutil
-from dataclasses import replace
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from story import Story
 from trees import Refusing, write
 

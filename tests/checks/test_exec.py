@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import BOOT, NOW, findings, run_check, until_it_fails
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from story import Story
 
 from healthd.checks import exec as exec_check

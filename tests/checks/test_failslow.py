@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import fields, replace
 
 import pytest
 from fakes import codes, findings, run_check
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from trees import write
 
 from healthd import client
 from healthd.checks import failslow
 from healthd.checks.failslow import Config
-from healthd.common.codec import ConvertError
+from healthd.common.codec import fields_of
 from healthd.common.history import Past
 from healthd.common.model import Clears, NothingToCheck, Observation, Severity, Slowness
+from healthd.common.values import DecodeError
 from healthd.failslow.live import datagram
 from healthd.failslow.live.document import Dropped, JobTold, Lost, Told, as_text
 from healthd.failslow.live.evidence import Said
@@ -108,7 +109,7 @@ def test_nothing_is_read_where_nothing_is_watched(tmp_path):
 def test_a_file_that_is_no_document_is_an_error_and_no_silence(tmp_path, text):
     host, config = healthy(tmp_path)
     write(tmp_path, {FILE: text})
-    with pytest.raises(ConvertError):
+    with pytest.raises(DecodeError):
         findings(failslow, host, config)
 
 
@@ -240,9 +241,9 @@ def test_only_what_can_be_sampled_is_accepted():
 
 
 def test_the_live_process_knows_the_settings_as_the_check_declares_them():
-    declared = {one.name: one.default for one in fields(Config)}
-    assert {one.name: one.default for one in fields(Watched)} == {
-        one.name: declared[one.name] for one in fields(Watched)
+    declared = {one.name: one.default for one in fields_of(Config)}
+    assert {one.name: one.default for one in fields_of(Watched)} == {
+        one.name: declared[one.name] for one in fields_of(Watched)
     }
     assert watched({"client": True, "severity": {}, "ranks": 4}) == Watched(client=True, ranks=4)
 

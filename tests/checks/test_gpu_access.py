@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pynvml
 import pytest
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, scenarios, until_it_fails
+from msgspec.structs import replace
 from story import Node, Story
 from trees import PCI, gpus, write
 

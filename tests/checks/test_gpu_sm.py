@@ -1,12 +1,12 @@
 """Xid 13 of different jobs on one processor of a GPU: a warning that names it."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 from cpu_time import cpu_seconds
 from fakes import BOOT, NOW
 from kernel_lines import event, findings_of
+from msgspec.structs import replace
 
 from healthd.agent.conditions import intake
 from healthd.agent.conditions.ledger import KEEP_EVENTS, Ledger

@@ -143,7 +143,7 @@ def test_a_process_that_was_killed_for_memory_is_its_jobs_affair():
 
 
 def test_the_job_of_the_victim_stands_with_the_condition():
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     killed = event(KILLED)
     life = Life().hear(replace(killed, fields=(*killed.fields, ("job", "42"))))

@@ -22,11 +22,11 @@ from healthd.agent.settings import layers, registry
 from healthd.agent.settings.config import KernelLogConfig, Settings
 from healthd.agent.settings.effective import settle
 from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import Run, RunAnswer
 from healthd.agent.worker.results import result_of
 from healthd.cli import doctor
 from healthd.cli.main import main
 from healthd.cli.terminal import OF_HEALTH
-from healthd.common.codec import dump
 from healthd.common.history import Past
 from healthd.common.model import (
     NO_GPU,
@@ -70,11 +70,10 @@ def test_a_run_on_a_healthy_node_that_has_all_is_one_that_passed(name, tmp_path)
 
 
 def replied(*items, error=""):
-    table = {"findings": [], "nothing": []}
-    for item in items:
-        table["findings" if isinstance(item, Finding) else "nothing"].append(dump(item))
-    request = Request("cpu", 10.0, {"op": "run", "check": "cpu", "instance": ""})
-    return Reply(request, Outcome.FAILED if error else Outcome.COMPLETED, 0.1, table, error)
+    findings = tuple(item for item in items if isinstance(item, Finding))
+    nothing = tuple(item for item in items if isinstance(item, NothingToCheck))
+    request, answer = Request("cpu", 10.0, Run("cpu", "", {})), RunAnswer(findings=findings, nothing=nothing)
+    return Reply(request, Outcome.FAILED if error else Outcome.COMPLETED, 0.1, error, True, answer)
 
 
 def test_a_result_keeps_the_reason_unless_it_found_something_or_failed():

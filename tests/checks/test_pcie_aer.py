@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ from health_checks import also
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_lines import event, findings_of
+from msgspec.structs import replace
 from story import Story
 from trees import AER_NAMES, PCI, aer, captured, pci_device
 

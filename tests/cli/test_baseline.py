@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import stat
@@ -15,6 +14,7 @@ import pytest
 from fakes import findings
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
 
@@ -27,7 +27,7 @@ from healthd.checks.mount import worth_watching
 from healthd.cli import baseline_settings
 from healthd.cli.baseline_settings import Present, as_toml, by_hand, drift
 from healthd.cli.main import main
-from healthd.common.codec import dump, load
+from healthd.common.codec import dump, fields_of, load
 from healthd.common.model import Entry, LeftOut, Severity
 from healthd.common.mountinfo import parse_all
 from healthd.host.host import Host
@@ -216,7 +216,7 @@ def test_a_node_becomes_settings(tmp_path):
 
 def test_every_setting_that_a_baseline_may_hold_exists():
     for check, (settings, _) in WANTS.items():
-        own = {field.name for field in dataclasses.fields(KNOWN[check].config)}
+        own = {field.name for field in fields_of(KNOWN[check].config)}
         assert {*settings} <= own, check
     assert {name for name, check in KNOWN.items() if check.declares.baseline} == {*WANTS}
 
@@ -308,7 +308,7 @@ def test_what_is_taken_away_drains_the_node_and_its_return_clears_that(tmp_path,
 
 def test_a_service_that_is_gone_drains_the_node(tmp_path):
     loaded = baselined(tmp_path)
-    config = dataclasses.replace(loaded.checks["services", ""], wanted=())  # type: ignore[call-arg]
+    config = replace(loaded.checks["services", ""], wanted=())  # type: ignore[call-arg]
     story = Story(KNOWN["services"].module, config).looks(node(tmp_path), 2)
     assert not story.drained
     assert story.looks(node(tmp_path, states={"slurmd": "failed"}), 3).codes == ["services/inactive"]
@@ -873,7 +873,7 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
 SITE = """
 import time
 from dataclasses import dataclass
-from healthd.agent.settings.config import CheckConfig
+from healthd.api import CheckConfig
 from healthd.common.model import Baseline, Entry, LeftOut
 
 PER = "shelf"

@@ -79,7 +79,7 @@ def test_where_nobody_validated_there_is_nothing_to_show(tmp_path):
     (tmp_path / "state/validation.json").write_text("{}")
     done = healthd(tmp_path, "--show")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "validation.json: is no validation" in done.stderr
+    assert "validation.json: is not a validation" in done.stderr
 
 
 def test_what_is_not_here_is_told_and_a_node_without_gpus_is_no_failure(tmp_path):

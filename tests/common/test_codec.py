@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.settings import registry
-from healthd.agent.settings.config import CheckConfig, Loaded, Settings
+from healthd.agent.settings.config import Loaded, Settings
+from healthd.api import CheckConfig
 from healthd.common.codec import ConvertError, dump, load, nearest, show
 from healthd.common.model import CheckResult, Condition, Entry, Inventory, KernelEvent, SlurmMemory
 from healthd.common.values import type_hints

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
 from healthd.common.moments import MOMENT, PAST, Moment, PastMoment, with_moments
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 
-@dataclass(frozen=True, slots=True)
-class Inner:
+class Inner(Value, frozen=True):
     at: Moment
     since: PastMoment = 0.0
     seconds: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outer:
+class Outer(Value, frozen=True):
     one: Inner | None = None
     several: tuple[Inner, ...] = ()
     named: dict[str, Inner] = field(default_factory=dict)

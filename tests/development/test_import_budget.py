@@ -76,13 +76,14 @@ def test_each_command_that_a_node_runs_often_is_measured() -> None:
 # Each of these was in both once, or comes with what looks harmless: pathlib brings urllib and ipaddress, shutil brings
 # bz2 and lzma, secrets a libcrypto.
 NO_USE = {
+    *("ast", "dataclasses", "dis", "inspect"),  # a site's check may import them
     *("asyncio", "bz2", "difflib", "email", "hashlib", "http", "ipaddress", "lzma", "multiprocessing", "numpy"),
     *("pathlib", "pkgutil", "prometheus_client", "pynvml", "pyudev", "secrets", "shutil", "ssl", "tempfile"),
     *("urllib", "yaml"),
 }
 # The worker has hardly ever a word to say, and copies a ledger without knowing what is in it.
 NO_USE_TO_WORKER = {
-    *("argparse", "csv", "datetime", "gettext", "logging", "random", "textwrap", "traceback"),
+    *("argparse", "csv", "gettext", "logging", "random", "traceback"),
     *(
         "healthd.cli",
         "healthd.agent.daemon",
@@ -99,31 +100,36 @@ import sys
 from healthd.common.codec import dump
 from healthd.agent.settings.registry import built_in
 from healthd.agent.worker.process import Setup, Worker, _host
+from healthd.agent.worker.requests import *
+from healthd.common.values import decode, encode
 folder = sys.argv[1]
 setup = Setup(root=f"{folder}/root", state_dir=f"{folder}/state", runtime_dir=f"{folder}/run")
 worker = Worker(setup, *_host(setup))
 for check in built_in().values():
     if check.runs and check.uses != "nvml":
-        config = dump(check.config())
-        worker.answer(dict(op="run", check=check.name, instance="", config=config, past="", boot_id="b", number=1))
-kept = {"from": f"{folder}/run", "to": f"{folder}/state", "names": ["ledger.json"]}
-for request in (
-    dict(op="save_copy", keep=False, **kept),
-    dict(op="load_copy", **{"from": f"{folder}/state", "names": kept["names"]}),
-    dict(op="append_events", to=f"{folder}/state", lines=["{}"], again=False),
-    dict(op="read_cluster_name"),
-    dict(op="look_at_own_files", paths=[]),
-):
-    assert not worker.answer(request)["error"], worker.answer(request)
+        worker.answer(Run(check.name, "", dump(check.config()), boot_id="b"))
+for number, request in enumerate((
+    SaveCopy(f"{folder}/run", f"{folder}/state", ("ledger.json",)),
+    LoadCopy(f"{folder}/state", ("ledger.json",)),
+    AppendEvents(f"{folder}/state", ("{}",), False),
+    ReadClusterName(),
+    LookAtOwnFiles(()),
+)):
+    response = decode(Response, worker.respond(encode(Message(number, request))).partition(BETWEEN)[0])
+    assert not response.error, response
 print(*sys.modules)
 """
+
+
+# msgspec imports it, with inspect, where it is installed. Only a development tool needs it.
+WITHOUT_TOOLS = "import sys; sys.modules['typing_extensions'] = None"
 
 
 def loaded_without_site(program: str, *argv: str) -> set[str]:
     """By a Python that has no .pth files, as where healthd is installed: those of a checkout load some of it."""
     paths = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program, *argv],
+        [sys.executable, "-S", "-c", f"{WITHOUT_TOOLS}\n{program}", *argv],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,

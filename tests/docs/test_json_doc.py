@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.reporting import explanation
@@ -87,7 +88,7 @@ SNAPSHOT = Snapshot(
     inventory=INVENTORY,
     pause=Pause(3.0, "upgrade", "root"),
     fleet_hold=FleetHold(1.0, 2.0),
-    cleared=(dataclasses.replace(CONDITION, state=ConditionState.CLEARED),),
+    cleared=(replace(CONDITION, state=ConditionState.CLEARED),),
 )
 KNOWN = built_in()
 LISTED = [*checks_json(settle({}, "healthd.toml", {}, KNOWN), KNOWN), *codes_json(KNOWN)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from healthd.agent.settings.config import CheckConfig, Settings
 from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import built_in
 from healthd.cli.main import FAMILIES
-from healthd.common.codec import dump
+from healthd.common.codec import dump, fields_of
 
 pytestmark = pytest.mark.one_python
 
@@ -70,9 +69,9 @@ def test_the_synopsis_has_each_command():
 
 def defaults(config: Any, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
+    for field in fields_of(type(config)):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if fields_of(type(value)):
             found.update(defaults(value, f"{field.name}."))
         else:
             found[f"{prefix}{field.name}"] = dump(value)

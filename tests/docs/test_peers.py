@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from healthd.agent.settings import registry
 from healthd.cli.main import FAMILIES
+from healthd.common.codec import fields_of
 
 pytestmark = pytest.mark.one_python
 
@@ -40,7 +40,7 @@ def resolves(name: str) -> bool:
     check, _, setting = name.partition(".")
     if not setting:
         return name in CODES or name in CHECKS
-    return check in CHECKS and setting in {field.name for field in dataclasses.fields(CHECKS[check].config)}
+    return check in CHECKS and setting in {field.name for field in fields_of(CHECKS[check].config)}
 
 
 @pytest.mark.parametrize(("heads", "row"), ROWS, ids=lambda value: value[0][:40])

@@ -6,16 +6,16 @@ the primary is killed right after healthd's own change.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
+from msgspec.structs import replace
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty
 
 from healthd.agent.slurm.policy import Owner
 from healthd.common.model import Severity
 
-POLICY = dataclasses.replace(ACT, command_seconds=60)
+POLICY = replace(ACT, command_seconds=60)
 DEGRADED = faulty(condition(Severity.DEGRADED))
 SECONDS = 120.0
 
@@ -51,9 +51,9 @@ def lose_a_drain(cluster: SlurmCluster) -> None:
 
     unsaved = healthd.memory.unsaved
     if unsaved is not None:  # as if WRITTEN_SECONDS had passed
-        healthd.memory = dataclasses.replace(healthd.memory, unsaved=dataclasses.replace(unsaved, time=0.0))
+        healthd.memory = replace(healthd.memory, unsaved=replace(unsaved, time=0.0))
     assert healthd.look(DEGRADED).owner is Owner.OURS
-    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
+    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
     assert healthd.look(DEGRADED).acknowledged
 

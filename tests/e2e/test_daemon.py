@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from healthd_daemon import REPOSITORY, UNCONCERNED, Healthd, condition, looked_since, write_whole, xid
+from msgspec.structs import replace
 from requirements import require, require_root
 from waiting import until
 
@@ -535,7 +535,7 @@ def test_a_reload_to_observe_takes_a_hold_of_the_fleet_limit_out_of_status_and_m
         daemon.kill()
         file = daemon.run_dir / "ledger.json"
         hold = FleetHold(time.time() - 60, time.time() + 600, 1, False, "gpu", 10, 2, 2)
-        file.write_text(encode(replace(decode(file.read_text(), ""), slurm=SlurmMemory(hold=hold))))
+        file.write_bytes(encode(replace(decode(file.read_text(), ""), slurm=SlurmMemory(hold=hold))))
         daemon.start()
         assert daemon.status()["slurm"]["fleet_hold"]["partition"] == "gpu"
         until(lambda: page.exists() and "healthd_fleet_limit_held{" in page.read_text())
@@ -571,7 +571,7 @@ def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_chan
 
 FAN = """
 from dataclasses import dataclass
-from healthd.agent.settings.config import CheckConfig
+from healthd.api import CheckConfig
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):

@@ -117,7 +117,7 @@ def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> 
     file = daemon.run_dir / "ledger.json"
     ledger = json.loads(file.read_text())
     ledger["events"][0] |= {"kind": "sxid", "code": "3x1"}
-    ledger["cursors"]["kmsg"] = {"boot_id": "b", "sequence": 1, "usec": float("inf")}
+    ledger["cursors"]["kmsg"] = {"boot_id": "b", "sequence": 1, "usec": 1e308}
     file.write_text(json.dumps(ledger))
     daemon.start()
     daemon.kernel_line(xid(79))

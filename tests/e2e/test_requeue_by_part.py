@@ -6,7 +6,6 @@ path.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import slurm_versions
 import waiting
 from healthd_daemon import Healthd as Daemon
 from healthd_daemon import xid
+from msgspec.structs import replace
 from slurm_cluster import SlurmCluster, running_job
 from slurm_look import ACT, Healthd, condition, every_slurm, faulty, make_idle, until_listed
 from test_prolog_epilog import made
@@ -29,7 +29,7 @@ BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 PCI = tuple(f"0000:{bus}:00.0" for bus in BUSES)
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate(PCI))
 NODE = Inventory(GPUS, tuple(PciDevice(pci, "0x10de", "0x2330", "0x030200", "gpu") for pci in PCI))
-BY_PART = dataclasses.replace(ACT, requeue=Requeue.PART)
+BY_PART = replace(ACT, requeue=Requeue.PART)
 # scontrol reads the table of all nodes for the CPUs that it shows beside the GPUs
 ASKED = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_FED_INFO": 1, "REQUEST_NODE_INFO": 1}
 JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_INFO": 1}
@@ -216,7 +216,7 @@ def given(cluster: SlurmCluster, job: str) -> int:
     ("inventory", "why"),
     [
         (NODE, "what the node is to have in Slurm and what it has differ in number"),
-        (dataclasses.replace(NODE, gpus=tuple(dataclasses.replace(g, minor=7 - g.index) for g in GPUS)), "order"),
+        (replace(NODE, gpus=tuple(replace(g, minor=7 - g.index) for g in GPUS)), "order"),
     ],
     ids=["number", "order"],
 )
@@ -224,7 +224,7 @@ def test_where_slurms_numbers_can_mean_other_gpus_all_jobs_with_gpus_are_hit(
     healthd: Healthd, inventory: Inventory, why: str
 ) -> None:
     if inventory is NODE:
-        inventory = dataclasses.replace(NODE, gpus=GPUS[:7])
+        inventory = replace(NODE, gpus=GPUS[:7])
     healthd.gpus = NodeGpus(inventory, inventory.gpus, have_open=lambda processes: ({}, False))
     first, second = on(healthd, "--gres=gpu:1"), on(healthd, "--gres=gpu:1")
     time.sleep(1.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 import pytest
 import slurm_versions
 from frozen import wait_for_d_state
+from msgspec.structs import replace
 from requirements import require_programs
 from slurm_cluster import GIVE_UP, SlurmCluster
 from slurm_look import (
@@ -173,27 +173,25 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
     healthd.look(degraded)
     # as if our own resume and slurmctld's start were long ago
-    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
+    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
     resume(cluster, healthd.node)
     assert cost(degraded) == costs(LOOK, REQUEST_BUILD_INFO=1, REQUEST_PING=1)
     shared = faulty(condition(Severity.DEGRADED, "mount/hang", shared_cause=True))
     assert cost(shared) == costs(LOOK, REQUEST_PARTITION_INFO=1), "it waits before it counts"
     assert healthd.memory.hold is not None
     # the wait that was drawn is half a second at most with so few nodes
-    hold = dataclasses.replace(healthd.memory.hold, until=time.time() + 60)
-    healthd.memory = dataclasses.replace(healthd.memory, hold=hold)
+    hold = replace(healthd.memory.hold, until=time.time() + 60)
+    healthd.memory = replace(healthd.memory, hold=hold)
     assert cost(shared) == LOOK
-    healthd.memory = dataclasses.replace(healthd.memory, hold=dataclasses.replace(hold, until=0.0))
-    healthd.policy = dataclasses.replace(ACT, fleet=FleetLimits(limit_percent=0, limit_at_least=0))
+    healthd.memory = replace(healthd.memory, hold=replace(hold, until=0.0))
+    healthd.policy = replace(ACT, fleet=FleetLimits(limit_percent=0, limit_at_least=0))
     assert cost(shared) == LOOK, "so late it waits anew"
-    healthd.memory = dataclasses.replace(
-        healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())
-    )
+    healthd.memory = replace(healthd.memory, hold=replace(healthd.memory.hold, until=time.time()))
     assert cost(shared) == costs(LOOK, COUNT), "held"
     assert healthd.memory.hold.times == 1
     healthd.policy, healthd.memory = (
         ACT,
-        dataclasses.replace(healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())),
+        replace(healthd.memory, hold=replace(healthd.memory.hold, until=time.time())),
     )
     assert cost(shared) == DRAINED
     assert cost(HEALTHY) == costs(LOOK, CONTROLLER, LOOK, LOOK, REQUEST_UPDATE_NODE=1)
@@ -230,7 +228,7 @@ def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, i
     array = cluster.sbatch("sleep 600", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
     until(lambda: cluster.run("squeue", "-h", "-t", "R", "-j", array).count("\n") == 2, "both tasks run")
     nodes = {t: cluster.run("squeue", "-h", "-j", f"{array}_{t}", "-o", "%N").strip() for t in (1, 2)}
-    policy = dataclasses.replace(ACT, max_restarts=0) if is_held else ACT
+    policy = replace(ACT, max_restarts=0) if is_held else ACT
     here = Healthd(cluster, nodes[2], policy)  # the last task's job id is the array's
     try:
         until_listed(cluster, cluster.job(f"{array}_2")["JobId"], nodes[2])
@@ -285,7 +283,7 @@ def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd
 def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd: Healthd) -> None:
     cluster = healthd.cluster
     job = healthd.running("sleep 600")
-    healthd.policy = dataclasses.replace(ACT, max_restarts=0)
+    healthd.policy = replace(ACT, max_restarts=0)
     report = healthd.look(faulty())
     assert (report.requeued, report.held) == ((job,), (job,))
     held = cluster.wait_job(job, "PENDING")
@@ -297,7 +295,7 @@ def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd
 def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
     cluster = healthd.cluster
     job = healthd.running("sleep 600")
-    healthd.policy = dataclasses.replace(ACT, max_restarts=1)
+    healthd.policy = replace(ACT, max_restarts=1)
     assert healthd.look(faulty()).held == ()
     assert healthd.look(HEALTHY).settled
     run_again(cluster, job, healthd.node)
@@ -539,25 +537,25 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     cluster = healthd.cluster
     healthd.look(faulty())
     # as if slurmctld had run for longer than the clocks may differ
-    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
+    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     resume(cluster, healthd.node)
     report = healthd.look(faulty())
     assert report.acknowledged
     assert not report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    assert dataclasses.replace(healthd.memory, lifted=None, counted=None) == SlurmMemory()
+    assert replace(healthd.memory, lifted=None, counted=None) == SlurmMemory()
     # what a check still sees afterwards drains again
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
 
 
 @every_slurm
 def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> None:
-    healthd.policy = dataclasses.replace(ACT, requeue_again_seconds=90)
+    healthd.policy = replace(ACT, requeue_again_seconds=90)
     healthd.look(faulty())
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     assert healthd.look(faulty()).owner is Owner.OURS
     # as if slurmctld had run for longer than the clocks may differ
-    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
+    healthd.memory = replace(healthd.memory, confirmed_at=time.time() + 3)
     resume(healthd.cluster, healthd.node)
     assert healthd.look(faulty()).acknowledged
     assert healthd.state().flags.isdisjoint({"DRAIN"})
@@ -835,7 +833,7 @@ def slow(cluster: SlurmCluster) -> Iterator[None]:
 
 def test_a_slow_controller_drains_and_requeues_once() -> None:
     with SlurmCluster(nodes=1, message_timeout=60) as cluster:  # slow, and not so slow that it is given up
-        healthd = Healthd(cluster, "n1", dataclasses.replace(ACT, command_seconds=100))
+        healthd = Healthd(cluster, "n1", replace(ACT, command_seconds=100))
         job = healthd.running("sleep 600")
         with slow(cluster):
             report = healthd.look_until_settled(faulty())

@@ -40,15 +40,15 @@ from healthd.agent.reporting.status import condition_json
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import ConfigError, parse_toml
 from healthd.agent.settings.effective import settle
-from healthd.agent.worker.results import said_of
+from healthd.agent.worker.requests import Response, RunAnswer
 from healthd.cli.scan import correlate_all
 from healthd.common import guard, history, mountinfo
-from healthd.common.codec import ConvertError
-from healthd.common.model import Condition, Mode, Observation, ObservationKind, RunName, Severity
+from healthd.common.model import Condition, Finding, Mode, Observation, ObservationKind, Severity
 from healthd.common.page import Page
 from healthd.common.slurm.drain_reason import parse_reason, reason
 from healthd.common.slurm.output import SlurmTrouble
 from healthd.common.text import printable
+from healthd.common.values import DecodeError, decode, encode
 from healthd.host import cgroup
 from healthd.host.program import Ran
 from healthd.nvidia.nvml import NvmlError
@@ -298,13 +298,13 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
-        for decode in (ledger_codec.decode, ledger_codec.decode_past):
-            refused = sentence(LedgerError, decode, _text(data), "/run/healthd/ledger.json")
+        for reads in (ledger_codec.decode, ledger_codec.decode_past):
+            refused = sentence(LedgerError, reads, _text(data), "/run/healthd/ledger.json")
             assert refused.startswith("/run/healthd/ledger.json: is") or not refused
 
     reading = Observation("errors_total", 5.0, ObservationKind.COUNTER, (("port", "1"),))
     past = {"ib_errors": history.encode(history.update({}, [reading], NOW, BOOT))}
-    return [text.encode() for text in (ledger_codec.encode(FULL), ledger_codec.encode_past(past))], take
+    return [ledger_codec.encode(FULL), ledger_codec.encode_past(past)], take
 
 
 def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
@@ -333,20 +333,17 @@ def machine_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 
 def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
-    finding = {"severity": "critical", "code": "gpu_xid/79", "subject": "0000:1b:00.0", "message": "m"}
-    observation = json.dumps([{"name": "a_total", "value": 1.0, "labels": [["pci", "x"]], "kind": "counter"}])
-    good = {"findings": [finding], "observations": observation, "repairs": [], "past": "{}"}
+    finding = Finding(Severity.CRITICAL, "gpu_xid/79", "0000:1b:00.0", "m")
+    observation = Observation("a_total", 1.0, ObservationKind.COUNTER, (("pci", "x"),))
+    answer = encode(RunAnswer(findings=(finding,), observations=(observation,), past="{}"))
 
     def take(data: bytes) -> None:
-        try:
-            table = json.loads(_text(data))
-        except (ValueError, RecursionError):
-            return
-        if isinstance(table, dict):
-            with suppress(ConvertError):
-                said_of(RunName("gpu_xid", ""), table)
+        for kind in (RunAnswer, Response):
+            with suppress(DecodeError):
+                value = decode(kind, data)
+                assert decode(kind, encode(value)) == value
 
-    return [json.dumps(good).encode()], take
+    return [answer, encode(Response(1, "no way", outdated=True))], take
 
 
 def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import os
 import re
@@ -18,7 +17,7 @@ from contract_nvml import assert_contract, assert_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.codec import ConvertError
+from healthd.common.codec import ConvertError, fields_of
 from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
 from healthd.nvidia.nvml import (
@@ -717,7 +716,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/scenario-files.md").read_tex
 
 
 def test_the_page_of_scenario_files_names_every_setting():
-    settings = {f.name for kind in (fake_scenario.Scenario, fake_scenario.Gpu) for f in dataclasses.fields(kind)}
+    settings = {f.name for kind in (fake_scenario.Scenario, fake_scenario.Gpu) for f in fields_of(kind)}
     named = set(re.findall(r"`([a-z_0-9]+)`", PAGE))
     assert settings - named == set()
     values = {member.value.lower() for member in fake_scenario.LinkCounters}

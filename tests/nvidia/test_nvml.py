@@ -28,7 +28,8 @@ from healthd.nvidia.nvml import (
 
 # What a child process prints of the stub's GPUs, as JSON.
 REPORT = """
-import dataclasses, json
+import json
+from msgspec.structs import asdict
 from healthd.nvidia.nvml import NvmlError, open_real
 
 def value(function, *arguments):
@@ -43,7 +44,7 @@ def error(each):
 def gpu(each):
     rows, histogram, link = each.remapped_rows(), each.row_remap_histogram(), each.pcie_link()
     links = value(each.nvlinks) or []
-    plain = lambda data: data and dataclasses.asdict(data)
+    plain = lambda data: data and asdict(data)
     return {
         "pci": each.pci, "index": each.index, "uuid": each.uuid, "name": each.name,
         "vbios": each.vbios(), "temperature": value(each.temperature), "mig": each.mig_mode(),

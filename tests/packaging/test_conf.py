@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from healthd.agent.settings.config import Settings
 from healthd.agent.settings.effective import effective, settle
 from healthd.agent.settings.registry import built_in
+from healthd.common.codec import fields_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,10 +29,10 @@ CHECKS = built_in()
 def settings(config: Any, prefix: str = "") -> list[str]:
     """The dotted name of each setting: "mode", "kernel_log.source"."""
     names = []
-    for field in dataclasses.fields(config):
+    for field in fields_of(type(config)):
         value = getattr(config, field.name)
         below = f"{prefix}{field.name}"
-        names += settings(value, f"{below}.") if dataclasses.is_dataclass(value) else [below]
+        names += settings(value, f"{below}.") if fields_of(type(value)) else [below]
     return names
 
 

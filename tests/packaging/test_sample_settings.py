@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import built_in
-from healthd.common.codec import dump
+from healthd.common.codec import dump, fields_of
 
 pytestmark = pytest.mark.one_python
 
@@ -23,14 +22,14 @@ else:
 SAMPLE = Path(__file__).parents[2] / "conf/healthd.toml"
 CHECKS = SAMPLE.read_text("utf-8").partition("# --- checks")[2]
 TABLES = tomllib.loads(re.sub(r"(?m)^#([a-z_]+ = )", r"\1", CHECKS))["checks"]
-NOT_OWN = {field.name for field in dataclasses.fields(CheckConfig)}
-COMMON = {field.name for field in dataclasses.fields(CheckConfig)} - {"name", "guessed"}
+NOT_OWN = {field.name for field in fields_of(CheckConfig)}
+COMMON = {field.name for field in fields_of(CheckConfig)} - {"name", "guessed"}
 
 
 @pytest.mark.parametrize("name", sorted(built_in()))
 def test_a_check_has_its_table_with_every_setting_at_its_default(name):
     config = built_in()[name].config
-    own = {f.name: dump(getattr(config(), f.name)) for f in dataclasses.fields(config) if f.name not in NOT_OWN}
+    own = {f.name: dump(getattr(config(), f.name)) for f in fields_of(config) if f.name not in NOT_OWN}
     assert {key: value for key, value in TABLES[name].items() if key not in COMMON} == own
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions.incidents import GAP_SECONDS
 from healthd.agent.kernel_log import prefix as prefix_module

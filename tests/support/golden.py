@@ -14,13 +14,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import golden_machines
 import golden_slurm
 from fakes import NOW
 from golden_node import ADDRESSES, CHECKS, GPU_DEVICES, GPUS, NONE, Node, and_then, condition_text, seconds
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings
 from healthd.agent.kernel_log.prefix import strip_prefix

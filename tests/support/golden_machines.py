@@ -5,6 +5,7 @@ Nothing waits: the clocks of the machines are made, and the steps of the stories
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -12,7 +13,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fakes import NOW
 from golden_node import CHECKS, NONE, Node
 from machine import DATA as DATA_MOUNT
 from machine import EXPECTED, ROOT, TMP, Machine, System
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import with_conditions
 from healthd.agent.recording import recording
@@ -33,7 +34,7 @@ from healthd.agent.worker.process import Setup
 from healthd.cli import replay
 from healthd.cli.check import runner_of
 from healthd.common import toml
-from healthd.common.codec import dump, load
+from healthd.common.codec import dump, fields_of, load
 from healthd.common.model import Outcome, RunName
 from healthd.failslow.live.document import FILE, Told, as_text
 from healthd.host import inventory
@@ -182,7 +183,11 @@ def scenarios(folder: Path) -> Iterator[str]:
 def settings() -> Iterator[str]:
     """The defaults of each check, and what each profile guesses."""
     for name, check in CHECKS.items():
-        common = {field.name for field in fields(CheckConfig)} - {"timeout_seconds", "clear_after", "interval_seconds"}
+        common = {field.name for field in fields_of(CheckConfig)} - {
+            "timeout_seconds",
+            "clear_after",
+            "interval_seconds",
+        }
         for setting, value in table_of(check.config()).items():
             if setting not in common:
                 yield f"{name}.{setting} = {value}"
@@ -194,7 +199,9 @@ def settings() -> Iterator[str]:
 
 
 def table_of(config: CheckConfig) -> dict[str, str]:
-    return {field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields(config)}
+    return {
+        field.name: json.dumps(dump(getattr(config, field.name)), sort_keys=True) for field in fields_of(type(config))
+    }
 
 
 def of_profile(profile: str) -> Mapping[RunName, CheckConfig]:
@@ -257,7 +264,7 @@ INSTEAD = [
         for act in ("", "drain", "requeue")
     ),
     *(
-        replace(row, well=steps(writes({"/dev/ipmi0": ""}), prints("ipmitool", stories_host.SEL)))
+        dataclasses.replace(row, well=steps(writes({"/dev/ipmi0": ""}), prints("ipmitool", stories_host.SEL)))
         for row in stories_host.ROWS
         if row.code.startswith("ipmi_sel/")
     ),

@@ -6,10 +6,10 @@ The words are chosen here, so that they stay when classes and modules are rename
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fakes import BOOT, NOW
+from msgspec.structs import replace
 from slurm_text import listpids, sinfo, squeue
 
 from healthd.agent.conditions import endings, intake, verdict

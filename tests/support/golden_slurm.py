@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 from fakes import NOW
 from life import FEWER, GONE, Node
+from msgspec.structs import replace
 
 from healthd.agent.slurm.affected_jobs import OnGpus, Reach, is_hit, is_hit_for_sure
 from healthd.agent.slurm.policy import Policy, decide

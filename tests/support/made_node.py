@@ -277,7 +277,7 @@ class Node:
             return
         for line in asked.splitlines():
             self.clock.goes_on(ASKED_SECONDS)
-            self._ends[0].send(self._worker.answer_line(line))
+            self._ends[0].send(self._worker.respond(line))
 
     def _command(self, argv: tuple[str, ...], *_: object) -> Answered:
         self.slurm = self.slurm.after(argv, self.clock.now())

@@ -6,12 +6,12 @@ goes away, the repair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from fakes import BOOT, NOW
 from kernel_lines import event
+from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, intake, verdict
 from healthd.agent.conditions.ledger import Ledger, with_conditions

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.validation.document import FILE, VERDICTS, Result, Validation, as_text, parse, worst
+from healthd.validation.document import FILE, Result, Validation, Verdict, as_text, parse, worst
 from healthd.validation.history import with_unanswered
 from healthd.validation.run import keep
 
@@ -61,7 +62,9 @@ def test_without_an_earlier_one_it_is_what_it_is() -> None:
 
 
 RESULTS = st.lists(
-    st.builds(result, st.sampled_from(VERDICTS), st.sampled_from(["", A, B]), st.sampled_from(["gemm_bf16", "nccl"]))
+    st.builds(
+        result, st.sampled_from(get_args(Verdict)), st.sampled_from(["", A, B]), st.sampled_from(["gemm_bf16", "nccl"])
+    )
 )
 
 

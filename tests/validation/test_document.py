@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.validation.document import (
-    AGAINST,
     MOST_CHARACTERS,
-    STOPPED_BY,
-    VERDICTS,
-    WHY,
+    Against,
     NotAValidation,
     Result,
+    StoppedBy,
     Validation,
+    Verdict,
+    Why,
     as_document,
     as_text,
     parse,
@@ -31,12 +33,27 @@ PRINTED = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_s
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 RESULTS = st.builds(
     Result,
-    *(PRINTED, PRINTED, NUMBERS, PRINTED, st.sampled_from(VERDICTS), st.sampled_from(AGAINST), NUMBERS),
+    *(
+        PRINTED,
+        PRINTED,
+        NUMBERS,
+        PRINTED,
+        st.sampled_from(get_args(Verdict)),
+        st.sampled_from(get_args(Against)),
+        NUMBERS,
+    ),
     *(PRINTED, PRINTED),
 )
 VALIDATIONS = st.builds(
     Validation,
-    *(PRINTED, PRINTED, st.floats(0, 4e9), st.floats(0, 4e9), st.sampled_from(WHY), st.sampled_from(STOPPED_BY)),
+    *(
+        PRINTED,
+        PRINTED,
+        st.floats(0, 4e9),
+        st.floats(0, 4e9),
+        st.sampled_from(get_args(Why)),
+        st.sampled_from(get_args(StoppedBy)),
+    ),
     *(st.lists(RESULTS, max_size=4).map(tuple), st.lists(PRINTED, max_size=3).map(tuple)),
 )
 
@@ -60,13 +77,13 @@ def test_the_document_has_the_words_that_others_read():
 
 def test_the_worst_verdict_counts_and_what_was_not_looked_at_is_no_verdict():
     assert worst(LAST) == "slow"
-    assert worst(LAST._replace(results=(SLOW, SLOW._replace(verdict="failed")))) == "failed"
-    assert worst(LAST._replace(results=(UNSEEN, SLOW._replace(verdict="ok")))) == "ok"
-    assert worst(LAST._replace(results=(UNSEEN,))) == worst(LAST._replace(results=())) == "not_looked"
+    assert worst(replace(LAST, results=(SLOW, replace(SLOW, verdict="failed")))) == "failed"
+    assert worst(replace(LAST, results=(UNSEEN, replace(SLOW, verdict="ok")))) == "ok"
+    assert worst(replace(LAST, results=(UNSEEN,))) == worst(replace(LAST, results=())) == "not_looked"
 
 
 def test_a_text_that_is_too_long_is_cut_where_it_is_written():
-    long = LAST._replace(results=(SLOW._replace(says="x" * 5000),), not_seen=("y" * 5000,))
+    long = replace(LAST, results=(replace(SLOW, says="x" * 5000),), not_seen=("y" * 5000,))
     again = parse(as_text(long))
     assert len(again.results[0].says) == len(again.not_seen[0]) == MOST_CHARACTERS
 
@@ -122,4 +139,4 @@ def test_deep_json_is_refused():
 
 
 def test_what_steers_a_terminal_is_made_printable():
-    assert "\x1b" not in parse(as_text(LAST._replace(node="a\x1b[2J"))).node
+    assert "\x1b" not in parse(as_text(replace(LAST, node="a\x1b[2J"))).node

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.bounds import ends_last, others_of
 from healthd.agent.conditions.condition import (

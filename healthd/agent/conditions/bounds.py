@@ -17,8 +17,9 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import LATCHED, STANDING, Conditions, standing
 from healthd.common.model import (

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.common.model import Clears, Condition, ConditionKey, ConditionState, Ending, KernelEvent, Severity
 

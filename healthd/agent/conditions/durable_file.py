@@ -11,7 +11,6 @@ import errno
 import fcntl
 import functools
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -22,15 +21,16 @@ ROOM_BYTES = 64 << 10  # room is taken in such steps, with a quarter of one to g
 RENAME_EXCHANGE = 2
 
 
-def rewrite_file(path: str, text: str | Iterable[bytes]) -> None:
-    """Write `text`, or its pieces, to `path`; a kill leaves the old text or the new one. Raises ownership.Untrusted,
-    OSError: also where it needs more room than it has ever had, and there is none."""
-    pieces = [text.encode("utf-8", "replace")] if isinstance(text, str) else text
+def rewrite_file(path: str, text: bytes) -> None:
+    """Write `text` to `path`; a kill leaves the old text or the new one.
+
+    Raises ownership.Untrusted, OSError: also if it needs more room than it has ever had, and there is none.
+    """
     with ownership.beside(path) as (folder, name):
         spare = f"{name}.spare"
         with _to_write(folder, spare) as file:
             has = os.fstat(file.fileno()).st_size
-            size = sum(map(file.write, pieces))
+            size = file.write(text)
             needs = _room(size)
             room = has if needs <= has <= 4 * needs else needs
             file.write(b" " * (room - size))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
 from healthd.common.model import Ack, Clears, Condition, ConditionKey, ConditionState, Ending, Repair, Severity

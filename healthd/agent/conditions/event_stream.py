@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import events
 from healthd.agent.conditions.ledger import Ledger
@@ -62,13 +63,13 @@ class EventStream:
         lines = self._append(ledger.outbox, list(new))
         # Each event has a number, also one that did not fit.
         self.dropped += lines.next_seq - ledger.outbox.next_seq - (len(lines.lines) - len(ledger.outbox.lines))
-        self._store.set(dataclasses.replace(ledger, outbox=lines, told=told or ledger.told))
+        self._store.set(replace(ledger, outbox=lines, told=told or ledger.told))
 
     def set_cluster(self, name: str) -> None:
         """Note the cluster's name in Slurm's settings; "" changes nothing."""
         ledger = self._store.ledger
         if name not in ("", ledger.told.cluster):
-            self._store.set(dataclasses.replace(ledger, told=dataclasses.replace(ledger.told, cluster=name)))
+            self._store.set(replace(ledger, told=replace(ledger.told, cluster=name)))
 
     def emit_job_end(self) -> None:
         self.emit((), events.after_job_end(self._store.ledger.told, self._now()))
@@ -93,9 +94,9 @@ class EventStream:
         """Remove lines that are on the disk. The ledger is not saved for that: a daemon that starts from an older one
         writes the same lines again, and the writer finds them in the file."""
         left = outbox.written(self._store.ledger.outbox, lines)
-        self._store.ledger = dataclasses.replace(self._store.ledger, outbox=left)
+        self._store.ledger = replace(self._store.ledger, outbox=left)
         if left.dropped:
-            self._store.set(dataclasses.replace(self._store.ledger, outbox=self._append(left, [])))
+            self._store.set(replace(self._store.ledger, outbox=self._append(left, [])))
 
     def _append(self, into: Outbox, new: Collection[Event]) -> Outbox:
         if not new and not into.dropped:

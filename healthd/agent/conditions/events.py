@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import STANDING
 from healthd.agent.conditions.ledger import Ledger, Pause

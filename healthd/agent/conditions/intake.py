@@ -12,9 +12,10 @@ by the same steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, bounds, endings
 from healthd.agent.conditions.condition import Standing, ended, standing
@@ -259,7 +260,7 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
     before it.
     """
     before = ledger.inventory
-    filled = {f.name: getattr(before, f.name) or getattr(inventory, f.name) for f in fields(Inventory)}
+    filled = {name: getattr(before, name) or getattr(inventory, name) for name in Inventory.__struct_fields__}
     after, node = replace(ledger, inventory=inventory), Inventory(**filled)
     if node == before:
         return after

@@ -5,8 +5,10 @@ An event's count and the cursor behind it are in one value, so that a restart co
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, TypeVar
+
+from msgspec import field
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS
 from healthd.common.model import (
@@ -22,7 +24,7 @@ from healthd.common.model import (
     SlurmMemory,
 )
 from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, with_moments
-from healthd.common.values import dataclass
+from healthd.common.values import Value, Whole
 from healthd.events.emitted import Told
 from healthd.events.outbox import Outbox
 
@@ -34,8 +36,7 @@ KEEP_CLEARED = 200
 SEEN = ("last_seen", "last_level_seen", "count")  # of a condition: what another look at it changes
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Value, frozen=True):
     until: Moment
     why: str
     who: str
@@ -45,8 +46,7 @@ class Pause:
 Wish = TypeVar("Wish", Ack, Pause)
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Value, frozen=True):
     """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
     end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
     events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
@@ -55,7 +55,7 @@ class Ledger:
     A time that is added here, or below, is a `Moment` or a `PastMoment`: it then moves when the clock is set.
     """
 
-    version: int = VERSION
+    version: Whole = VERSION
     born: Moment = 0.0
     boot_id: str = ""
     mode: str = ""
@@ -63,14 +63,14 @@ class Ledger:
     conditions: tuple[Condition, ...] = ()
     cleared: tuple[Condition, ...] = ()
     events: tuple[KernelEvent, ...] = ()
-    next_sequence: int = 1
-    cursors: dict[str, Any] = dataclasses.field(default_factory=dict)
-    slurm: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
+    next_sequence: Whole = 1
+    cursors: dict[str, Any] = field(default_factory=dict)
+    slurm: SlurmMemory = SlurmMemory()
     pause: Pause | None = None
-    inventory: Inventory = dataclasses.field(default_factory=Inventory)
+    inventory: Inventory = Inventory()
     whole_gpus: tuple[Gpu, ...] = ()
-    outbox: Outbox = dataclasses.field(default_factory=Outbox)
-    told: Told = dataclasses.field(default_factory=Told)
+    outbox: Outbox = Outbox()
+    told: Told = Told()
 
     def by_key(self) -> dict[ConditionKey, Condition]:
         return {c.key: c for c in self.conditions}
@@ -81,7 +81,7 @@ def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -
     if conditions == ledger.by_key():
         return ledger
     gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
-    return dataclasses.replace(
+    return replace(
         ledger,
         conditions=tuple(c for c in conditions.values() if c.state is not ConditionState.CLEARED),
         cleared=(*ledger.cleared, *gone),
@@ -93,16 +93,15 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
     if len(before.conditions) != len(after.conditions):
         return False
     pairs = zip(before.conditions, after.conditions, strict=True)
-    return dataclasses.replace(after, conditions=before.conditions) == before and all(
-        one is other or dataclasses.replace(one, **{name: getattr(other, name) for name in SEEN}) == other
-        for one, other in pairs
+    return replace(after, conditions=before.conditions) == before and all(
+        one is other or replace(one, **{name: getattr(other, name) for name in SEEN}) == other for one, other in pairs
     )
 
 
 def with_short_history(ledger: Ledger, now: float) -> Ledger:
     """The ledger with the newest of `cleared`, once the log and the stream were told of all that ended."""
     history = [c for c in ledger.cleared if c.cleared_at > now - KEEP_CLEARED_SECONDS][-KEEP_CLEARED:]
-    return ledger if len(history) == len(ledger.cleared) else dataclasses.replace(ledger, cleared=tuple(history))
+    return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
@@ -119,12 +118,12 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
         # right; a wish that was recorded while the clock stood further ahead had begun by now.
         is_old = wish.until <= until + LONGEST_WISH_SECONDS
         end = wish.until + seconds if is_old else wish.until
-        return dataclasses.replace(wish, until=end, given=min(move(wish.given), until + seconds))
+        return replace(wish, until=end, given=min(move(wish.given), until + seconds))
 
     def moved_hold(hold: FleetHold) -> FleetHold:
         if not since <= hold.since <= until:  # it was recorded while the clock was right
             return hold
-        return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
+        return replace(hold, since=hold.since + seconds, until=hold.until + seconds)
 
     whole: Changes = {Ack: moved_wish, Pause: moved_wish, FleetHold: moved_hold}
     moved: Ledger = with_moments(ledger, MOMENT, move, whole)
@@ -143,14 +142,14 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
         return until - max(began - now, 0.0)
 
     def wish_by_now(wish: Wish) -> Wish:
-        return dataclasses.replace(wish, until=end(wish.given, wish.until), given=min(wish.given, now))
+        return replace(wish, until=end(wish.given, wish.until), given=min(wish.given, now))
 
     def hold_by_now(hold: FleetHold) -> FleetHold:
         until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # the clock was ahead at a later try
-        return dataclasses.replace(hold, since=min(hold.since, now), until=until)
+        return replace(hold, since=min(hold.since, now), until=until)
 
     whole: Changes = {Ack: wish_by_now, Pause: wish_by_now, FleetHold: hold_by_now}
-    standing = dataclasses.replace(ledger, cleared=())
+    standing = replace(ledger, cleared=())
     found: Ledger = with_moments(standing, PAST, lambda moment: min(moment, now), whole)
     resumed = tuple(old for old in found.slurm.resumed if max(old.drained_at, old.time) <= now)
-    return dataclasses.replace(found, cleared=ledger.cleared, slurm=dataclasses.replace(found.slurm, resumed=resumed))
+    return replace(found, cleared=ledger.cleared, slurm=replace(found.slurm, resumed=resumed))

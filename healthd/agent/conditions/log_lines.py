@@ -5,8 +5,9 @@ change is in events.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import log_fields
 from healthd.agent.conditions.ledger import Ledger

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
@@ -67,7 +68,6 @@ class Memory:
         self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
         self._quiet_seconds = 0.0  # went by, and no window has counted them yet
         self._saved: Ledger | None = None  # what stands in the file
-        self._kept = ledger_codec.Kept()
         self.save_failed = False
         self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
         self.copied_at = 0.0  # when the copy that was read was written, 0 = not known
@@ -192,7 +192,7 @@ class Memory:
     # --- change
 
     def change(self, **changes: Any) -> None:
-        self.take(dataclasses.replace(self.ledger, **changes))
+        self.take(replace(self.ledger, **changes))
 
     def take(self, ledger: Ledger) -> None:
         """Go on with another ledger. The observers see each change, before the history is cut."""
@@ -307,15 +307,15 @@ class Memory:
         """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
         path = self._path(ledger_codec.FILE)
         try:
-            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.encode(self.ledger))
         except OSError as error:
             before = self.ledger.outbox
             left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or left is before:
                 raise
-            self.ledger = dataclasses.replace(self.ledger, outbox=left)
+            self.ledger = replace(self.ledger, outbox=left)
             self.stream.dropped += len(before.lines) - len(left.lines)
-            rewrite_file(path, ledger_codec.in_pieces(self.ledger, self._kept))
+            rewrite_file(path, ledger_codec.encode(self.ledger))
 
     def save_anew(self) -> None:
         """Save all into a new runtime directory, where nothing that was saved is left."""
@@ -325,7 +325,7 @@ class Memory:
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
     """A number that was given after this ledger was written would be given twice."""
-    return dataclasses.replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
+    return replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
 
 
 def log_change(before: Ledger, after: Ledger) -> None:

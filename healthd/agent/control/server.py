@@ -15,8 +15,9 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from healthd.common.guard import SOCKET, drop, words
 from healthd.host import shortage
@@ -33,8 +34,7 @@ REST_SECONDS = 0.02  # how long nobody is accepted after somebody was turned awa
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 
-@dataclass(slots=True)
-class _Client:
+class _Client(Struct, eq=False):
     stream: socket.socket
     uid: int
     since: float

@@ -16,13 +16,12 @@ from typing import Any
 
 from healthd.agent.doctor.result import Line, fails
 from healthd.common.text import without_class
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 Area = tuple[str, float, Callable[[], Sequence[Line]]]  # its name, within how many seconds, what looks
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(Value, frozen=True):
     """why: a sentence without its full stop. pid: of the process that hangs, None if it ended without an answer."""
 
     why: str

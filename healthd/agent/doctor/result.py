@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from healthd.common.page import Page, plain
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 
 class State(enum.Enum):
@@ -19,8 +19,7 @@ class State(enum.Enum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Value, frozen=True):
     """about: one or two words. says: a sentence without a full stop. mend: commands or settings to apply, in order."""
 
     about: str

@@ -6,19 +6,19 @@ A fault that a check finds is no matter of the doctor's; that a check cannot loo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.agent.doctor.result import Line, absent, fails, limited, works
 from healthd.common.model import CheckResult, Outcome
 from healthd.common.text import without_class
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # beside these, the others are one line
 NAMED = 3  # of the checks that cannot look, so many with their reason
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
+class Around(Value, frozen=True):
     """What no check says: whether there is a BMC's device, and ipmitool; whether root looks."""
 
     ipmi_device: bool

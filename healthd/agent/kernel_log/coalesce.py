@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log.parse import RULES
 from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, PARTS, SM
@@ -53,7 +54,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     gathered = _gathered(event, new)
     if fault is new and fault.kind == "oops":
         learnt = ()  # a place named before the oops is a WARNING's: an oops names its own below
-    return dataclasses.replace(
+    return replace(
         fault,
         time=event.time,
         last_time=last_time,
@@ -107,7 +108,7 @@ def coalesce_events(
                 break
         else:
             place = len(events)
-            events.append(dataclasses.replace(new, sequence=next_sequence))
+            events.append(replace(new, sequence=next_sequence))
             next_sequence += 1
         newest[key(events[place])] = beside[part(new)] = place
         touched[events[place].sequence] = None
@@ -119,9 +120,7 @@ def coalesce_events(
 def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
     """`events` with these jobs, by sequence, in their field "job"."""
     return tuple(
-        dataclasses.replace(event, fields=(*event.fields, ("job", jobs[event.sequence])))
-        if event.sequence in jobs
-        else event
+        replace(event, fields=(*event.fields, ("job", jobs[event.sequence]))) if event.sequence in jobs else event
         for event in events
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log.kmsg import Kmsg
 from healthd.agent.kernel_log.open_source import open_source
@@ -138,7 +139,7 @@ class Listener:
         last = lines[-1].usec if len(lines) >= limit else None
         if self._source is not None:
             self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
-        self.journal = dataclasses.replace(self.journal, up=True, last_read=self._now(), trouble="")
+        self.journal = replace(self.journal, up=True, last_read=self._now(), trouble="")
         return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
 
     def not_filled(self, gap: Gap, why: str) -> None:
@@ -146,7 +147,7 @@ class Listener:
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
-        self.journal = dataclasses.replace(self.journal, up=False, trouble=why, restarts_total=restarts)
+        self.journal = replace(self.journal, up=False, trouble=why, restarts_total=restarts)
         if not self._gap_waits:
             log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
             self._gap_failures = 0
@@ -184,7 +185,7 @@ class Listener:
             self._failed(f"{self._spec}: {_why(error)}")
             return
         missing = self._source.missing
-        self.status = dataclasses.replace(self.status, alive=not missing, trouble=missing or self._forgeable())
+        self.status = replace(self.status, alive=not missing, trouble=missing or self._forgeable())
 
     def _forgeable(self) -> str:
         return FORGEABLE.format(self._spec) if self.status.observed else ""
@@ -199,7 +200,7 @@ class Listener:
         self._failures += 1
         self._retry_at = self._monotonic() + wait
         restarts = self.status.restarts_total + 1
-        self.status = dataclasses.replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
+        self.status = replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
         log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
 
     def _counted(self) -> tuple[int, int, int, int]:
@@ -218,7 +219,7 @@ class Listener:
     def _count(self, lines: int, events: int) -> None:
         lost, overruns, malformed, rotations = self._counted()
         missing = self._source.missing if self._source else self.status.trouble
-        self.status = dataclasses.replace(
+        self.status = replace(
             self.status,
             alive=not missing,
             trouble=missing or self._forgeable(),

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field, replace
 from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
 
 from healthd.common.codec import ConvertError, load
 from healthd.common.errors import HealthdError
 from healthd.common.text import regex
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 MOST_BYTES = 256 << 10
 MOST_COST = 14  # of bcrypt: a wrong guess costs a second of CPU time then; each step more doubles it
@@ -59,8 +61,7 @@ class WebConfigError(HealthdError):
     """One sentence that names the file and what is wrong there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Value, frozen=True):
     """As the file has it."""
 
     cert_file: str
@@ -75,16 +76,14 @@ class Tls:
     curve_preferences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Http:
+class Http(Value, frozen=True):
     """http2: taken and without effect, here is HTTP/1."""
 
     http2: bool = True
     headers: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class WebConfig:
+class WebConfig(Value, frozen=True):
     tls_server_config: Tls | None = None
     http_server_config: Http = Http()
     basic_auth_users: dict[str, str] = field(default_factory=dict)

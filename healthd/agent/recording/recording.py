@@ -20,14 +20,15 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field
 from typing import Any, TypeVar, cast
+
+from msgspec import field
 
 from healthd.common.atomic_files import replace_file
 from healthd.common.codec import ConvertError, dump, load
 from healthd.common.errors import HealthdError
 from healthd.common.model import Outcome, RunName
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.host import system
 
 T = TypeVar("T")
@@ -46,8 +47,7 @@ class RecordingError(HealthdError):
     """A file that is no recording, in one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Value, frozen=True):
     """One run of a check. `ended`: epoch; `silent_seconds`: as in results.result_of.
 
     answered     the worker answered, if only that the check failed: only then a replay looks again
@@ -71,8 +71,7 @@ class Run:
         return RunName(self.check, self.instance)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLine:
+class KernelLine(Value, frozen=True):
     """A line of the kernel log that means something to healthd. `history`: it was there before the round."""
 
     time: float
@@ -80,8 +79,7 @@ class KernelLine:
     history: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Value, frozen=True):
     """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings) of those
     enabled. `kernel_lines`: None if no log was read; `kernel_error`: why it could not be read. `baseline`: (check,
     instance, its settings that were the baseline's)."""
@@ -222,8 +220,7 @@ class Recorder:
             raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
+class Notes(Value, frozen=True):
     """What was asked in one run. `unanswered`: the last question, if nothing came back."""
 
     asked: dict[str, list[Any]]

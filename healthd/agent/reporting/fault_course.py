@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.absorb import absorb_events, absorb_result, as_configured
 from healthd.agent.conditions.verdict import judge

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
+
+from msgspec import field
+from msgspec.structs import asdict
 
 from healthd.agent.conditions.impairments import limits, shown_health
 from healthd.agent.conditions.ledger import Pause
@@ -32,13 +33,12 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Value, frozen=True):
     """results: the last run of each check; outcomes: (check, instance, outcome) -> how often since the start."""
 
     version: str
@@ -200,25 +200,30 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "read_at": s.slurm.read_at,
             "trouble": s.slurm.trouble,
             "requeued": list(s.requeued),
-            "fleet_hold": dataclasses.asdict(s.fleet_hold) if s.fleet_hold else None,
+            "fleet_hold": asdict(s.fleet_hold) if s.fleet_hold else None,
         },
-        "kernel_log": dataclasses.asdict(s.kernel_log),
+        "kernel_log": asdict(s.kernel_log),
         "incidents": [
             {"first": str(first), "then": [str(later) for later in s.incidents if s.incidents[later] == first]}
             for first in dict.fromkeys(s.incidents.values())
         ],
-        "sources": [dataclasses.asdict(source) for source in s.sources],
-        "stream": dataclasses.asdict(s.stream),
-        "round": dataclasses.asdict(s.round),
+        "sources": [asdict(source) for source in s.sources],
+        "stream": asdict(s.stream),
+        "round": asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
-        "detection_pause": dataclasses.asdict(s.detection_pause) if s.detection_pause else None,
+        "detection_pause": asdict(s.detection_pause) if s.detection_pause else None,
         "barred": dict(s.quarantined),
         "troubles": [trouble.sentence for trouble in s.troubles],
         "trouble_commands": [trouble.next for trouble in s.troubles],
         "dropped": dict(s.dropped),
         "shortages": dict(s.shortages),
-        "inventory": dataclasses.asdict(s.inventory),
+        "inventory": _inventory_json(s.inventory),
     }
+
+
+def _inventory_json(inventory: Inventory) -> dict[str, Any]:
+    parts = ("gpus", "devices", "disks", "mounts")
+    return {**asdict(inventory), **{name: [asdict(part) for part in getattr(inventory, name)] for name in parts}}
 
 
 def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:

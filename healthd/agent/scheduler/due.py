@@ -11,11 +11,10 @@ import zlib
 from collections.abc import Collection, Iterable, Mapping
 
 from healthd.common.model import RunName
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRun:
+class ScheduledRun(Value, frozen=True):
     """One run of a check that comes round, and the `resource` that it may hang in."""
 
     name: RunName

@@ -37,7 +37,7 @@ class Delivery:
     def request(self) -> Request:
         self._under_way = True
         asked = AppendEvents(self._state_dir, tuple(self._memory.ledger.outbox.lines), self._again)
-        return Request.of("state_dir", TASK_SECONDS, asked)
+        return Request("state_dir", TASK_SECONDS, asked)
 
     def ended(self, reply: Reply) -> None:
         self._under_way = False
@@ -50,5 +50,7 @@ class Delivery:
             self.trouble = trouble
             return
         self.trouble = ""
-        self._journal_lost += reply.table["journal_lost"]
-        self._memory.stream.written(reply.request.table["lines"])
+        assert isinstance(reply.answer, int)
+        assert isinstance(reply.request.asked, AppendEvents)
+        self._journal_lost += reply.answer
+        self._memory.stream.written(reply.request.asked.lines)

@@ -6,10 +6,11 @@ anything.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import incidents, intake, log_lines
@@ -20,7 +21,7 @@ from healthd.agent.kernel_log.source import Gap, RawLine
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, ReadJournal, asked_in
+from healthd.agent.worker.requests import JournalGap, ReadJournal
 from healthd.common import guard
 from healthd.common.guard import KERNEL_LOG, SLURM
 from healthd.common.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
@@ -126,7 +127,7 @@ class Hearing:
     def know(self, inventory: Inventory) -> None:
         """What this node has was read. What was heard before it was known at all is named now."""
         memory, before = self._memory, self._memory.ledger
-        after = dataclasses.replace(before, inventory=inventory)
+        after = replace(before, inventory=inventory)
         with guard.at(KERNEL_LOG):  # a name matters less than what was heard
             after = intake.with_inventory(before, inventory, self.configured.listeners)
         memory.take(after)
@@ -226,18 +227,19 @@ class Hearing:
         accept_injected = self.configured.settings.kernel_log.accept_injected
         boot_id = self._memory.ledger.boot_id
         lost = JournalGap(boot_id, gap.since_usec, gap.until_usec, JOURNAL_LINES, accept_injected)
-        return Request.of("journal", JOURNAL_SECONDS, ReadJournal(lost, gap.history))
+        return Request("journal", JOURNAL_SECONDS, ReadJournal(lost, gap.history))
 
     def hear_from_journal(self, reply: Reply) -> Kinds:
         """Take in what the journal had for a gap in the ring buffer."""
-        asked = asked_in(reply.request.table)
+        asked = reply.request.asked
         assert isinstance(asked, ReadJournal)
         gap = Gap(asked.gap.since_usec, asked.gap.until_usec, asked.history)
         if reply.outcome is not Outcome.COMPLETED:
             self.kernel.not_filled(gap, reply.error)
             return ()
         try:
-            lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
+            assert isinstance(reply.answer, tuple)
+            lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.answer]
             events = self.kernel.filled(gap, lines, asked.gap.limit)
         except Exception as error:
             guard.drop(KERNEL_LOG, error, "the journal's lines")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import bounds, intake, verdict
@@ -136,14 +137,14 @@ def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
         return ran
     found = {finding.key for finding in ran.findings}
     more = tuple(finding for finding in heard.findings if finding.key not in found)
-    return dataclasses.replace(ran, findings=(*ran.findings, *more))
+    return replace(ran, findings=(*ran.findings, *more))
 
 
 def _at_face_value(condition: Condition) -> Condition:
     """A pending condition counts without its confirm time: there is no second look here."""
     if condition.state is not ConditionState.PENDING:
         return condition
-    return dataclasses.replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
+    return replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
 
 
 # --- what the worker does
@@ -168,12 +169,12 @@ def _run_all(
         if run.resource != "nvml":
             close_nvml(runner)
         asked = requests.Run(*run.name, loaded.tables[run.name], boot_id=boot_id)
-        request = Request.of(run.resource, run.timeout_seconds, asked)
+        request = Request(run.resource, run.timeout_seconds, asked)
         then = recording.run_of(run.name, sum(before.name == run.name for before in runs)) if recording else None
         if then is not None and not then.answered:
-            reply = Reply(request, then.outcome, then.seconds, {}, then.error)
+            reply = Reply(request, then.outcome, then.seconds, then.error)
         elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
-            reply = Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
+            reply = Reply(request, Outcome.TIMED_OUT, 0.0, "the round was out of time before its turn")
         else:
             reply = ask(runner, request)
         now = time.monotonic()
@@ -182,9 +183,9 @@ def _run_all(
         silent = now - silent_since.get(run.resource, now)
         ended = time.time()
         if then is not None:
-            reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
+            reply, ended, silent = replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
         results.append(result_of(checks[run.check], loaded.checks[run.name], reply, ended - reply.seconds, silent))
-        runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
+        runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, reply.answered))
         if reply.nvml_trouble:
             once_more = [name for name in loaded.checks if NVML_TROUBLE in checks[name.check].after_events]
             queue = due.again(queue, scheduled, {*once_more} - {run.name})
@@ -259,7 +260,7 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
         keys = (finding.key, bounds.others_of(RunName(finding.code.partition("/")[0])))
         counted = next((conditions[key] for key in keys if key in conditions), None)
         if counted is not None:
-            found.append(dataclasses.replace(finding, severity=counted.severity, worsens=None))
+            found.append(replace(finding, severity=counted.severity, worsens=None))
     return tuple(found)
 
 

@@ -5,11 +5,12 @@ A result becomes conditions by a pure function (agent/conditions/intake.py).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.store import Memory
@@ -34,9 +35,11 @@ from healthd.agent.worker.requests import (
     ReadClusterName,
     ReadJournal,
     Run,
+    RunAnswer,
     SaveCopy,
     TakeInventory,
     WriteFile,
+    op_of,
 )
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.common import guard
@@ -118,10 +121,10 @@ class ReplyHandler:
         try:
             return self._handle(reply, received)
         except Exception as error:
-            guard.drop(WORKER, error, reply.request.table["op"])
+            guard.drop(WORKER, error, op_of(reply.request.kind))
             why = f"healthd makes a mistake with the answer: {words(error)}"
             with guard.at(WORKER):  # a failed run is neither good nor bad news
-                return self._handle(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why), received)
+                return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
 
     def _handle(self, reply: Reply, received: Received) -> Received:
@@ -136,7 +139,7 @@ class ReplyHandler:
             self.textfile.ended(reply)
         else:
             if why := failure(reply):
-                log.error("the worker could not %s: %s", reply.request.table["op"].replace("_", " "), why)
+                log.error("the worker could not %s: %s", op_of(reply.request.kind).replace("_", " "), why)
             if kind is SaveCopy:
                 self.ledger_copy.ended(reply)
             elif kind is ReadJournal:
@@ -146,7 +149,8 @@ class ReplyHandler:
             elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
                 self._queue.add_task(reply.request)  # again when the worker that hangs in it has ended
             elif kind is ReadClusterName and not why:
-                self._memory.stream.set_cluster(reply.table["cluster"])
+                assert isinstance(reply.answer, str)
+                self._memory.stream.set_cluster(reply.answer)
         return received
 
     # --- results of checks
@@ -168,14 +172,14 @@ class ReplyHandler:
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
             why = "the clock was set while it ran"
-            reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
+            reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, told=None)
             self._queue.run_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
         result = result_of(check, config, reply, began(reply, self._now()), silent)
         ledger, result = intake.looked(memory.ledger, result, config, self._now())
         self._note(result)
         memory.take(ledger)
-        if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) and isinstance(reply.table.get("past"), str):
-            memory.set_past(str(name), reply.table["past"])
+        if isinstance(reply.answer, RunAnswer):
+            memory.set_past(str(name), reply.answer.past)
         again_at = verdict.next_look(memory.conditions).get(name)
         if again_at is not None and again_at > self._now():
             self._queue.run_early(name, self._monotonic() + max(again_at - self._now(), 0.1))

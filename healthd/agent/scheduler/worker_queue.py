@@ -6,11 +6,12 @@ is held as briefly as can be. A round that takes too long ends without its last 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from healthd.agent.scheduler import due as schedule
 from healthd.agent.scheduler.due import ScheduledRun
@@ -187,7 +188,7 @@ class WorkerQueue:
         if not self._running:
             self._running, self._began = True, now
             self._turns.clear()
-            self.status = dataclasses.replace(self.status, number=self.status.number + 1, started=self._now())
+            self.status = replace(self.status, number=self.status.number + 1, started=self._now())
         for run in new:
             self._last_runs[run.name] = now
             self._turns[run.name] += 1
@@ -215,9 +216,9 @@ class WorkerQueue:
             return self._take(self._task("nvml")) or CLOSE_NVML
         if self._queue:
             run = self._queue.popleft()
-            request = Request.of(run.resource, run.timeout_seconds, self._request_for(run))
+            request = Request(run.resource, run.timeout_seconds, self._request_for(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
-                return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
+                return Reply(request, Outcome.TIMED_OUT, 0.0, "the round was out of time before its turn")
             return request
         return self._take(self._task())
 
@@ -234,11 +235,11 @@ class WorkerQueue:
 
     def _runs_a_check(self) -> bool:
         request = self._runner.request
-        return request is not None and request.kind is Run
+        return request is not None and isinstance(request.asked, Run)
 
     def _end(self) -> None:
         self._running = False
         wait = self._next_due() - self._monotonic()
-        self.status = dataclasses.replace(
+        self.status = replace(
             self.status, seconds=self._monotonic() - self._began, next_at=self._now() + max(wait, 0.0)
         )

@@ -13,15 +13,14 @@ from healthd.agent.scheduler.worker_queue import TASK_SECONDS
 from healthd.agent.worker import installed_files
 from healthd.agent.worker.client import Reply, Request
 from healthd.agent.worker.requests import LookAtOwnFiles, ReadClusterName, SaveCopy, TakeInventory, WriteFile
-from healthd.common.codec import load
 from healthd.common.model import Inventory, Observation, Outcome
 from healthd.common.text import without_class
 from healthd.host.inventory import when_whole
 
 log = logging.getLogger("healthd")
 
-CLUSTER_NAME = Request.of("slurm_conf", TASK_SECONDS, ReadClusterName())
-INVENTORY = Request.of("nvml", TASK_SECONDS, TakeInventory(gpus=True))
+CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, ReadClusterName())
+INVENTORY = Request("nvml", TASK_SECONDS, TakeInventory(gpus=True))
 INVENTORY_SECONDS = 24 * 3600.0
 
 
@@ -42,7 +41,7 @@ class LedgerCopy:
         memory = self._memory
         copy = SaveCopy(self._runtime_dir, self._state_dir, NAMES, memory.copy_unread)
         memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
-        return Request.of("state_dir", TASK_SECONDS, copy)
+        return Request("state_dir", TASK_SECONDS, copy)
 
     def ended(self, reply: Reply) -> None:
         self.trouble = failure(reply)
@@ -63,11 +62,12 @@ class InstalledFiles:
         return installed_files.trouble(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
-        return Request.of("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._at_start)))
+        return Request("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._at_start)))
 
     def ended(self, reply: Reply) -> None:
         if reply.outcome is Outcome.COMPLETED:
-            found = installed_files.trouble(self._at_start, reply.table["files"])
+            assert isinstance(reply.answer, dict)
+            found = installed_files.trouble(self._at_start, reply.answer)
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
             found = self.changed() or f"no worker answers: {reply.error}"
         else:
@@ -84,12 +84,13 @@ class Textfile:
         self.trouble = ""
 
     def request(self, path: str, page: str) -> Request:
-        return Request.of("textfile", TASK_SECONDS, WriteFile(path, page))
+        return Request("textfile", TASK_SECONDS, WriteFile(path, page))
 
     def ended(self, reply: Reply) -> None:
         trouble = without_class(failure(reply))
         if trouble:
-            trouble = f"no metrics in {reply.request.table['path']} (metrics.textfile): {trouble}"
+            assert isinstance(reply.request.asked, WriteFile)
+            trouble = f"no metrics in {reply.request.asked.path} (metrics.textfile): {trouble}"
         if trouble not in ("", self.trouble):
             log.error("%s", trouble)
         self.trouble = trouble
@@ -117,7 +118,8 @@ class InventoryTask:
 
     def ended(self, reply: Reply) -> Inventory:
         """Return the inventory that the worker read."""
-        inventory = load(Inventory, reply.table["inventory"])
+        inventory = reply.answer
+        assert isinstance(inventory, Inventory)
         self._memory.change(whole_gpus=when_whole(self._memory.ledger.whole_gpus, inventory.gpus))
         self._read_at = self._monotonic()
         return inventory

@@ -7,8 +7,9 @@ makes the effective settings of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import Annotated, Any, NamedTuple
+
+from msgspec import field
 
 from healthd.agent.settings.limits import (
     KERNEL_LOGS,
@@ -36,15 +37,14 @@ from healthd.common.codec import ConvertError, Rule, load, show
 from healthd.common.errors import HealthdError
 from healthd.common.model import Explain, Mode, Requeue, RunName, Severity
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 
 class ConfigError(HealthdError):
     """One sentence for the person who wrote the file: file, setting, what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckConfig:
+class CheckConfig(Value, frozen=True):
     """What every check can be told in its table [checks.NAME].
 
     name              the instance ("/data" in [checks.mount."/data"]), set by the table's name
@@ -77,8 +77,7 @@ def severity_with(explain: Explain, config: CheckConfig) -> Severity:
     return chosen if isinstance(chosen, Severity) else explain.severity
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlConfig:
+class NvmlConfig(Value, frozen=True):
     """fake: a profile or a scenario file instead of the driver. unheld_interval_seconds: the time between rounds of GPU
     checks while nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC counts).
     """
@@ -87,8 +86,7 @@ class NvmlConfig:
     unheld_interval_seconds: Seconds = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class KernelPattern:
+class KernelPattern(Value, frozen=True):
     """A line of the kernel that means something at this site. pattern: plain text, "*" = any text, from the beginning
     of the message on (agent/kernel_log/rules/site.py)."""
 
@@ -106,8 +104,7 @@ def _too_severe(pattern: KernelPattern) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLogConfig:
+class KernelLogConfig(Value, frozen=True):
     """source: kmsg, journal, off, or the path of a file or fifo to follow. accept_injected: root's own lines count
     (drills). trust_file: what a followed file says may drain, though users can forge its lines. patterns: lines of the
     site's own, by name, for what no built-in rule reads."""
@@ -120,8 +117,7 @@ class KernelLogConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmConfig:
+class SlurmConfig(Value, frozen=True):
     """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
     be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: whether
     a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues: those
@@ -138,8 +134,7 @@ class SlurmConfig:
     requeue: Requeue = Requeue.PART
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
+class FleetLimits(Value, frozen=True):
     """How many nodes of a partition healthd may hold drained: a percentage of them, but at least a given number.
 
     limit_*         for causes that nodes share
@@ -157,8 +152,7 @@ class FleetLimits:
     uncounted_drain_after_seconds: Seconds = 900.0
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsConfig:
+class MetricsConfig(Value, frozen=True):
     """listen: ADDRESS:PORT, several of them, or "off". textfile: a *.prom file for node_exporter's textfile collector;
     "" = none. web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
 
@@ -167,8 +161,7 @@ class MetricsConfig:
     web_config: AbsolutePathOrNone = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Value, frozen=True):
     """cluster: "" = as Slurm's settings call it. profile: "auto", "none", a name of conf/profiles or a path.
     baseline_file: "" = none."""
 
@@ -201,8 +194,7 @@ class Layer(NamedTuple):
 Below = Callable[[Settings], Sequence[Layer]]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Value, frozen=True):
     """Settings and where each came from: `origins` maps "kernel_log.source" and 'checks.mount."/data".fstype' to the
     file, flag or profile; absent: default.
 

@@ -6,15 +6,15 @@ import functools
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from healthd.agent.settings.config import CheckConfig, Loaded, Settings
 from healthd.agent.settings.registry import Check
 from healthd.common.model import Program, RunName
 
 
-@dataclass(frozen=True)
-class Configured:
+class Configured(Struct, frozen=True, dict=True):
     """`checks`: all that were found, by name; `loaded` says which of them run, and how."""
 
     loaded: Loaded

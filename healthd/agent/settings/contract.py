@@ -6,13 +6,14 @@ Nothing else of a module is read, and it is read once, when the check is found. 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from msgspec import field
+
 from healthd.agent.settings.config import CheckConfig
+from healthd.common.codec import fields_of
 from healthd.common.history import Past
 from healthd.common.model import (
     Baseline,
@@ -28,17 +29,16 @@ from healthd.common.model import (
     Program,
     Repair,
 )
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.host.host import Host
 
 C = TypeVar("C", bound=CheckConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class Contract(Generic[C]):
+class Contract(Value, Generic[C], frozen=True):
     """`run` and `baseline` are called in the worker, with a deadline; everything else in the daemon, at once.
 
-    Config         its settings: a dataclass, each field with a default
+    Config         its settings, each field with a default: a CheckConfig, or a site's dataclass (site_config.py)
     PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
     USES           what a run may hang in: "nvml", which all its users share; "" = nothing that other checks need
     WHEN           "idle": it runs only while healthd wants or holds a drain and Slurm shows the node drained and
@@ -89,7 +89,7 @@ class Contract(Generic[C]):
     known_more: Callable[[], Iterable[str]] = tuple
 
 
-NAMES = tuple(f.name for f in dataclasses.fields(Contract))
+NAMES = tuple(f.name for f in fields_of(Contract))
 
 
 def declared(module: ModuleType) -> Contract[Any]:

@@ -8,7 +8,6 @@ be: config.py, and the checks for their own.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.agent.settings.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
 from healthd.agent.settings.registry import Check
-from healthd.common.codec import ConvertError, dump, load, nearest, number, show
+from healthd.common.codec import ConvertError, dump, fields_of, load, nearest, number, show
 from healthd.common.model import RunName
 from healthd.common.text import printable
 from healthd.nvidia import fake_machines
@@ -120,7 +119,7 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     Each table is judged by itself, the checks of a [[node]] section over those of the file. What only shows in all
     layers together (a baseline that contradicts the file) is left to settle().
     """
-    names = {f.name for f in dataclasses.fields(Settings)}
+    names = {f.name for f in fields_of(Settings)}
     top = _top_level(table)
     found = [wrong for key in top for wrong in _wrong(functools.partial(_known_top_level, {key: None}, known))]
     plain = {"node_name": "node", **{key: value for key, value in top.items() if key in names}}
@@ -160,7 +159,7 @@ def _each_alone(name: str, table: Any, known: Mapping[str, Check]) -> list[Any]:
     """Return the table of a check once for each of its named tables, so that the mistakes of all of them are found."""
     if name not in known or not known[name].per or not isinstance(table, Mapping):
         return [table]
-    own = {f.name for f in dataclasses.fields(known[name].config)}
+    own = {f.name for f in fields_of(known[name].config)}
     named = [key for key, value in table.items() if key not in own and isinstance(value, Mapping)]
     shared = {key: value for key, value in table.items() if key not in named}
     if not named or _wrong(functools.partial(_judge_alone, name, shared, known)):
@@ -207,7 +206,7 @@ def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str
     layer_of: dict[str, Layer] = {}
     for layer in layers:
         for name, table in layer.checks.items():
-            own = {f.name for f in dataclasses.fields(known[name].config)}
+            own = {f.name for f in fields_of(known[name].config)}
             merged = tables.setdefault(name, {})
             for key, value in table.items():
                 if known[name].per and key not in own:
@@ -228,7 +227,7 @@ def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tupl
     found: list[str] = []
     if not any(layer.guessed for layer in layer_of.values()):
         return ()
-    for f in dataclasses.fields(check.config):
+    for f in fields_of(check.config):
         places = [place_of(check.name, i, f.name) for i in (instance, "")]
         layer = next((layer_of[place] for place in places if place in layer_of), None)
         if layer is not None and layer.guessed:
@@ -249,7 +248,7 @@ def require_what_is_named(loaded: Loaded) -> None:
 
 
 def _known_top_level(plain: dict[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(Settings)} | {"checks"}
+    names = {f.name for f in fields_of(Settings)} | {"checks"}
     for key in plain:
         if key not in names:
             from difflib import get_close_matches
@@ -309,7 +308,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
     """One run each: the check itself, or its named sub-tables, which inherit the settings beside them."""
     if not check.per:
         return [("", table)]
-    own = {f.name for f in dataclasses.fields(check.config)}
+    own = {f.name for f in fields_of(check.config)}
     shared = {key: value for key, value in table.items() if key in own}
     named = {key: value for key, value in table.items() if key not in own}
     _require_tables(name, table, check)
@@ -322,7 +321,7 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
     """Raise ConvertError if a check with named tables has something else that is no setting of it."""
     if not check.per:
         return
-    own = {f.name for f in dataclasses.fields(check.config)}
+    own = {f.name for f in fields_of(check.config)}
     for key, value in table.items():
         if key in own:
             continue
@@ -379,9 +378,9 @@ def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
 
 def _all_fields(config: Any) -> dict[str, Any]:
     out = {}
-    for f in dataclasses.fields(config):
+    for f in fields_of(type(config)):
         value = getattr(config, f.name)
-        out[f.name] = _all_fields(value) if dataclasses.is_dataclass(value) else dump(value)
+        out[f.name] = _all_fields(value) if fields_of(type(value)) else dump(value)
     return out
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from msgspec import field
+from msgspec.structs import replace
+
 from healthd.agent.settings.config import ConfigError, Layer, Settings, parse_toml, read_file
 from healthd.common.codec import ConvertError, load, nearest
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.host.host import Host
 from healthd.host.inventory import device_kind
 
@@ -26,8 +28,7 @@ PROFILES = os.path.join(os.path.dirname(__file__), "profiles")
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Value, frozen=True):
     """The machines that a profile is for.
 
     products   patterns of the DMI product name, () = any name

@@ -8,7 +8,6 @@ explain) may raise: that costs one sentence, never the daemon.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -17,14 +16,16 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
+
+from msgspec import NODEFAULT, field
+from msgspec.structs import force_setattr
 
 from healthd.agent.settings.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
 from healthd.agent.settings.contract import NAMES, Contract, declared
 from healthd.common import ownership
-from healthd.common.codec import ConvertError, dump, load
+from healthd.common.codec import ConvertError, dump, fields_of, load
 from healthd.common.guard import KERNEL_LOG, drop, log, words
 from healthd.common.history import Past
 from healthd.common.model import (
@@ -45,7 +46,7 @@ from healthd.common.model import (
     Severity,
 )
 from healthd.common.text import patterns_compiled_where_made, regex
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 from healthd.host.host import Host
 
 T = TypeVar("T")
@@ -63,8 +64,7 @@ OF_OTHERS = Explain(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Value, frozen=True):
     """A check module and what it declares (contract.py). `path` is "" for a built-in one, and so is `version`, of
     which it is the checksum."""
 
@@ -72,10 +72,10 @@ class Check:
     module: ModuleType
     path: str = ""
     version: str = ""
-    declares: Contract[Any] = field(init=False, repr=False, compare=False)
+    declares: Contract[Any] = field(default_factory=Contract)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "declares", declared(self.module))
+        force_setattr(self, "declares", declared(self.module))
 
     @property
     def config(self) -> type[CheckConfig]:
@@ -298,7 +298,7 @@ def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
 def require_common(config: CheckConfig, where: str) -> None:
     """The common settings have CheckConfig's types, also where a site's Config declares them anew: the daemon reads
     them. Raises ConvertError."""
-    load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
+    load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
 
 FEW_CODES = 16  # all of them fit into a sentence
@@ -393,8 +393,10 @@ def _misdeclared(check: Check) -> str:
     declares = check.declares
     if not callable(declares.run):
         return "has no run(host, config, past)"
+    from healthd.agent.settings import site_config
+
     config = check.config
-    if not (isinstance(config, type) and issubclass(config, CheckConfig) and dataclasses.is_dataclass(config)):
+    if not isinstance(config, type) or not issubclass(config, (CheckConfig, site_config.CheckConfig)):
         return "Config must be a dataclass and a CheckConfig"
     for name in ("USES", "PER"):
         if not isinstance(getattr(declares, name), str):
@@ -412,7 +414,7 @@ def _misdeclared(check: Check) -> str:
     if not all(isinstance(text, str) for text, _ in table.values()):
         return "OBSERVATIONS: a Meaning begins with a text"
     if wants := check.wants:
-        own = {f.name for f in dataclasses.fields(config)}
+        own = {f.name for f in fields_of(config)}
         if not callable(declares.baseline):
             return "has BASELINE and no baseline(host, config)"
         for setting in wants.settings:
@@ -436,8 +438,8 @@ def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
 
 def _redeclared(config: type[CheckConfig]) -> str:
     """A site's Config may give a common setting another default, but only a valid one: what is wrong, "" if nothing."""
-    common = {f.name for f in dataclasses.fields(CheckConfig)}
-    fields = [f for f in dataclasses.fields(config) if f.name in common and f.default is not dataclasses.MISSING]
+    common = {f.name for f in fields_of(CheckConfig)}
+    fields = [f for f in fields_of(config) if f.name in common and f.default is not NODEFAULT]
     try:
         load(CheckConfig, {f.name: dump(f.default) for f in fields}, "Config")
     except ConvertError as error:

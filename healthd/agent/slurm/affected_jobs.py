@@ -18,14 +18,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from healthd.common.model import Condition, Gpu, PciDevice
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 # What all GPUs of a node share, though the part that is named may be one of them.
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Value, frozen=True):
     """Whom a fault can hit. `everybody`: all jobs. Else the jobs on the GPU `pci`; "" = on any GPU."""
 
     everybody: bool = False
@@ -35,8 +34,7 @@ class Reach:
 EVERYBODY, ANY_GPU = Reach(everybody=True), Reach()
 
 
-@dataclass(frozen=True, slots=True)
-class OnGpus:
+class OnGpus(Value, frozen=True):
     """A job's GPUs, by PCI address.
 
     given      has_given: whether Slurm gave it any (None: not known); which, None: not known

@@ -29,14 +29,13 @@ from healthd.common.slurm.output import (
     what_failed,
 )
 from healthd.common.text import printable
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 T = TypeVar("T")
 Steps = Generator[Command, CommandResult, T]
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Value, frozen=True):
     """How it ended for one node. words: a sentence."""
 
     node: str
@@ -92,8 +91,7 @@ def _says(node: NodeState) -> str:
     return f': "{printable(node.reason)}"{who}' if node.reason else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Looking:
+class _Looking(Value, frozen=True):
     name: str
     command_seconds: float
 

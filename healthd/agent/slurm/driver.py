@@ -6,10 +6,11 @@ looks again later, with backoff and jitter so that ten thousand nodes do not com
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Generator, Iterator
+
+from msgspec.structs import replace
 
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm.node_gpus import NOT_TOLD, NodeGpus
@@ -160,7 +161,7 @@ class SlurmDriver:
 
     def _ended(self, report: ReconcileReport) -> ReconcileReport:
         self._steps = None
-        self.status = dataclasses.replace(
+        self.status = replace(
             self.status,
             node=report.node or self.status.node,
             owner=report.owner.value if report.node else self.status.owner,
@@ -183,7 +184,7 @@ class SlurmDriver:
         key = (name.rpartition("/")[2], how)
         commands = dict(self.status.commands)
         commands[key] = commands.get(key, 0) + 1
-        self.status = dataclasses.replace(self.status, commands=commands)
+        self.status = replace(self.status, commands=commands)
         if self._command.changes:
             self._tell(self._command, result)
         return result

@@ -15,19 +15,19 @@ said also when the fault is over and only the count still holds the node.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from healthd.agent.slurm.fleet_limit import is_own_hardware
 from healthd.common.model import Condition, ConditionState, Resumed, Severity, SlurmMemory, Verdict
 from healthd.common.slurm.drain_reason import parse_reason
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 IN_A_ROW_SECONDS = 3600.0
 KEPT = 20  # the longest wait is reached long before
 
 
-@dataclass(frozen=True, slots=True)
-class Flapping:
+class Flapping(Value, frozen=True):
     """own_faults_an_hour           this many drains for own hardware in an hour wait for a person; 0: none does
     shared_wait_seconds          the wait of the second drain in a row for a shared cause; each further one's is twice
                                  as long

@@ -28,8 +28,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
+
+from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
 from healthd.common.model import (

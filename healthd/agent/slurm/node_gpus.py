@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+
+from msgspec.structs import replace
 
 from healthd.agent.slurm.affected_jobs import OnGpus
 from healthd.common.model import Gpu, Inventory
 from healthd.common.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 CLOCK_SKEW_SECONDS = 2.0  # a job starts by slurmctld's clock, whose stamps have whole seconds
 
@@ -24,15 +25,14 @@ def seen_nothing(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int
     return {}, False
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGpus:
+class NodeGpus(Value, frozen=True):
     """inventory   as it is now
     whole       its GPUs when none was missing
     told        the words of the prolog on a job, and when they were written
     have_open   pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were looked at
     """
 
-    inventory: Inventory = field(default_factory=Inventory)
+    inventory: Inventory = Inventory()
     whole: tuple[Gpu, ...] = ()
     told: Told = told_nothing
     have_open: Open = seen_nothing

@@ -33,8 +33,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import field, replace
 from typing import NoReturn
+
+from msgspec import field
+from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
 from healthd.agent.slurm.flapping import Flapping, note, why_waits
@@ -61,7 +63,7 @@ from healthd.common.slurm.builtin_reasons import (
 )
 from healthd.common.slurm.drain_reason import parse_reason, reason, still_says
 from healthd.common.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
@@ -80,8 +82,7 @@ UNKNOWN_CONTROLLER = "unknown"
 EARLIER = 8  # a controller's older state is seconds old, or as old as a backup of it
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Value, frozen=True):
     """paused_until: epoch seconds, 0 = not paused.
 
     command_seconds        a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import fault_time
 from healthd.agent.slurm import flapping, fleet_limit
@@ -97,7 +98,7 @@ from healthd.common.slurm.output import (
     what_failed,
 )
 from healthd.common.text import is_decimal
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
@@ -105,15 +106,13 @@ TRIES = 3
 HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
 
 
-@dataclass(frozen=True, slots=True)
-class Remember:
+class Remember(Value, frozen=True):
     """The memory that must be in the ledger before the generator goes on."""
 
     memory: SlurmMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Value, frozen=True):
     """A drain in our words that the ledger does not know: a condition that this healthd never resumes."""
 
     code: str
@@ -121,8 +120,7 @@ class Adopted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReconcileReport:
+class ReconcileReport(Value, frozen=True):
     """How one look ended.
 
     memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement

@@ -11,26 +11,34 @@ Nothing here blocks: the socket is non-blocking, and the daemon's one wait watch
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from healthd.agent.worker import unchanged
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import OPS, Asked, CloseNvml, Run, table_of
-from healthd.agent.worker.unchanged import Known
+from healthd.agent.worker.requests import (
+    ANSWERS,
+    BETWEEN,
+    NO_ANSWER,
+    Answer,
+    Asked,
+    CloseNvml,
+    Message,
+    Response,
+    Run,
+    RunAnswer,
+)
 from healthd.common import ownership
 from healthd.common.atomic_files import open_own_file
-from healthd.common.codec import dump, load
 from healthd.common.model import Outcome, RunName
-from healthd.common.values import dataclass
+from healthd.common.values import DecodeError, Value, decode, encode
 from healthd.host import shortage
 
 MAX_REPLY_BYTES = 8 << 20
@@ -39,68 +47,57 @@ NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it looks at once wh
 BELIEVED_SECONDS = 10.0  # a library that a worker loaded so lately is the installed one
 END_SECONDS = 0.2  # a worker's end takes a moment to show: we wait so long, then it counts as lost
 WORKERS_FILE = "workers.json"
-_line = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each line
-_decoder = json.JSONDecoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`resource`: what it may hang in ("nvml", "mount /data"); `table`: what it asks, as it goes over the stream
-    (agent/worker/requests.py)."""
+class Request(Value, frozen=True):
+    """`resource`: what the request may hang in ("nvml", "mount /data")."""
 
     resource: str
     timeout_seconds: float
-    table: dict[str, Any]
-
-    @classmethod
-    def of(cls, resource: str, timeout_seconds: float, asked: Asked) -> Request:
-        return cls(resource, timeout_seconds, table_of(asked))
+    asked: Asked
 
     @property
     def kind(self) -> type[Asked]:
-        return OPS[self.table["op"]]
-
-    @property
-    def run(self) -> RunName | None:
-        """The run of a check that it asks for, if it does."""
-        return RunName(self.table["check"], self.table["instance"]) if self.kind is Run else None
+        return type(self.asked)
 
 
-CLOSE_NVML = Request.of("nvml", 10.0, CloseNvml())
+CLOSE_NVML = Request("nvml", 10.0, CloseNvml())
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then).
+class Reply(Value, frozen=True):
+    """How a request ended.
 
-    told        the moment (epoch) that the request told the worker; None: it told none, or nobody answered
-    clock_step  by how many seconds the clock was set between that moment and the answer
+    answered    the worker responded
+    answer      of the request's type in ANSWERS (COMPLETED, or FAILED: what a run had found until then)
+    told        the moment (epoch) that the message had; None: it had none, or the worker did not respond
+    clock_step  by how many seconds the clock was set between that moment and the response
     """
 
     request: Request
     outcome: Outcome
     seconds: float
-    table: Mapping[str, Any]
     error: str = ""
+    answered: bool = False
+    answer: Answer | None = None
     told: float | None = None
     clock_step: float = 0.0
 
     @property
     def run(self) -> RunName:
-        """The run that it ends, of a request for one."""
-        return RunName(self.request.table["check"], self.request.table["instance"])
+        """The run that was requested."""
+        assert isinstance(self.request.asked, Run)
+        return RunName(self.request.asked.check, self.request.asked.instance)
 
     @property
     def nvml_trouble(self) -> bool:
         """Whether a run met what says more of the GPUs than of its own check: one was gone, or NVML did not answer."""
-        if self.request.resource != "nvml" or self.request.kind is not Run:
+        if self.request.resource != "nvml" or not isinstance(self.request.asked, Run):
             return False
         never_came = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
-        return never_came or self.table.get("gone") is True
+        return never_came or (isinstance(self.answer, RunAnswer) and self.answer.gone)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Value, frozen=True):
     """A process, also across reuse of its pid: `start` is field 22 of /proc/PID/stat, clock ticks since boot."""
 
     pid: int
@@ -121,8 +118,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Lost:
+class _Lost(Struct):
     """pidfd: None = no descriptor was left for one."""
 
     identity: Identity
@@ -130,11 +126,9 @@ class _Lost:
     process: Process | None  # None: an earlier daemon started it
 
 
-@dataclass(slots=True)
-class _Worker:
+class _Worker(Struct):
     """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
-    fitted the driver. `requests`: how many it got; each, and its answer, has its number. `known`: what it need not be
-    told again."""
+    fitted the driver. `requests`: how many it got; each message, and its response, has its number."""
 
     process: Process
     stream: socket.socket
@@ -143,7 +137,6 @@ class _Worker:
     nvml_open: bool = False
     fitted: bool = False
     requests: int = 0
-    known: dict[RunName, Known] = field(default_factory=dict)
     answers: select.poll = field(default_factory=select.poll)
     outgoing: bytes = b""
     old: bool = False
@@ -153,7 +146,7 @@ class _Worker:
 def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
     """A worker that is a program, with nothing of this process but the stream. Raises OSError."""
     return subprocess.Popen(
-        [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), json.dumps(dump(setup))],
+        [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), encode(setup).decode()],
         pass_fds=[stream.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -184,13 +177,11 @@ class Runner:
         self._now = now
         self._worker: _Worker | None = None
         self._request: Request | None = None
-        self._run: RunName | None = None  # that it asks for
-        self._asked: dict[str, Any] = {}  # its table, with the moment that it tells
         self._began = 0.0
         self._told: float | None = None
         self._chunk = bytearray(CHUNK_BYTES)  # one for all: a new one for each answer leaves holes in the heap for ever
         self._lost: list[_Lost] = []
-        self._written = ""
+        self._written = b""
         self._workers_fd = -1
         self.started_total = 0
         self.abandoned_total = 0
@@ -246,8 +237,8 @@ class Runner:
     def adopt_lost(self) -> None:
         """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
         try:
-            known = [load(Identity, item) for item in json.loads(ownership.read(self._workers_file))]
-        except (OSError, RecursionError, TypeError, ValueError):
+            known = decode(list[Identity], ownership.read(self._workers_file))
+        except (OSError, DecodeError):
             return  # no file, or cut off by a crash of the machine: no process of that boot lives
         for identity in known:
             if start_time(identity.pid) == identity.start:
@@ -262,12 +253,12 @@ class Runner:
         if self._lost:
             self._forget_ended()
             if pid := self.quarantined.get(request.resource):
-                return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
+                return Reply(request, Outcome.STUCK, 0.0, f"worker {pid} still hangs in {request.resource}")
         self._discard_unfit()
         try:
             worker = self._worker or self._start()
         except OSError as error:
-            return Reply(request, Outcome.FAILED, 0.0, {}, f"no worker could be started: {error}")
+            return Reply(request, Outcome.FAILED, 0.0, f"no worker could be started: {error}")
         self._request = request
         return self._ask(worker, request)
 
@@ -331,11 +322,7 @@ class Runner:
         worker.incoming = bytearray()
         # Only now: a worker that had to be started, or got rid of, may have cost seconds.
         self._began, self._told = self._monotonic(), self._now() if self._now else None
-        self._asked = dict(request.table) if self._told is None else {**request.table, "now": self._told}
-        self._run = request.run
-        table = unchanged.shortened(self._asked, worker.known.get(self._run) if self._run else None)
-        table["number"] = worker.requests
-        worker.outgoing = _line(table).encode() + b"\n"
+        worker.outgoing = encode(Message(worker.requests, request.asked, self._told)) + b"\n"
         self._write_down(request.resource)
         return self._send_more()
 
@@ -391,25 +378,25 @@ class Runner:
         assert worker is not None
         assert request is not None
         try:
-            text = line.decode()
-            table, end = _decoder.raw_decode(text)
-            if not isinstance(table, dict) or not isinstance(table.get("error"), str):
-                raise ValueError
-            if table.get("number") != worker.requests or end != len(text):
-                raise ValueError
-        except (ValueError, RecursionError):
+            header, _, raw = line.partition(BETWEEN)
+            response = decode(Response, header)
+            if response.number != worker.requests:
+                raise DecodeError(f"response {response.number} to request {worker.requests}")
+        except DecodeError:
             self._discard()
             return self._ended(Outcome.FAILED, "the worker answered nonsense")
-        if run := self._run:
-            table, known = unchanged.restored(table, self._asked, worker.requests, worker.known.pop(run, None))
-            if known:
-                worker.known[run] = known
-        closes_nvml = request.kind is CloseNvml
-        if closes_nvml or table.get("outdated"):
+        answer, error = None, response.error
+        try:
+            if not error or raw != NO_ANSWER:
+                answer = decode(ANSWERS[request.kind], raw)
+        except DecodeError as wrong:  # a site's check may give values of any type
+            error = f"the worker's answer: {wrong}"
+        closes_nvml = isinstance(request.asked, CloseNvml)
+        if closes_nvml or response.outdated:
             worker.nvml_open = False
         is_old = worker.fitted or self._monotonic() - worker.began >= BELIEVED_SECONDS
-        outdated = table.get("outdated") and is_old
-        worker.fitted = worker.fitted or (request.resource == "nvml" and not table.get("outdated"))
+        outdated = response.outdated and is_old
+        worker.fitted = worker.fitted or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.requests > 1:
             # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That is no fault
             # of this node, whose driver may have been upgraded: a fresh process loads the NVML of today. We believe
@@ -417,11 +404,15 @@ class Runner:
             self._discard()
             try:
                 return self._ask(self._start(), request)
-            except OSError as error:
-                return self._ended(Outcome.FAILED, f"no worker could be started: {error}")
-        if rest or outdated or (closes_nvml and table["error"]):
+            except OSError as problem:
+                return self._ended(Outcome.FAILED, f"no worker could be started: {problem}")
+        if rest or outdated or (closes_nvml and error):
             self._discard()  # after a failed nvmlShutdown the driver is held for as long as that process lives
-        return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
+        reply = self._ended(Outcome.FAILED if error else Outcome.COMPLETED, error)
+        if self._told is None or self._now is None:
+            return replace(reply, answered=True, answer=answer)
+        step = self._now() - self._told - reply.seconds
+        return replace(reply, answered=True, answer=answer, told=self._told, clock_step=step)
 
     def _died(self) -> Reply | None:
         """The stream ended. Returns a Reply only if a request was in flight."""
@@ -452,13 +443,10 @@ class Runner:
             self._lose(worker, resource)
             self.abandoned_total += 1
 
-    def _ended(self, outcome: Outcome, error: str, table: Mapping[str, Any] | None = None) -> Reply:
+    def _ended(self, outcome: Outcome, error: str) -> Reply:
         request, self._request = self._request, None
         assert request is not None
-        seconds = self._monotonic() - self._began
-        if not table or self._told is None or self._now is None:
-            return Reply(request, outcome, seconds, table or {}, error)
-        return Reply(request, outcome, seconds, table, error, self._told, self._now() - self._told - seconds)
+        return Reply(request, outcome, self._monotonic() - self._began, error)
 
     # --- lost workers
 
@@ -487,10 +475,10 @@ class Runner:
         """Write down the workers and what they may hang in, for the next daemon, should we be killed now."""
         if not self._workers_file:
             return
-        workers = [_as_json(known.pid, known.start, known.resource) for known in (lost.identity for lost in self._lost)]
+        workers = [lost.identity for lost in self._lost]
         if self._worker is not None and resource:
-            workers.append(_as_json(self._worker.process.pid, self._worker.start, resource))
-        text = f"[{','.join(workers)}]"
+            workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
+        text = encode(workers)
         if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
@@ -499,13 +487,8 @@ class Runner:
             if self._workers_fd < 0:
                 self._workers_fd = open_own_file(self._workers_file)
                 os.ftruncate(self._workers_fd, 0)
-            os.pwrite(self._workers_fd, text.ljust(len(self._written)).encode(), 0)
+            os.pwrite(self._workers_fd, text.ljust(len(self._written)), 0)
             self._written = text
-
-
-@functools.lru_cache(maxsize=64)  # a round has some forty, always the same
-def _as_json(pid: int, start: int, resource: str) -> str:
-    return _line({"pid": pid, "start": start, "resource": resource})
 
 
 def _ended_within(process: Process, seconds: float) -> bool:

@@ -18,7 +18,7 @@ FILES = (healthd.__file__, os.path.join(os.path.dirname(__file__), "__main__.py"
 RESTART = "restart it (systemctl restart healthd)"
 
 
-def identities(paths: Sequence[str] = FILES) -> dict[str, list[int]]:
+def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
     """Of each that is there: inode, moment of its last change in ns, size."""
     found = {}
     for path in paths:
@@ -26,11 +26,11 @@ def identities(paths: Sequence[str] = FILES) -> dict[str, list[int]]:
             about = os.lstat(path)
         except OSError:
             continue
-        found[path] = [about.st_ino, about.st_mtime_ns, about.st_size]
+        found[path] = (about.st_ino, about.st_mtime_ns, about.st_size)
     return found
 
 
-def trouble(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> str:
+def trouble(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> str:
     """One sentence if they are gone or others; "" if not."""
     for path in before:
         if path not in now:

@@ -28,7 +28,7 @@ def look(host: Host, check: Check, config: CheckConfig) -> list[Entry | LeftOut]
 
 
 def _said(check: Check, item: object) -> Entry | LeftOut:
-    """The item as it is sent. Raises TypeError if the check may not say it, ConvertError if it is no plain data."""
+    """The item as it is sent. Raises TypeError if the check may not say it, ConvertError if it is not plain data."""
     settings = check.wants.settings if check.wants else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
         return load(Entry, dump(item))

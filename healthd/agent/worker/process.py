@@ -2,16 +2,15 @@
 
     python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
-Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
-stream is the order to end: an abandoned worker notices it before its next call of NVML, or when it reads the next
-request, so nobody ever kills it inside the driver.
-What a library or plug-in prints on standard output goes nowhere.
+Messages and responses are JSON lines (requests.py). The end of the stream is the order to end: an abandoned worker
+notices it before its next call of NVML, or when it reads the next request, so nobody ever kills it inside the
+driver. What a library or plug-in prints on standard output goes nowhere.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
+import math
 import os
 import select
 import signal
@@ -19,33 +18,44 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice, zip_longest
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Settings
 from healthd.agent.worker import requests
+from healthd.agent.worker.requests import (
+    BETWEEN,
+    NO_ANSWER,
+    Answer,
+    Asked,
+    BaselineAnswer,
+    CopyAnswer,
+    Identities,
+    JournalLines,
+    Message,
+    Response,
+    Run,
+    RunAnswer,
+    op_of,
+)
 from healthd.common import history
 from healthd.common.codec import dump, load
 from healthd.common.history import Past
-from healthd.common.model import Entry, Finding, NothingToCheck, Observation, Repair, RunName
+from healthd.common.model import Entry, Finding, Inventory, LeftOut, NothingToCheck, Observation, Repair, RunName
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.text import without_class
-from healthd.common.values import dataclass
+from healthd.common.values import Value, decode, encode
 from healthd.host.host import Host
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
 MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 gives some 600 of its NVLinks; each is a series, and kept in the past
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
-_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_line = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each line
 SHARED_SECONDS = 0.25  # answers are shared within a round, but not with the look after a removal
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Value, frozen=True):
     """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML. state_dir,
     runtime_dir: the daemon's, for checks that read what other parts of healthd left there.
 
@@ -76,7 +86,7 @@ def setup_of(settings: Settings, record: str = "") -> Setup:
 
 def main() -> None:
     stream = socket.socket(fileno=int(sys.argv[1]))
-    serve(load(Setup, json.loads(sys.argv[2])), stream)
+    serve(decode(Setup, sys.argv[2]), stream)
 
 
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
@@ -92,7 +102,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
     worker = Worker(setup, host, begin, checks)
     for line in _lines(stream):
         try:
-            stream.sendall(worker.answer_line(line))
+            stream.sendall(worker.respond(line))
         except ConnectionError:
             break  # abandoned while it hung: nobody waits for this answer
     host.close_nvml()
@@ -153,28 +163,9 @@ def _open_fake(profile_or_file: str) -> Callable[[], Any]:
     return opened
 
 
-class _Kept(NamedTuple):
-    """The last run of each: what did not change since is neither made nor sent again (unchanged.py). `number`: of its
-    request; `config`: its table of settings; `texts`: each observation as JSON; `said`: what else it gave.
-
-    `store` is of the run at `made`, the same was read again until `now`: so it is, but for that moment, `until`.
-    """
-
-    number: int
-    config: dict[str, Any]
-    now: float
-    boot_id: str
-    observations: list[Observation]
-    texts: list[str]
-    store: dict[str, history.Series]
-    made: float
-    until: float
-    said: dict[str, Any]
-
-
 class Worker:
-    """The operations, each given what was asked (agent/worker/requests.py; a run as its table, since it may be
-    shortened). Each returns a plain table; an exception becomes "error" in one sentence."""
+    """The operations: each takes a request (agent/worker/requests.py) and returns its answer. An exception becomes an
+    error in one sentence."""
 
     def __init__(
         self,
@@ -188,70 +179,56 @@ class Worker:
         self.begin = begin
         self.checks = checks
         self._configs: dict[RunName, tuple[dict[str, Any], CheckConfig]] = {}
-        self._kept: dict[RunName, _Kept] = {}
 
-    def answer_line(self, line: bytes) -> bytes:
-        """The reply to one request. "outdated": the NVML that this process loaded does not fit the driver, for good."""
-        request = json.loads(line)
-        reply = self.answer(request)
-        about = {"number": request["number"], "outdated": self.host.nvml_is_outdated}
+    def respond(self, line: bytes) -> bytes:
+        """Return the response to one message."""
+        message = decode(Message, line)
+        error, answer = self.answer(message.asked, message.now)
         try:
-            text = _line({**reply, **about})
-        except (TypeError, ValueError) as error:
-            text = json.dumps({"error": f"what it gave cannot be sent: {one_sentence(error)}", **about})
-        return text.encode() + b"\n"
+            raw = encode(answer)
+        except (TypeError, ValueError) as problem:
+            error, raw = f"what it gave cannot be sent: {one_sentence(problem)}", NO_ANSWER
+        return encode(Response(message.number, error, self.host.nvml_is_outdated)) + BETWEEN + raw + b"\n"
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: Asked, now: float | None = None) -> tuple[str, Answer | None]:
+        """Carry out a request. Return what failed, in one sentence, and the answer."""
         try:
-            if request["op"] == "run":
-                return {"error": "", **self.do_run(request)}
-            operation: Callable[[Any], dict[str, Any]] = getattr(self, f"do_{request['op']}")
-            return {"error": "", **operation(requests.asked_in(request))}
+            if isinstance(asked, Run):
+                return self.do_run(asked, now)
+            operation: Callable[[Any], Answer | None] = getattr(self, f"do_{op_of(type(asked))}")
+            return "", operation(asked)
         except Exception as error:
-            return {"error": one_sentence(error)}
+            return one_sentence(error), None
 
-    def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One run of one check: findings, observations, repairs. A site's check is imported when first asked for.
-        "gone": a GPU that had answered before was lost to NVML meanwhile."""
-        check = self._check(request["check"])
-        self.begin(check.name, request["instance"])
-        name, boot_id = RunName(check.name, request["instance"]), request["boot_id"]
-        kept = self._kept.pop(name, None)
-        known = kept if "before" in request else None
-        if "before" in request and (known is None or known.number != request["before"]):
-            raise ValueError(f"it does not know request {request['before']}")
-        table = request["config"] if known is None or "config" in request else known.config
-        config = self._config(check, table)
-        now = request["now"] if "now" in request else self.host.now()  # a caller that keeps no past names no moment
-        same = known if "past" not in request else None
-        store = history.decode(request["past"]) if same is None else same.store
-        again = (same.made, same.now) if same else None
-        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": [], "nothing": []}
+    def do_run(self, asked: Run, now: float | None = None) -> tuple[str, RunAnswer]:
+        """Run a check once. A site's check is imported when it is first requested.
+
+        now: the moment of the readings (epoch seconds); None: this machine's clock.
+        """
+        check = self._check(asked.check)
+        self.begin(check.name, asked.instance)
+        config = self._config(check, asked.config)
+        moment = self.host.now() if now is None else now
+        store = history.decode(asked.past)
+        found: dict[type, list[Any]] = {kind: [] for kind in (Finding, Observation, Repair, NothingToCheck)}
         error, gone_before = "", self.host.gpus_gone
         try:
-            for item in check.run(self.host, config, Past(store, now, boot_id, again)):
-                found["observations" if type(item) is Observation else _kind(item, check.name)].append(item)
+            for item in check.run(self.host, config, Past(store, moment, asked.boot_id)):
+                found[_kind(item, check.name)].append(item)
         except Exception as problem:  # checks catch nothing: what stops one is caught here, once for all
             error = one_sentence(problem)
-        read = found["observations"]
+        read = found[Observation]
         left_out = max(len(read) - MOST_OBSERVATIONS, 0)
         del read[MOST_OBSERVATIONS:]
-        as_before = kept is not None and kept.observations == read
-        texts = kept.texts if kept and as_before else _texts(read, kept)
-        said = {name: dump(found[name]) for name in ("findings", "repairs", "nothing")} | {"left_out": left_out}
-        answer = {"error": error, "gone": self.host.gpus_gone > gone_before}
-        if known is None or not as_before:
-            answer["observations"] = f"[{','.join(texts)}]"
-        answer |= {name: value for name, value in said.items() if known is None or known.said[name] != value}
-        stands = same is not None and as_before and same.boot_id == boot_id and now < same.until
-        made, until = (same.made, same.until) if same and stands else (now, 0.0)
-        if not stands:
-            store = history.update(history.read_again(store, *again) if again else store, read, now, boot_id)
-            until = history.stands_until(store, len(read), now, boot_id)
-            answer["past"] = history.encode(store)
-        number = request.get("number", 0)
-        self._kept[name] = _Kept(number, table, now, boot_id, read, texts, store, made, until, said)
-        return answer
+        return error, RunAnswer(
+            self.host.gpus_gone > gone_before,
+            tuple(found[Finding]),
+            tuple(read),
+            left_out,
+            tuple(found[Repair]),
+            tuple(found[NothingToCheck]),
+            history.encode(history.update(store, read, moment, asked.boot_id)),
+        )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
         """The check's settings, made anew only when the daemon sends others."""
@@ -268,27 +245,25 @@ class Worker:
             self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
         return self.checks[name]
 
-    def do_close_nvml(self, _asked: requests.CloseNvml) -> dict[str, Any]:
+    def do_close_nvml(self, _asked: requests.CloseNvml) -> None:
         self.host.close_nvml()
-        return {}
 
-    def do_inventory(self, asked: requests.TakeInventory) -> dict[str, Any]:
+    def do_inventory(self, asked: requests.TakeInventory) -> Inventory:
         from healthd.host.inventory import take
 
-        return {"inventory": dump(take(self.host, gpus=asked.gpus))}
+        return take(self.host, gpus=asked.gpus)
 
-    def do_baseline(self, asked: requests.TakeBaseline) -> dict[str, Any]:
-        """What this node has now of the settings that a check wants in the baseline."""
+    def do_baseline(self, asked: requests.TakeBaseline) -> BaselineAnswer:
         from healthd.agent.worker.present import look
 
         check = self._check(asked.check)
         found = look(self.host, check, self._config(check, asked.config))
-        return {
-            "entries": [dump(item) for item in found if isinstance(item, Entry)],
-            "left_out": [dump(item) for item in found if not isinstance(item, Entry)],
-        }
+        return BaselineAnswer(
+            tuple(item for item in found if isinstance(item, Entry)),
+            tuple(item for item in found if isinstance(item, LeftOut)),
+        )
 
-    def do_save_copy(self, asked: requests.SaveCopy) -> dict[str, Any]:
+    def do_save_copy(self, asked: requests.SaveCopy) -> None:
         """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
         at the start, and goes aside for a person instead of being replaced."""
         from healthd.agent.conditions.state_files import read_text, set_aside
@@ -301,16 +276,14 @@ class Worker:
         except ownership.Untrusted as error:
             raise error.at(asked.to, "state_dir") from None
         for name in asked.names:
-            text = read_text(os.path.join(asked.from_, name))
+            text = read_text(os.path.join(asked.source, name))
             if asked.keep and os.path.exists(os.path.join(asked.to, name)):
                 set_aside(os.path.join(asked.to, name))
             if text is not None:
                 replace_file(os.path.join(asked.to, name), text, durable=True)
-        return {}
 
-    def do_append_events(self, asked: requests.AppendEvents) -> dict[str, Any]:
-        """Write lines of the stream behind the others, durably, then to the journal. "journal_lost": how many of them
-        that did not take."""
+    def do_append_events(self, asked: requests.AppendEvents) -> int:
+        """Append lines to the stream, durably, then send them to the journal. Return how many the journal lost."""
         from healthd.common.ownership import Untrusted
         from healthd.events import journal, writer
         from healthd.host.journald import stderr_is_the_journal
@@ -319,72 +292,58 @@ class Worker:
             writer.append(asked.to, asked.lines, asked.again)
         except Untrusted as error:
             raise error.at(asked.to, "state_dir") from None
-        return {"journal_lost": journal.send(asked.lines) if stderr_is_the_journal() else 0}
+        return journal.send(asked.lines) if stderr_is_the_journal() else 0
 
-    def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> dict[str, Any]:
-        """The name of the cluster, as Slurm's settings on this node have it."""
+    def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> str:
         from healthd.common.slurm.slurm_conf import cluster_name
 
-        return {"cluster": cluster_name(self.setup.root)}
+        return cluster_name(self.setup.root)
 
-    def do_write_file(self, asked: requests.WriteFile) -> dict[str, Any]:
-        """Write a file for others to read, on any disk."""
+    def do_write_file(self, asked: requests.WriteFile) -> None:
+        """Write a file that every user may read, on any disk."""
         from healthd.common.atomic_files import replace_file
 
         replace_file(asked.path, asked.text, mode=0o644)
-        return {}
 
-    def do_load_copy(self, asked: requests.LoadCopy) -> dict[str, Any]:
-        """The texts of files in the state directory. "written": when the newest of them was (epoch), 0 = not known."""
+    def do_load_copy(self, asked: requests.LoadCopy) -> CopyAnswer:
         from healthd.agent.conditions.state_files import read_text
         from healthd.common.atomic_files import newest
 
-        texts = {name: read_text(os.path.join(asked.from_, name)) for name in asked.names}
-        return {"texts": texts, "written": newest(asked.from_, asked.names)}
+        texts = {name: read_text(os.path.join(asked.source, name)) for name in asked.names}
+        return CopyAnswer(texts, newest(asked.source, asked.names))
 
-    def do_look_at_own_files(self, asked: requests.LookAtOwnFiles) -> dict[str, Any]:
-        """What lies where the daemon was started from."""
+    def do_look_at_own_files(self, asked: requests.LookAtOwnFiles) -> Identities:
         from healthd.agent.worker.installed_files import identities
 
-        return {"files": identities(asked.paths)}
+        return identities(asked.paths)
 
-    def do_read_journal(self, asked: requests.ReadJournal) -> dict[str, Any]:
-        """Kernel lines of this boot that the ring buffer no longer has."""
+    def do_read_journal(self, asked: requests.ReadJournal) -> JournalLines:
+        """Read kernel lines of this boot that the ring buffer no longer has."""
         from healthd.agent.kernel_log.journal import read_journal
 
-        lines = read_journal(
-            asked.gap.boot_id, asked.gap.since_usec, asked.gap.until_usec, asked.gap.limit, asked.gap.accept_injected
-        )
-        return {"lines": [list(line) for line in lines]}
+        gap = asked.gap
+        return tuple(read_journal(gap.boot_id, gap.since_usec, gap.until_usec, gap.limit, gap.accept_injected))
 
 
-def _texts(observations: list[Observation], kept: _Kept | None) -> list[str]:
-    """Each as JSON; most are what they were in the last run, and stand where they stood."""
-    before = zip(kept.observations, kept.texts, strict=True) if kept else ()
-    pairs = zip_longest(observations, islice(before, len(observations)), fillvalue=(None, ""))
-    return [text if each == was else _encoded(dump(each)) for each, (was, text) in pairs]
-
-
-def _kind(item: object, check: str) -> str:
-    if isinstance(item, Finding):
-        if item.code.partition("/")[0] != check:
-            raise ValueError(
-                f'the check "{check}" gave a finding with the code "{item.code}": it must be "{check}/..."'
-            )
-        return "findings"
+def _kind(item: object, check: str) -> type:
+    """Return the type of an item that a check gave. Raises ValueError, TypeError if a check may not give it."""
+    if isinstance(item, Finding) and item.code.partition("/")[0] != check:
+        raise ValueError(f'the check "{check}" gave a finding with the code "{item.code}": it must be "{check}/..."')
     if isinstance(item, Observation):
-        return "observations"
-    if isinstance(item, Repair):
-        return "repairs"
-    if isinstance(item, NothingToCheck):
-        return "nothing"
+        if not math.isfinite(item.value):
+            raise ValueError(f'the check "{check}" gave the observation "{item.name}" with the value {item.value}')
+        return Observation
+    for kind in (Finding, Repair, NothingToCheck):
+        if isinstance(item, kind):
+            load(kind, dump(item))  # refuses fields of other types: msgspec would send bytes as text
+            return kind
     raise TypeError(
         f'the check "{check}" gave {item!r:.100}: it must be a Finding, an Observation, a Repair or NothingToCheck'
     )
 
 
 def one_sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:500]
+    text = " ".join(str(error).split())[:500].encode("utf-8", "backslashreplace").decode()
     if type(error).__module__.startswith("healthd") and text:
         return text
     return without_class(f"{type(error).__name__}: {text}") if text else type(error).__name__

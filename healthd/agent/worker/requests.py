@@ -1,24 +1,26 @@
-"""What the worker can be asked, and how that goes over the stream: one type a request, one codec for both ends. Pure.
+"""Messages between the daemon and its worker: one type for each request and each answer. Pure.
 
-    Run("gpu_ecc", "", {...}, past, boot_id)  <->  {"op": "run", "check": "gpu_ecc", "instance": "", ...}
+A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
+and of the answer, separated by a tab, so that an answer that is not of the expected type does not spoil the response.
 
-The runner adds "number" and "now" to each request. It leaves out of a Run what the worker has already
-(agent/worker/unchanged.py). `config` and `past` of a Run hold JSON of their own.
+    Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1)  RunAnswer(...)
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from healthd.common.codec import load
-from healthd.common.values import dataclass
+from msgspec import field
+
+from healthd.common.model import Entry, Finding, Inventory, LeftOut, NothingToCheck, Observation, Repair
+from healthd.common.values import Value, Whole
+
+# --- requests
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of a check. config: its settings; past: its counters' past as text, which only the worker reads."""
+class Run(Value, frozen=True, tag_field="op", tag="run"):
+    """One run of one check. config: its settings; past: the check's stored counters (history.py)."""
 
     check: str
     instance: str
@@ -27,67 +29,60 @@ class Run:
     boot_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseNvml:
-    """Give the driver back."""
+class CloseNvml(Value, frozen=True, tag_field="op", tag="close_nvml"):
+    """Close NVML, so that the driver can be unloaded."""
 
 
-@dataclass(frozen=True, slots=True)
-class TakeInventory:
+class TakeInventory(Value, frozen=True, tag_field="op", tag="inventory"):
     gpus: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TakeBaseline:
-    """What this node has of the settings that a check wants in the baseline."""
+class TakeBaseline(Value, frozen=True, tag_field="op", tag="baseline"):
+    """Read the current values of the settings that a check wants in the baseline."""
 
     check: str
     config: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveCopy:
-    """names: files of the folder `from_`; keep: what lies in the folder `to` goes aside for a person."""
+class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
+    """Copy the files `names` of the folder `source` to the folder `to`, durably.
 
-    from_: str
+    keep: an old copy in `to` could not be read at the start. Move it aside instead of replacing it.
+    """
+
+    source: str
     to: str
     names: tuple[str, ...]
     keep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCopy:
-    from_: str
+class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
+    source: str
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendEvents:
-    """Lines of the stream, for the folder `to`; again: they may stand there already."""
+class AppendEvents(Value, frozen=True, tag_field="op", tag="append_events"):
+    """Append lines to the event stream in the folder `to`. again: some of them may be there already."""
 
     to: str
     lines: tuple[str, ...]
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReadClusterName:
-    """As Slurm's settings on this node have it."""
+class ReadClusterName(Value, frozen=True, tag_field="op", tag="read_cluster_name"):
+    """Read the cluster's name from Slurm's settings on this node."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteFile:
+class WriteFile(Value, frozen=True, tag_field="op", tag="write_file"):
     path: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class LookAtOwnFiles:
+class LookAtOwnFiles(Value, frozen=True, tag_field="op", tag="look_at_own_files"):
     paths: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JournalGap:
+class JournalGap(Value, frozen=True):
     """Microseconds of the log's clock, both exclusive; at most `limit` lines."""
 
     boot_id: str
@@ -97,9 +92,8 @@ class JournalGap:
     accept_injected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReadJournal:
-    """Lines that the ring buffer lost. history: they are of before healthd's first start."""
+class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
+    """Read lines that the ring buffer lost. history: they are older than healthd's first start."""
 
     gap: JournalGap
     history: bool = False
@@ -118,41 +112,87 @@ Asked = (
     | LookAtOwnFiles
     | ReadJournal
 )
-OPS: Mapping[str, type[Asked]] = {
-    "run": Run,
-    "close_nvml": CloseNvml,
-    "inventory": TakeInventory,
-    "baseline": TakeBaseline,
-    "save_copy": SaveCopy,
-    "load_copy": LoadCopy,
-    "append_events": AppendEvents,
-    "read_cluster_name": ReadClusterName,
-    "write_file": WriteFile,
-    "look_at_own_files": LookAtOwnFiles,
-    "read_journal": ReadJournal,
+
+
+class Message(Value, frozen=True):
+    """A request with its number. now: epoch seconds of the daemon's clock; None: the worker reads its own clock."""
+
+    number: int
+    asked: Asked
+    now: float | None = None
+
+
+# --- answers
+
+
+class RunAnswer(Value, frozen=True):
+    """Result of one run.
+
+    gone      a GPU that had answered before was lost to NVML during the run
+    left_out  how many more observations the check gave than are kept
+    past      the check's stored counters, for its next run
+    """
+
+    gone: bool = False
+    findings: tuple[Finding, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    left_out: Whole = 0
+    repairs: tuple[Repair, ...] = ()
+    nothing: tuple[NothingToCheck, ...] = ()
+    past: str = ""
+
+
+class BaselineAnswer(Value, frozen=True):
+    """Answer to TakeBaseline."""
+
+    entries: tuple[Entry, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class CopyAnswer(Value, frozen=True):
+    """Texts of the files; None for a missing one. written: when the newest was written (epoch), 0 = unknown."""
+
+    texts: dict[str, str | None] = field(default_factory=dict)
+    written: float = 0.0
+
+
+NO_ANSWER = b"null"
+BETWEEN = b"\t"  # JSON has none: a text has \t in its place
+
+
+class Response(Value, frozen=True):
+    """Response to the request of this number.
+
+    error     why the request failed, in one sentence; "" = it did not
+    outdated  the NVML that the worker loaded does not fit the driver, permanently
+    """
+
+    number: int
+    error: str = ""
+    outdated: bool = False
+
+
+JournalLines = tuple[tuple[float, str, int, str], ...]  # journal.JournalLine
+Identities = dict[str, tuple[int, int, int]]  # installed_files.identities
+Answer = RunAnswer | BaselineAnswer | Inventory | CopyAnswer | JournalLines | Identities | str | int
+
+# The type of the answer to each request. AppendEvents: how many events the journal did not take. ReadClusterName: the
+# name.
+ANSWERS: Mapping[type[Asked], Any] = {
+    Run: RunAnswer,
+    CloseNvml: type(None),
+    TakeInventory: Inventory,
+    TakeBaseline: BaselineAnswer,
+    SaveCopy: type(None),
+    LoadCopy: CopyAnswer,
+    AppendEvents: int,
+    ReadClusterName: str,
+    WriteFile: type(None),
+    LookAtOwnFiles: Identities,
+    ReadJournal: JournalLines,
 }
-ADDED = ("op", "number", "now")  # to the fields of each request
-_NAMES = {kind: name for name, kind in OPS.items()}
 
 
-def table_of(asked: Asked) -> dict[str, Any]:
-    """As it goes over the stream."""
-    return {"op": _NAMES[type(asked)], **_fields_of(asked)}
-
-
-def _fields_of(value: Asked | JournalGap) -> dict[str, Any]:
-    table = {}
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if isinstance(inner, JournalGap):
-            inner = _fields_of(inner)
-        table[field.name.rstrip("_")] = list(inner) if isinstance(inner, tuple) else inner
-    return table
-
-
-def asked_in(table: Mapping[str, Any]) -> Asked:
-    """Return the request that came over the stream. Raises ConvertError, or KeyError if there is no such request."""
-    kind = OPS[table["op"]]
-    names = {field.name.rstrip("_"): field.name for field in dataclasses.fields(kind)}
-    asked: Asked = load(kind, {names.get(name, name): table[name] for name in table if name not in ADDED})
-    return asked
+def op_of(kind: type[Asked]) -> str:
+    """Return the name of a type of request: "save_copy"."""
+    return str(kind.__struct_config__.tag)

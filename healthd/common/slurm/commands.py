@@ -7,7 +7,7 @@ from typing import TypeAlias
 from healthd.common.slurm.admin_comment import MAX_BYTES
 from healthd.common.slurm.drain_reason import LEMON, PREFIX
 from healthd.common.text import printable
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 Argv: TypeAlias = "tuple[str, ...]"
 Columns: TypeAlias = "tuple[tuple[str, int], ...]"
@@ -39,8 +39,7 @@ REASON_COLUMNS = (("Nodes", 9), ("Reason", 16384))
 OUT_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Value, frozen=True):
     """A command, run with ENVIRONMENT added and standard input closed. It is killed at its deadline."""
 
     argv: Argv
@@ -48,8 +47,7 @@ class Command:
     changes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Value, frozen=True):
     """How a command ended.
 
     status  None = the deadline passed; 127 = it could not be started (stderr has the error)

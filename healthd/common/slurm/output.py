@@ -32,15 +32,14 @@ from healthd.common.slurm.drain_reason import LEMON, PREFIX
 from healthd.common.slurm.gres import gpus_of_node, gpus_of_one_type
 from healthd.common.slurm.node_states import TAKEN
 from healthd.common.text import is_decimal, regex
-from healthd.common.values import dataclass
+from healthd.common.values import Value
 
 # These become words of a command. A name is "12", "12_3" or "20+1".
 _JOB_ID = regex("[0-9]{1,10}")
 _JOB_NAME = regex(r"[0-9][0-9_+,%\[\]-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Value, frozen=True):
     """A job on this node.
 
     name     the argument for `scontrol requeue`: "12"; "12_3" for one task of an array (the plain number would be the

@@ -1,17 +1,16 @@
 """What the live process tells the daemon's check: one document, RUNTIME_DIR/failslow.json. Pure; docs/json.md has it.
 
-The check reads it as it reads any file of this machine: what is not as it should be raises a ConvertError there.
+The check reads it as it reads any file of this machine: what is not as it should be raises a DecodeError there.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, field
-from typing import Any
 
-from healthd.common.codec import ConvertError, load
+from msgspec import Struct, to_builtins
+
 from healthd.common.text import printable
-from healthd.common.values import dataclass
+from healthd.common.values import DecodeError, decode
 
 FILE = "failslow.json"
 SCHEMA = 1
@@ -20,8 +19,7 @@ MOST_BYTES = 1 << 20
 LONGEST = 200  # characters of one sentence
 
 
-@dataclass(frozen=True, slots=True)
-class JobTold:
+class JobTold(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
     ranks         how many of its ranks told something here; of counters 1: they show the job as a whole
@@ -52,8 +50,7 @@ class JobTold:
     ended: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
     """What was not taken, since the process began. oversized, malformed: messages; strangers: connections of processes
     that are in no job; series, jobs: connections beyond the bounds; flood: samples that came too fast.
     file_descriptors: accept(2) failed because no descriptor was left; the connections wait."""
@@ -67,8 +64,7 @@ class Dropped:
     file_descriptors: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True, forbid_unknown_fields=True):
     """What iterations took longer than before since the process began, of jobs that ended too, in seconds: the sum over
     the ranks here that told them, and the same as counters show it, of whole jobs."""
 
@@ -76,8 +72,7 @@ class Lost:
     counters: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True, forbid_unknown_fields=True):
     """paused_until: people asked for silence until then, 0 = nobody did. troubles: why a source gives nothing.
     sampling: what the sampler takes of a core, None where nothing is to be sampled."""
 
@@ -85,27 +80,24 @@ class Told:
     paused_until: float = 0.0
     jobs: tuple[JobTold, ...] = ()
     recent: tuple[JobTold, ...] = ()
-    dropped: Dropped = field(default_factory=Dropped)
+    dropped: Dropped = Dropped()
     troubles: tuple[str, ...] = ()
-    lost: Lost = field(default_factory=Lost)
+    lost: Lost = Lost()
     sampling: float | None = None
     schema: int = SCHEMA
 
 
 def as_text(told: Told) -> str:
-    """Whole: also what is at its default."""
-    return json.dumps(asdict(told), separators=(",", ":"), allow_nan=False) + "\n"
+    """Return the whole document, with fields at their default. Raises ValueError for NaN or infinity."""
+    return json.dumps(to_builtins(told), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def read(text: str) -> Told:
-    """Raises ConvertError: it is no such document."""
-    try:
-        table: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConvertError("not JSON") from None
-    if not isinstance(table, dict) or table.get("schema") != SCHEMA:
-        raise ConvertError(f"not of schema {SCHEMA}")
-    return load(Told, table)
+    """Raises DecodeError."""
+    told = decode(Told, text)
+    if told.schema != SCHEMA:
+        raise DecodeError(f"not of schema {SCHEMA}")
+    return told
 
 
 def sentence(text: str) -> str:

@@ -5,10 +5,11 @@ A job is there as long as a connection of one of its ranks, or while its counter
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import MOST_RECENT, JobTold, Lost, sentence
@@ -203,7 +204,7 @@ class Jobs:
         # The node's own evidence is of the onset: it is read once, and again where somebody else is named.
         if before is None or (before.suspect, before.rank) != (gpu, name):
             job.of_node = self._evidence(gpu, cause, found.since)
-        return dataclasses.replace(
+        return replace(
             told,
             slow=True,
             since=found.since,
@@ -228,7 +229,7 @@ class Jobs:
         told = job.told or JobTold(job.name, 0, job.source)
         lost = round(max(told.lost_seconds, job.gone_seconds), 3)
         self._ended_lost[job.source] += lost
-        self.recent.append(dataclasses.replace(told, lost_seconds=lost, ended=round(now, 3)))
+        self.recent.append(replace(told, lost_seconds=lost, ended=round(now, 3)))
         del self._jobs[job.name, job.source]
 
 

@@ -7,11 +7,10 @@ is evidence beside a slowness that was measured elsewhere, and no fault of its o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from healthd.common.text import is_decimal, regex
-from healthd.common.values import dataclass
 from healthd.host.disks import NO_DISKS, whole
 
 MOST_PARTS = 256  # disks, mounts: a node has dozens

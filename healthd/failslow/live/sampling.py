@@ -21,11 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.codec import load
 from healthd.common.errors import HealthdError
-from healthd.common.values import dataclass
 from healthd.failslow.live.budget import SHARE, Budget, Less, less
 from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
 from healthd.failslow.live.iterations import STRIDE, Iteration, Iterations, seen_from

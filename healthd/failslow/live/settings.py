@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from healthd.common.codec import load
-from healthd.common.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

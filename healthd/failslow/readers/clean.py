@@ -11,11 +11,10 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
-
-from healthd.common.values import dataclass
 
 RUN = 8  # rows in a row that ascend: so begins another attempt, and no late row
 LEAST_RUN = 3

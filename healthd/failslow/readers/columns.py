@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from healthd.common.text import printable, regex
-from healthd.common.values import dataclass
 
 # As training loops and their loggers write them, without the unit behind.
 _VALUES = (

@@ -13,10 +13,10 @@ is the last.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 from healthd.common.model import Severity
 from healthd.common.text import is_decimal
-from healthd.common.values import dataclass
 from healthd.nvidia import codes, xid_table
 
 USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE = "user_program", "system_software", "hardware"

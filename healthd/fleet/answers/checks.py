@@ -13,10 +13,10 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.page import Page
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document
 from healthd.fleet.answers.causes import CHECKS
 from healthd.fleet.answers.document import Document, moment, percent, plural, share, span

@@ -15,7 +15,7 @@ import calendar
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -23,7 +23,6 @@ from scipy import stats
 
 from healthd.common.page import Page
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence, looked_at

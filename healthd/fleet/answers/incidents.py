@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from healthd.common.values import dataclass
 from healthd.fleet.answers.causes import (
     BELONGS_TO,
     BETWEEN_NODES,

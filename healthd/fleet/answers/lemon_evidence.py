@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from healthd.common.values import dataclass
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.lemon_score import Sign, Spell
 

@@ -16,11 +16,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.page import Page, plain
 from healthd.common.slurm import lemon_command
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document
 from healthd.fleet.answers.document import Document, Unanswerable, moment, number, percent, plural, share, span
 from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.page import Page
-from healthd.common.values import dataclass
 from healthd.fleet.answers import document, hardware_ends
 from healthd.fleet.answers.document import Document, number, plural, span
 from healthd.fleet.answers.study import Row, Study

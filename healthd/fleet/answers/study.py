@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import duckdb
 
 from healthd.common.codec import nearest
-from healthd.common.values import dataclass
 from healthd.fleet import engine, store
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share
 from healthd.fleet.questions import Value, built_in, needed

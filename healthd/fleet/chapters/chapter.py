@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 import altair as alt
-
-from healthd.common.values import dataclass
 
 # Okabe and Ito's colours, which differ for who sees few of them, in an order whose greys differ too; black is text.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
 
-from healthd.common.values import dataclass
 from healthd.fleet.collectives.dump import MOST_RANKS
 from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, View
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from healthd.common.values import dataclass
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 

@@ -8,13 +8,12 @@ what another source said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from healthd.common.slurm.hostlist import expand
 from healthd.common.text import described, is_decimal, regex
-from healthd.common.values import dataclass
 from healthd.fleet.ingest import Run, Source
 from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.lines import lines_of

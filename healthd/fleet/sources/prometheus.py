@@ -19,13 +19,12 @@ import json
 import math
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from healthd.common import toml
 from healthd.common.codec import ConvertError, nearest
-from healthd.common.values import dataclass
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask, until_of
 from healthd.fleet.sources.pieces import tell_unknown

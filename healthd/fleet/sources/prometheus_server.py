@@ -15,13 +15,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
-from healthd.common.values import dataclass
 
 MOST_BYTES = 16 << 20  # of one answer; as plain data it takes six times that
 SECONDS = 120.0  # for one answer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import tzinfo
 
-from healthd.common.values import dataclass
 from healthd.fleet import times
 from healthd.fleet.ingest import IngestError, Run
 

@@ -8,10 +8,10 @@ whose form is known leave one way to divide it. Anything else is counted as unre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 
 MOST_BYTES = 1 << 20  # of a record
 MOST_LINES = 64

@@ -8,12 +8,10 @@ queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from healthd.common.values import dataclass
 
 DAY = 86400
 # Attempts that a simulation draws: a second or two. Of so few intervals the outcome is no more than a guess.

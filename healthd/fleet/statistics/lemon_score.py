@@ -20,10 +20,10 @@ import bisect
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from healthd.common.values import dataclass
 from healthd.fleet.statistics.weeks import at_least
 
 DAY = 86400

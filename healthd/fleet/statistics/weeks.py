@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from healthd.common.values import dataclass
 
 WEEK = 7 * 86400
 MONDAY = 4 * 86400  # the epoch began on a Thursday

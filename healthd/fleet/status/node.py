@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Any
 
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 OURS = ("ours", "foreign_healthd")  # policy.Owner: our drain, also one of a ledger that is gone

@@ -12,10 +12,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from healthd.common.text import regex
-from healthd.common.values import dataclass
 from healthd.fleet.sources.prometheus_server import ServerError
 from healthd.fleet.status.node import NodeNow, Standing
 

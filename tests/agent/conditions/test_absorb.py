@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import replace
-
 import pytest
 from life import (
     ACKNOWLEDGED,
@@ -22,6 +19,7 @@ from life import (
     XID,
     Node,
 )
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings, intake
 from healthd.agent.conditions.condition import ended
@@ -434,7 +432,7 @@ def by_lines(*findings: Finding) -> dict[tuple[str, str], Condition]:
     for sequence, finding in enumerate(findings, 1):
         when = 90_000.0 * sequence
         event = KernelEvent("sxid", "1", finding.subject, time=when, last_time=when, sequence=sequence)
-        finding = dataclasses.replace(finding, events=(sequence,))
+        finding = replace(finding, events=(sequence,))
         conditions = absorb.absorb_events(
             conditions, "gpu_xid", [finding], {sequence: event}, frozenset({sequence}), "b1", ()
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
 from fakes import NOW
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions import bounds, endings, intake
 from healthd.agent.conditions.bounds import MOST, OTHERS, limit_conditions, limit_findings, others_of

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from dataclasses import replace
 from typing import Any
 
 from life import (
@@ -14,8 +12,10 @@ from life import (
     PENDING,
     Node,
 )
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Ledger, after_clock_step
+from healthd.common.codec import fields_of
 from healthd.common.model import Condition
 
 # --- a clock that is set
@@ -28,7 +28,7 @@ def shifted(condition: Condition, seconds: float) -> Condition:
 
 def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
     hints = typing.get_type_hints(Condition)
-    numbers: dict[str, Any] = {f.name: 100.0 for f in dataclasses.fields(Condition) if hints[f.name] is float}
+    numbers: dict[str, Any] = {f.name: 100.0 for f in fields_of(Condition) if hints[f.name] is float}
     condition = replace(Node().run(GONE).only, **numbers)
     moved = shifted(condition, 50.0)
     durations = {"confirm_seconds", "window_seconds", "quiet_seconds"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from life import (
     ACKNOWLEDGED,
@@ -22,6 +20,7 @@ from life import (
     XID,
     Node,
 )
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings
 from healthd.common.model import (

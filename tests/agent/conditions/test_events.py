@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, events, ledger_codec
 from healthd.agent.conditions.ledger import KEEP_CLEARED
@@ -50,7 +50,7 @@ MOUNT = Condition(
     opened_at=NOW,
     last_level_seen=NOW,
 )
-XID = dataclasses.replace(
+XID = replace(
     MOUNT,
     check="gpu_xid",
     instance="",
@@ -99,11 +99,11 @@ def node(tmp_path: Path) -> Node:
 
 
 def cleared(c: Condition, by: str, at: float) -> Condition:
-    return dataclasses.replace(c, state=ConditionState.CLEARED, cleared_by=by, cleared_at=at)
+    return replace(c, state=ConditionState.CLEARED, cleared_by=by, cleared_at=at)
 
 
 def seen(c: Condition, count: int, at: float) -> Condition:
-    return dataclasses.replace(c, count=count, last_seen=at)
+    return replace(c, count=count, last_seen=at)
 
 
 # --- conditions
@@ -134,9 +134,7 @@ def test_a_condition_that_opens_is_told_with_all_that_is_known(node: Node) -> No
 def test_a_slowness_is_told_with_how_slow_since_when_and_whose_it_is_and_nothing_else_has_such_a_field(
     node: Node,
 ) -> None:
-    slow = dataclasses.replace(
-        MOUNT, code="failslow/job", subject="", job="4711", slowness=Slowness(0.26049, NOW - 300, ("4711",))
-    )
+    slow = replace(MOUNT, code="failslow/job", subject="", job="4711", slowness=Slowness(0.26049, NOW - 300, ("4711",)))
     node.has(slow, MOUNT)
     told, other = node.told()
     assert (told["slowdown"], told["onset"], told["jobs"]) == (0.26, "2026-11-22T12:06:20.000Z", ["4711"])
@@ -149,7 +147,7 @@ def test_what_is_seen_at_each_look_is_a_level_and_what_a_line_says_is_an_edge(no
 
 
 def test_what_waits_for_its_confirm_time_is_not_told_before_it_counts(node: Node) -> None:
-    pending = dataclasses.replace(MOUNT, state=ConditionState.PENDING, opened_at=0.0)
+    pending = replace(MOUNT, state=ConditionState.PENDING, opened_at=0.0)
     node.has(pending)
     node.has()
     node.has(pending)
@@ -162,7 +160,7 @@ def test_a_condition_is_told_as_worse_only_where_it_is_worse_than_ever(node: Nod
     node.has(MOUNT)
     node.told()
     for severity in (Severity.WARNING, Severity.CRITICAL, Severity.DEGRADED, Severity.CRITICAL):
-        node.has(dataclasses.replace(MOUNT, severity=severity))
+        node.has(replace(MOUNT, severity=severity))
     (event,) = node.told()
     assert (event["event"], event["was"], event["severity"]) == ("worsened", "degraded", "critical")
 
@@ -182,14 +180,14 @@ def test_what_opens_and_ends_in_one_change_is_told_as_both(node: Node) -> None:
 
 
 def test_what_ends_before_it_counted_is_not_told(node: Node) -> None:
-    node.has(cleared(dataclasses.replace(MOUNT, opened_at=0.0), "no longer configured", NOW))
+    node.has(cleared(replace(MOUNT, opened_at=0.0), "no longer configured", NOW))
     assert node.names() == []
 
 
 def test_what_comes_back_is_another_condition(node: Node) -> None:
     node.has(MOUNT)
     node.has(cleared(MOUNT, "pass", NOW))
-    node.has(dataclasses.replace(MOUNT, first_seen=NOW + 900))
+    node.has(replace(MOUNT, first_seen=NOW + 900))
     first, _, again = node.told()
     assert again["event"] == "opened"
     assert again["condition"] != first["condition"]
@@ -207,7 +205,7 @@ def test_what_is_counted_among_others_is_over_by_its_own_name(node: Node) -> Non
 def test_of_many_that_end_at_once_each_says_why_also_those_that_the_history_does_not_keep(
     node: Node, caplog: pytest.LogCaptureFixture, many: int
 ) -> None:
-    node.has(*(dataclasses.replace(MOUNT, subject=f"/{number}") for number in range(many)))
+    node.has(*(replace(MOUNT, subject=f"/{number}") for number in range(many)))
     node.told()
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -223,13 +221,11 @@ def test_an_acknowledgement_says_who_why_and_until_when(node: Node) -> None:
     node.has(MOUNT)
     node.told()
     known = Ack(NOW + 60, "the cable is ordered", "ann (uid 1000)", Severity.DEGRADED, NOW)
-    node.has(dataclasses.replace(MOUNT, state=ConditionState.ACKNOWLEDGED, ack=known))
+    node.has(replace(MOUNT, state=ConditionState.ACKNOWLEDGED, ack=known))
     (event,) = node.told()
     assert (event["event"], event["who"], event["why"]) == ("acknowledged", "ann (uid 1000)", "the cable is ordered")
     assert event["until"] == "2026-11-22T12:12:20.000Z"
-    node.has(
-        dataclasses.replace(MOUNT, state=ConditionState.ACKNOWLEDGED, ack=dataclasses.replace(known, until=NOW + 90))
-    )
+    node.has(replace(MOUNT, state=ConditionState.ACKNOWLEDGED, ack=replace(known, until=NOW + 90)))
     assert node.names() == ["acknowledged"]
     node.has(MOUNT)
     (event,) = node.told()
@@ -246,9 +242,9 @@ def test_a_resume_in_slurm_acknowledges_by_an_operator(node: Node) -> None:
 
 
 def test_an_ack_of_what_did_not_count_yet_ends_with_it(node: Node) -> None:
-    pending = dataclasses.replace(MOUNT, state=ConditionState.PENDING, opened_at=0.0)
+    pending = replace(MOUNT, state=ConditionState.PENDING, opened_at=0.0)
     ack = Ack(NOW + 60, "known", "ann", Severity.DEGRADED, NOW)
-    node.has(dataclasses.replace(pending, state=ConditionState.ACKNOWLEDGED, ack=ack))
+    node.has(replace(pending, state=ConditionState.ACKNOWLEDGED, ack=ack))
     assert node.names() == ["opened", "acknowledged"]
     node.has(pending)
     (event,) = node.told()
@@ -256,7 +252,7 @@ def test_an_ack_of_what_did_not_count_yet_ends_with_it(node: Node) -> None:
 
 
 def test_history_and_what_can_be_forged_are_marked(node: Node) -> None:
-    node.has(dataclasses.replace(XID, history=True), dataclasses.replace(MOUNT, observed=True))
+    node.has(replace(XID, history=True), replace(MOUNT, observed=True))
     history, observed = node.told()
     assert (history["history"], "observed" in history) == (True, False)
     assert (observed["observed"], "history" in observed) == (True, False)
@@ -290,7 +286,7 @@ def test_what_gets_its_name_with_the_first_inventory_is_told_once_with_it(node: 
     node.has(XID, MOUNT)
     node.told()
     before = node.memory.ledger
-    node.has(dataclasses.replace(XID, message="GPU 3 fell off the bus"), MOUNT)
+    node.has(replace(XID, message="GPU 3 fell off the bus"), MOUNT)
     for told in (["GPU 3 fell off the bus"], []):
         node.memory.stream.emit(*events.named(before, node.memory.ledger, node.now))
         assert [event["message"] for event in node.told() if event["event"] == "seen_again"] == told
@@ -300,7 +296,7 @@ def test_what_gets_its_name_with_the_first_inventory_is_told_once_with_it(node: 
 def test_what_only_stands_is_not_seen(node: Node) -> None:
     node.has(MOUNT)
     node.now = NOW + 86400
-    node.has(dataclasses.replace(MOUNT, quiet_seconds=86400.0))
+    node.has(replace(MOUNT, quiet_seconds=86400.0))
     assert node.names() == ["opened"]
 
 
@@ -338,7 +334,7 @@ def test_a_clock_that_is_set_after_a_jobs_end_neither_hastens_nor_repeats_what_i
 
 
 def test_five_minutes_after_a_jobs_end_what_its_last_ten_showed_is_told_if_it_was_not(node: Node) -> None:
-    old = dataclasses.replace(XID, subject="0000:1b:00.0")
+    old = replace(XID, subject="0000:1b:00.0")
     node.has(MOUNT, XID, old)
     node.told()
     node.has(seen(MOUNT, 2, NOW), XID, seen(old, 2, NOW + 1))
@@ -477,7 +473,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
 
 
 def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: Node) -> None:
-    node.has(MOUNT, dataclasses.replace(XID, state=ConditionState.PENDING))
+    node.has(MOUNT, replace(XID, state=ConditionState.PENDING))
     (opened,) = node.told()
     node.memory.stream.emit_alive(["mount", "gpu_xid"], anyway=True)
     (alive,) = node.told()
@@ -544,7 +540,7 @@ def test_a_mistake_in_telling_costs_the_change_nothing(node: Node, monkeypatch: 
 def test_what_did_not_fit_is_counted_since_the_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("healthd.events.outbox.MOST_LINES", 3)
     for number in range(5):
-        node.has(dataclasses.replace(MOUNT, subject=f"/{number}"))
+        node.has(replace(MOUNT, subject=f"/{number}"))
     assert (node.memory.stream.dropped, node.memory.ledger.outbox.dropped) == (6, 6)
     assert node.names() == ["opened", "opened", "cleared"]
     assert node.names() == ["dropped"]
@@ -589,24 +585,22 @@ def test_whatever_changes_the_events_say_what_stands(
     node = Node(tmp_path_factory.mktemp("run"))
     for step, number, seconds in steps:
         node.now += seconds
-        part = dataclasses.replace(
-            MOUNT, subject=f"/{number}", first_seen=node.now, last_seen=node.now, opened_at=node.now
-        )
+        part = replace(MOUNT, subject=f"/{number}", first_seen=node.now, last_seen=node.now, opened_at=node.now)
         key, conditions = part.key, dict(node.memory.conditions)
         old = conditions.get(key, part)
         if step == "open":
-            conditions[key] = dataclasses.replace(old, state=ConditionState.OPEN, ack=None)
+            conditions[key] = replace(old, state=ConditionState.OPEN, ack=None)
         elif step == "pending" and key not in conditions:
-            conditions[key] = dataclasses.replace(part, state=ConditionState.PENDING, opened_at=0.0)
+            conditions[key] = replace(part, state=ConditionState.PENDING, opened_at=0.0)
         elif step == "ack":
             ack = Ack(node.now + 60, "known", "ann", old.severity, node.now)
-            conditions[key] = dataclasses.replace(old, state=ConditionState.ACKNOWLEDGED, ack=ack)
+            conditions[key] = replace(old, state=ConditionState.ACKNOWLEDGED, ack=ack)
         elif step == "clear":
             conditions[key] = cleared(old, "pass", node.now)
         elif step == "vanish":
             conditions.pop(key, None)
         elif step == "worse":
-            conditions[key] = dataclasses.replace(old, severity=Severity(min(old.severity + 1, 3)))
+            conditions[key] = replace(old, severity=Severity(min(old.severity + 1, 3)))
         elif step == "again":
             conditions[key] = seen(old, old.count + seconds, node.now)
         elif step == "all":
@@ -650,7 +644,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
         node.memory.stream.emit_alive([name.check for name in names], anyway=day % 30 == 0)
         quiet += size()
         if day % 36 == 5:
-            broken = dataclasses.replace(XID, first_seen=node.now, opened_at=node.now, last_seen=node.now)
+            broken = replace(XID, first_seen=node.now, opened_at=node.now, last_seen=node.now)
             node.has(broken)
             reason = "healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus"
             node.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions import incidents
 from healthd.agent.kernel_log.parse import parse
@@ -18,7 +17,7 @@ NODE = Inventory(devices=(PciDevice(GPU, "0x10de", "0x2330", "0x030200", "gpu", 
 def at(seconds: float, text: str) -> KernelEvent:
     event = parse(text)
     assert event is not None, text
-    return dataclasses.replace(event, time=seconds, last_time=seconds, sequence=int(seconds * 1000))
+    return replace(event, time=seconds, last_time=seconds, sequence=int(seconds * 1000))
 
 
 def grouped(*events: KernelEvent, node: Inventory | None = None) -> list[list[str]]:
@@ -113,7 +112,7 @@ EVENTS = st.builds(
 
 @given(st.lists(EVENTS, max_size=30))
 def test_every_event_is_in_one_incident(events):
-    numbered = [dataclasses.replace(event, sequence=place) for place, event in enumerate(events)]
+    numbered = [replace(event, sequence=place) for place, event in enumerate(events)]
     found = incidents.group(numbered)
     assert sorted(event.sequence for members in found for event in members) == list(range(len(events)))
     for members in found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from fakes import BOOT, NOW
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, messages
+from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, intake
 from healthd.agent.conditions.ledger import KEEP_EVENTS, Ledger, with_conditions
@@ -98,17 +98,15 @@ def test_all_of_a_burst_is_judged_and_then_the_oldest_of_the_most_frequent_forgo
 def test_what_was_repaired_makes_no_later_line_worse():
     ledger = heard(EMPTY, xid(74))
     (known,) = ledger.conditions
-    over = dataclasses.replace(known, state=ConditionState.CLEARED, cleared_at=NOW + 60, cleared_by="repaired by ann")
-    settled = dataclasses.replace(ledger, conditions=(), cleared=(over,))
+    over = replace(known, state=ConditionState.CLEARED, cleared_at=NOW + 60, cleared_by="repaired by ann")
+    settled = replace(ledger, conditions=(), cleared=(over,))
     alone = severities(heard(settled, xid(74, at=NOW + 3600)))
     assert alone == severities(ledger), "as if it were the first"
     assert severities(heard(ledger, xid(74, at=NOW + 3600))) != alone
 
 
 def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
-    fault = dataclasses.replace(
-        next(iter(heard(EMPTY, xid(79)).conditions)), clears=Clears.GPU_RESET, last_event=NOW - 60
-    )
+    fault = replace(next(iter(heard(EMPTY, xid(79)).conditions)), clears=Clears.GPU_RESET, last_event=NOW - 60)
 
     class Resets:
         name = "resets"
@@ -119,7 +117,7 @@ def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
         def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
             return [Repair(Clears.GPU_RESET, GPU, "it was reset", NOW - 1) for _ in events]
 
-    known = dataclasses.replace(EMPTY, conditions=(fault,))
+    known = replace(EMPTY, conditions=(fault,))
     after = intake.heard(known, [xid(31, "0000:ff:00")], [(Resets(), CheckConfig())], NOW).ledger
     assert after.conditions == ()
     assert [(c.code, c.state, c.cleared_at) for c in after.cleared] == [("gpu_xid/79", ConditionState.CLEARED, NOW)]
@@ -143,9 +141,7 @@ def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_cos
 
 
 def test_the_site_s_severity_holds():
-    quiet = [
-        (check, dataclasses.replace(config, severity={"gpu_xid/79": Severity.INFO})) for check, config in LISTENERS
-    ]
+    quiet = [(check, replace(config, severity={"gpu_xid/79": Severity.INFO})) for check, config in LISTENERS]
     (condition,) = intake.heard(EMPTY, [xid(79)], quiet, NOW).ledger.conditions
     assert (condition.severity, condition.found) == (Severity.INFO, Severity.CRITICAL)
 
@@ -199,7 +195,7 @@ def test_scan_finds_a_line_as_bad_as_the_daemon_does(row: dict[str, Any]):
     judged = scanned(lines)
     events = [event for line in lines if (event := event_of(RawLine(NOW, line[8:]), BOOT)) is not None]
     node = judged[-1].meaning.node if judged else Inventory()
-    ledger = heard(dataclasses.replace(EMPTY, inventory=node), *events)
+    ledger = heard(replace(EMPTY, inventory=node), *events)
     proven = [one.severity for one in judged if not one.unproven]
     assert max(proven, default=Severity.INFO) == worst(ledger.conditions)
 
@@ -212,7 +208,7 @@ def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
     for one in scanned([f"[{60.0 * n:12.6f}] {line[8:]}" for n, line in enumerate(lines, 1)]):
         told[one.code] = max(one.severity, told.get(one.code, Severity.INFO))
         devices.update({device.pci: device for device in one.meaning.node.devices})
-    ledger = dataclasses.replace(EMPTY, inventory=Inventory(devices=tuple(devices.values())))
+    ledger = replace(EMPTY, inventory=Inventory(devices=tuple(devices.values())))
     known: dict[str, Severity] = {}
     for n, line in enumerate(lines, 1):
         event = event_of(RawLine(NOW + 60.0 * n, line[8:]), BOOT)
@@ -257,7 +253,7 @@ def test_a_fault_that_was_read_before_the_first_inventory_names_its_gpu_afterwar
     after = intake.with_inventory(before, SEEN_LATER, LISTENERS)
     (named,) = after.conditions
     assert (named.key, named.message) == (nameless.key, "Xid 79: GPU has fallen off the bus, GPU 3 (GPU-3), x (pid 7)")
-    assert dataclasses.replace(named, message=nameless.message) == nameless
+    assert replace(named, message=nameless.message) == nameless
     assert after.inventory == SEEN_LATER
     assert intake.with_inventory(after, SEEN_LATER, LISTENERS) == after
 
@@ -268,8 +264,8 @@ def test_history_is_named_too_and_stays_history():
 
 
 def test_a_gpu_that_was_exchanged_does_not_give_its_name_to_the_fault_of_the_one_before():
-    before = heard(dataclasses.replace(EMPTY, inventory=SEEN_LATER), xid(79))
-    other = dataclasses.replace(SEEN_LATER, gpus=(Gpu(GPU, 3, "GPU-NEW", "H100"),), dmi_product="DGX")
+    before = heard(replace(EMPTY, inventory=SEEN_LATER), xid(79))
+    other = replace(SEEN_LATER, gpus=(Gpu(GPU, 3, "GPU-NEW", "H100"),), dmi_product="DGX")
     after = intake.with_inventory(before, other, LISTENERS)
     assert (after.conditions, after.inventory) == (before.conditions, other)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from fakes import BOOT, NOW
 from kernel_lines import event
+from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.bounds import MOST

@@ -25,7 +25,7 @@ from tests.agent.test_daemon_guards import go as worker_answers
 CHECK = """\
 import time
 from dataclasses import dataclass
-from healthd.agent.settings.config import CheckConfig
+from healthd.api import CheckConfig
 from healthd.common.model import Finding, Observation, ObservationKind, Severity
 
 OBSERVATIONS = {{}}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions import ledger_codec, log_lines
 from healthd.agent.conditions.condition import acknowledged, acts
@@ -84,11 +84,11 @@ def recalled(
 
 def remembered(memory: Memory) -> Ledger:
     """What is remembered, but for the stream."""
-    return dataclasses.replace(memory.ledger, outbox=Outbox(), told=Told())
+    return replace(memory.ledger, outbox=Outbox(), told=Told())
 
 
 def write(directory: Path, ledger: Ledger) -> None:
-    (directory / ledger_codec.FILE).write_text(ledger_codec.encode(ledger))
+    (directory / ledger_codec.FILE).write_bytes(ledger_codec.encode(ledger))
 
 
 # --- recall
@@ -96,7 +96,7 @@ def write(directory: Path, ledger: Ledger) -> None:
 
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    disk = Disk(ledger=ledger_codec.encode(Ledger(born=2.0)))
+    disk = Disk(ledger=ledger_codec.encode(Ledger(born=2.0)).decode())
     assert remembered(recalled(tmp_path, disk)) == LIVE
     assert disk.reads == 0
 
@@ -104,7 +104,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
     before = Memory(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
-    disk = Disk(ledger=ledger_codec.encode(LIVE), past=ledger_codec.encode_past(before.past))
+    disk = Disk(ledger=ledger_codec.encode(LIVE).decode(), past=ledger_codec.encode_past(before.past).decode())
     memory = recalled(tmp_path, disk)
     assert remembered(memory) == LIVE
     assert memory.past == before.past
@@ -123,7 +123,7 @@ def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     (tmp_path / ledger_codec.FILE).write_text(text)
-    memory = recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE)))
+    memory = recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE).decode()))
     assert remembered(memory) == LIVE
     assert (tmp_path / f"{ledger_codec.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -139,7 +139,7 @@ def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: 
 
 def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
     (tmp_path / ledger_codec.FILE).write_text("")
-    assert remembered(recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE)))) == LIVE
+    assert remembered(recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE).decode()))) == LIVE
 
 
 def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,8 +151,8 @@ def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pyte
 
 
 def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path) -> None:
-    lasting = dataclasses.replace(STANDING, code="gpu_row_remap/failure", clears=Clears.OPERATOR)
-    write(tmp_path, dataclasses.replace(LIVE, conditions=(STANDING, lasting)))
+    lasting = replace(STANDING, code="gpu_row_remap/failure", clears=Clears.OPERATOR)
+    write(tmp_path, replace(LIVE, conditions=(STANDING, lasting)))
     memory = recalled(tmp_path, boot_id="b2")
     assert [c.code for c in memory.ledger.conditions] == ["gpu_row_remap/failure"]
     assert [(c.code, c.cleared_by, c.cleared_at) for c in memory.ledger.cleared] == [("gpu_xid/79", "reboot", NOW)]
@@ -173,7 +173,7 @@ def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path
 def test_what_was_only_observed_until_now_is_not_trusted_to_act(
     tmp_path: Path, before: str, now: Mode, trusted_anew: bool
 ) -> None:
-    write(tmp_path, dataclasses.replace(LIVE, mode=before))
+    write(tmp_path, replace(LIVE, mode=before))
     memory = recalled(tmp_path, mode=now)
     assert memory.ledger.trusted_since == (NOW if trusted_anew else 1.0)
     assert memory.ledger.mode == now.value
@@ -183,9 +183,9 @@ def test_what_was_only_observed_until_now_is_not_trusted_to_act(
 
 
 def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) -> None:
-    data = dataclasses.replace(STANDING, check="mount", instance="/data", code="mount/missing", subject="/data")
-    home = dataclasses.replace(data, instance="/home", subject="/home")
-    write(tmp_path, dataclasses.replace(LIVE, conditions=(STANDING, data, home)))
+    data = replace(STANDING, check="mount", instance="/data", code="mount/missing", subject="/data")
+    home = replace(data, instance="/home", subject="/home")
+    write(tmp_path, replace(LIVE, conditions=(STANDING, data, home)))
     memory = recalled(tmp_path)
     memory.keep_only({("gpu_xid", ""), ("mount", "/data")})
     assert [c.subject for c in memory.ledger.conditions] == ["0000:61:00.0", "/data"]
@@ -196,14 +196,14 @@ def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) 
 
 def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_path: Path) -> None:
     pause = Pause(NOW + 600, "driver upgrade", "root")
-    write(tmp_path, dataclasses.replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
+    write(tmp_path, replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
     memory = recalled(tmp_path)
     memory.set_past("pcie_aer", STORE)
     memory.set_clock(3600.0)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == STANDING.last_event + 3600
     assert condition.acknowledged_at == 0.0, "what never was stays so"
-    assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + 3600)
+    assert memory.ledger.pause == replace(pause, until=pause.until + 3600)
     assert memory.ledger.trusted_since == NOW - 5 + 3600
     (moved,) = history.decode(memory.past["pcie_aer"]).values()
     assert (moved.time, moved.value) == (NOW + 3600, READING.value)
@@ -216,24 +216,24 @@ def test_what_was_said_while_the_clock_stood_years_ahead_lasts_as_long_as_was_sa
 ) -> None:
     ahead = NOW + 10 * 365 * 86400.0
     ack = Ack(ahead + 7200, "known", "ann", Severity.CRITICAL, ahead)
-    known = dataclasses.replace(STANDING, ack=ack)
+    known = replace(STANDING, ack=ack)
     hold = FleetHold(ahead, ahead + 300, times=1)
     pause = Pause(ahead + 1800, "driver upgrade", "root", ahead)
-    write(tmp_path, dataclasses.replace(LIVE, conditions=(known,), pause=pause, slurm=SlurmMemory(hold=hold)))
+    write(tmp_path, replace(LIVE, conditions=(known,), pause=pause, slurm=SlurmMemory(hold=hold)))
     ledger = recalled(tmp_path).ledger
-    assert ledger.pause == dataclasses.replace(pause, until=NOW + 1800, given=NOW)
-    assert ledger.conditions[0].ack == dataclasses.replace(ack, until=NOW + 7200, given=NOW)
+    assert ledger.pause == replace(pause, until=NOW + 1800, given=NOW)
+    assert ledger.conditions[0].ack == replace(ack, until=NOW + 7200, given=NOW)
     assert ledger.slurm.hold == FleetHold(NOW, NOW + 300, times=1)
 
     again = FleetHold(NOW - 60, ahead + 300, times=2)
-    write(tmp_path, dataclasses.replace(LIVE, slurm=SlurmMemory(hold=again)))
-    assert recalled(tmp_path).ledger.slurm.hold == dataclasses.replace(again, until=NOW + 2 * LONGEST_HOLD_SECONDS)
+    write(tmp_path, replace(LIVE, slurm=SlurmMemory(hold=again)))
+    assert recalled(tmp_path).ledger.slurm.hold == replace(again, until=NOW + 2 * LONGEST_HOLD_SECONDS)
 
 
 def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(tmp_path: Path) -> None:
-    known = dataclasses.replace(STANDING, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
+    known = replace(STANDING, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
     slurm = SlurmMemory(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
-    said = dataclasses.replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
+    said = replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
     write(tmp_path, said)
     assert remembered(recalled(tmp_path)) == said
 
@@ -244,33 +244,33 @@ def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switche
     """It stood ahead when that one began to be trusted, and was set back while this one runs."""
     step, clock = -2 * 86400.0, [NOW]
     pause = Pause(NOW - 60 + 600, "driver upgrade", "root", NOW - 60)
-    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 300, pause=pause))
+    write(tmp_path, replace(LIVE, trusted_since=NOW - 300, pause=pause))
     memory = recalled(tmp_path, now=lambda: clock[-1])
     clock.append(NOW + 30 + step)
     memory.set_clock(step, since=NOW, until=NOW + 30)
     assert memory.ledger.trusted_since == clock[-1]
-    assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + step, given=clock[-1])
+    assert memory.ledger.pause == replace(pause, until=pause.until + step, given=clock[-1])
     (condition,) = memory.ledger.conditions
-    found = dataclasses.replace(condition, last_event=clock[-1] + 1)
+    found = replace(condition, last_event=clock[-1] + 1)
     assert acts(found, memory.ledger.trusted_since)
 
 
 def test_what_an_operator_resumed_while_the_clock_stood_ahead_drains_again_when_it_is_seen_now(tmp_path: Path) -> None:
     resumed = tuple(acknowledged(condition, NOW + 86400.0) for condition in LIVE.conditions)
-    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 300, conditions=resumed))
+    write(tmp_path, replace(LIVE, trusted_since=NOW - 300, conditions=resumed))
     memory = recalled(tmp_path)
     (condition,) = memory.ledger.conditions
-    seen = dataclasses.replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
+    seen = replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
     assert acts(seen, memory.ledger.trusted_since)
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 5, conditions=()))
+    write(tmp_path, replace(LIVE, trusted_since=NOW - 5, conditions=()))
     year_2000 = 946_684_800.0
     memory = recalled(tmp_path, now=lambda: year_2000)
     assert memory.ledger.trusted_since == year_2000
     born = memory.ledger.born
-    memory.change(conditions=(dataclasses.replace(STANDING, last_event=year_2000 + 30),))
+    memory.change(conditions=(replace(STANDING, last_event=year_2000 + 30),))
     memory.set_clock(NOW - year_2000, since=year_2000, until=year_2000 + 60)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == NOW + 30
@@ -287,14 +287,14 @@ def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
 def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = recalled(tmp_path)
     key = (STANDING.code, STANDING.subject)
-    degraded = dataclasses.replace(STANDING, severity=Severity.DEGRADED)
+    degraded = replace(STANDING, severity=Severity.DEGRADED)
     with caplog.at_level(logging.INFO, "healthd"):
         for condition in (
-            dataclasses.replace(degraded, state=ConditionState.PENDING, confirm_seconds=60),
+            replace(degraded, state=ConditionState.PENDING, confirm_seconds=60),
             degraded,
-            dataclasses.replace(degraded, last_seen=NOW),
+            replace(degraded, last_seen=NOW),
             STANDING,
-            dataclasses.replace(STANDING, state=ConditionState.CLEARED, cleared_by="reboot", cleared_at=NOW),
+            replace(STANDING, state=ConditionState.CLEARED, cleared_by="reboot", cleared_at=NOW),
         ):
             memory.set_conditions({key: condition})
     assert [record.getMessage().removeprefix("gpu_xid/79 0000:61:00.0: ") for record in caplog.records] == [
@@ -306,8 +306,8 @@ def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: 
 
 
 def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp_path: Path) -> None:
-    windowed = dataclasses.replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
-    write(tmp_path, dataclasses.replace(LIVE, conditions=(windowed,)))
+    windowed = replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+    write(tmp_path, replace(LIVE, conditions=(windowed,)))
     memory = recalled(tmp_path)
     memory.save()
     memory.pass_quiet_time(60.0, loaded=True)
@@ -319,8 +319,8 @@ def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp
 
 
 def test_windows_count_time_by_the_second_and_lose_none_of_it(tmp_path: Path) -> None:
-    windowed = dataclasses.replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
-    write(tmp_path, dataclasses.replace(LIVE, conditions=(windowed,)))
+    windowed = replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+    write(tmp_path, replace(LIVE, conditions=(windowed,)))
     memory = recalled(tmp_path)
     counted = []
     for _ in range(8):
@@ -397,11 +397,10 @@ def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_r
 ) -> None:
     """The daemon before may have written them: to name them as dropped would be wrong."""
 
-    def full(path: str, pieces: Iterable[bytes]) -> None:
-        text = b"".join(pieces)
+    def full(path: str, text: bytes) -> None:
         if len(text) > most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rewrite_file(path, [text])
+        rewrite_file(path, text)
 
     memory = recalled(tmp_path)
     memory.save()
@@ -417,11 +416,10 @@ def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_r
 def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: str, pieces: Iterable[bytes]) -> None:
-        text = b"".join(pieces)
+    def full(path: str, text: bytes) -> None:
         if len(text) > most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rewrite_file(path, [text])
+        rewrite_file(path, text)
 
     memory = recalled(tmp_path)
     memory.save()

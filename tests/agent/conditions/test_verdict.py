@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +23,7 @@ from life import (
     XID,
     Node,
 )
+from msgspec.structs import replace
 
 from healthd.agent.conditions import verdict
 from healthd.common.model import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings, verdict
 from healthd.agent.conditions.ledger_codec import decode, encode
@@ -140,7 +140,7 @@ def test_what_becomes_worse_is_not_what_was_known(memory: Memory, caplog: pytest
         (cause,) = look(memory, NOW + 300, Severity.CRITICAL).causes
     assert "it is worse now" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
-    hold(memory, dataclasses.replace(STANDING, severity=Severity.WARNING))
+    hold(memory, replace(STANDING, severity=Severity.WARNING))
     ack(memory, XID)
     xid_again(memory, Severity.CRITICAL, NOW + 60)
     assert [c.code for c in judged(memory).causes] == ["gpu_xid/79"]
@@ -162,7 +162,7 @@ def test_it_ends_with_the_condition_and_a_later_one_is_not_known(memory: Memory)
 
 
 def test_a_latched_fault_is_not_cleared_by_clean_runs_because_somebody_knows(memory: Memory) -> None:
-    hold(memory, dataclasses.replace(STANDING, check="mount", instance="/data", last_level_seen=NOW))
+    hold(memory, replace(STANDING, check="mount", instance="/data", last_level_seen=NOW))
     ack(memory, XID)
     for minutes in (5, 10, 15):
         look(memory, NOW + minutes * 60, None)
@@ -237,8 +237,8 @@ class Walked(tuple[Condition, ...]):
 
 
 def test_the_next_end_of_an_ack_is_known_without_a_walk_through_all_conditions(memory: Memory) -> None:
-    known = dataclasses.replace(STANDING, ack=Ack(NOW + 60, "known", "ann", STANDING.severity, NOW))
-    memory.ledger = dataclasses.replace(memory.ledger, conditions=Walked((STANDING, known)))
+    known = replace(STANDING, ack=Ack(NOW + 60, "known", "ann", STANDING.severity, NOW))
+    memory.ledger = replace(memory.ledger, conditions=Walked((STANDING, known)))
     assert [memory.acks_end for _ in range(100)] == [NOW + 60] * 100
     memory.end_acks()
     assert Walked.walks == 1
@@ -252,7 +252,7 @@ def test_the_next_end_of_an_ack_is_known_without_a_walk_through_all_conditions(m
 )
 def test_the_next_end_of_an_ack_is_when_one_ends(drawn: list[tuple[Severity, tuple[int, Severity] | None]]) -> None:
     conditions = {
-        ConditionKey("mount/missing", str(number)): dataclasses.replace(
+        ConditionKey("mount/missing", str(number)): replace(
             STANDING,
             code="mount/missing",
             subject=str(number),

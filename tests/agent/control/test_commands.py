@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import LONGEST_WISH_SECONDS, acts
 from healthd.agent.conditions.ledger import Pause
@@ -25,7 +25,7 @@ from tests.agent.conditions.test_store import NOW, STANDING
 @pytest.fixture
 def memory(tmp_path: Path) -> Memory:
     """Two GPUs with the same fault."""
-    other = dataclasses.replace(STANDING, subject="0000:1b:00.0")
+    other = replace(STANDING, subject="0000:1b:00.0")
     made = Memory(str(tmp_path), lambda: NOW)
     made.recall(dict, "b1", Mode.ACT)
     hold(made, STANDING, other)
@@ -79,7 +79,7 @@ def test_without_a_part_every_condition_with_that_code_ends(memory: Memory) -> N
 
 
 def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory: Memory) -> None:
-    hold(memory, dataclasses.replace(STANDING, evidence="failure flag 1", last_level_seen=NOW))
+    hold(memory, replace(STANDING, evidence="failure flag 1", last_level_seen=NOW))
     told(memory, "repaired", code="gpu_xid/79")
     (condition,) = memory.ledger.conditions
     assert (condition.state, condition.acknowledged_at) == (ConditionState.ACKNOWLEDGED, NOW + 10)
@@ -109,7 +109,7 @@ TWICE = SlurmMemory(reason="healthd: gpu_xid/79 0000:61:00.0: it fell off", drai
 
 def over(memory: Memory, when: float, **changes: Any) -> None:
     """Nothing stands; our drain does, since it was not the first one."""
-    gone = dataclasses.replace(STANDING, state=ConditionState.CLEARED, cleared_at=when, cleared_by="pass", **changes)
+    gone = replace(STANDING, state=ConditionState.CLEARED, cleared_at=when, cleared_by="pass", **changes)
     memory.change(conditions=(), cleared=(gone,), slurm=TWICE)
 
 
@@ -119,12 +119,10 @@ def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_t
 ) -> None:
     """Also where it was no more than a warning in the end: the Reason names it."""
     over(memory, NOW + 5, severity=severity)
-    said = flapping.why_waits(
-        dataclasses.replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_an_hour=3), NOW + 9
-    )
+    said = flapping.why_waits(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_an_hour=3), NOW + 9)
     assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
     assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
-    assert memory.ledger.slurm == dataclasses.replace(TWICE, resumed=())
+    assert memory.ledger.slurm == replace(TWICE, resumed=())
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
 
 
@@ -138,7 +136,7 @@ def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Me
 
 
 def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: Memory) -> None:
-    warns = dataclasses.replace(STANDING, code="gpu_xid/13", severity=Severity.WARNING)
+    warns = replace(STANDING, code="gpu_xid/13", severity=Severity.WARNING)
     hold(memory, warns, STANDING)
     memory.change(slurm=TWICE)
     told(memory, "repaired", code="gpu_xid/13")

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import pytest
@@ -6,6 +5,7 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import DATA, events
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log.coalesce import coalesce, coalesce_events, is_detail, newest_of_each, varying_fields
 from healthd.agent.kernel_log.parse import RULES
@@ -62,7 +62,7 @@ def test_each_field_of_a_captured_line_identifies_the_fault_unless_its_kind_decl
     for event in CAPTURED:
         for place, (name, value) in enumerate(event.fields):
             fields = (*event.fields[:place], (name, value + "0"), *event.fields[place + 1 :])
-            other = dataclasses.replace(event, fields=fields)
+            other = replace(event, fields=fields)
             if name == "record" or is_detail(event) != is_detail(other):  # each record is a fault of its own
                 continue
             is_one_fault = coalesce(event, other) is not None

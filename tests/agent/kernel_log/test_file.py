@@ -3,11 +3,11 @@ import os
 import select
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from story import Story
 
 from healthd.agent.kernel_log import prefix

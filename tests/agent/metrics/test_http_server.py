@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gzip
 import html
@@ -22,6 +21,7 @@ import pytest
 from fakes import PLAIN_SNAPSHOT as PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 
@@ -141,7 +141,7 @@ def test_a_broken_node_is_not_called_healthy() -> None:
         "gpu_xid", "", "gpu_xid/79", "0000:61:00.0", Severity.CRITICAL, "GPU <fell> off the bus", Clears.REBOOT,
         ConditionState.OPEN, 1.0, 1.0, 1, "b",
     )  # fmt: skip
-    broken = dataclasses.replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (fault,), (fault,)))
+    broken = replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (fault,), (fault,)))
     pages = Pages(lambda: broken)
     alive, landing = pages.answer("/-/healthy", "", False), pages.answer("/", "", False).body.decode()
     assert alive.status == 200, "the agent is running"
@@ -159,10 +159,10 @@ def test_a_broken_node_is_not_called_healthy() -> None:
     ],
 )
 def test_a_healthy_node_whose_healthd_is_limited_is_a_warning_as_in_status(change: dict[str, Any]) -> None:
-    healthy = dataclasses.replace(
+    healthy = replace(
         PLAIN, verdict=Verdict(Health.HEALTHY, (), ()), kernel_log=KernelLogStatus("kmsg", True), mode="observe"
     )
-    limited = dataclasses.replace(healthy, **change)
+    limited = replace(healthy, **change)
     for snapshot, health in ((healthy, "healthy"), (limited, "warning")):
         shown = status_json(snapshot)
         pages = Pages(lambda snapshot=snapshot: snapshot)
@@ -176,7 +176,7 @@ def test_a_healthy_node_whose_healthd_is_limited_is_a_warning_as_in_status(chang
 def test_the_first_page_leads_to_the_others_and_takes_no_html_from_a_name(page: str) -> None:
     for path in re.findall('href="([^"]+)"', say(page, "GET /")[2]):
         assert say(page, f"GET /{path}")[0] == "HTTP/1.0 200 OK"
-    port, stop = serve(("127.0.0.1", 0), Pages(lambda: dataclasses.replace(PLAIN, node_name="<script>x</script>")))
+    port, stop = serve(("127.0.0.1", 0), Pages(lambda: replace(PLAIN, node_name="<script>x</script>")))
     body = say(f"http://127.0.0.1:{port}", "GET /")[2]
     stop()
     assert "<script>" not in body
@@ -337,7 +337,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
         for _ in range(5):
             get(page)
         assert (made, asked) == ([PLAIN], [PLAIN])
-        shown[0] = dataclasses.replace(PLAIN, node_name="n2", mode="act")
+        shown[0] = replace(PLAIN, node_name="n2", mode="act")
         get(page)
         assert (made, asked) == ([PLAIN, shown[0]], [PLAIN, shown[0]])
         patch.setattr(http_server, "PAGE_SECONDS", 0.0)
@@ -348,7 +348,7 @@ def test_a_page_is_made_once_a_second_however_many_ask_and_anew_when_something_c
 
 
 SNAPSHOTS = st.builds(
-    lambda number, word, processes: dataclasses.replace(
+    lambda number, word, processes: replace(
         PLAIN, workers_started_total=number, commands={word: number}, node_name=word, processes=processes
     ),
     st.integers(0, 3),
@@ -381,7 +381,7 @@ def test_what_healthd_costs_is_read_for_each_page_also_where_nothing_else_change
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_server, "PAGE_SECONDS", 0.0)
-    snapshot = dataclasses.replace(PLAIN, processes={"daemon": (os.getpid(),)})
+    snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),)})
     pages = Pages(lambda: snapshot)
 
     def spent(zipped: bool) -> float:

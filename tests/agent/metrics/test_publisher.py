@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from fakes import NOW
 from fakes import PLAIN_SNAPSHOT as PLAIN
+from msgspec.structs import replace
 
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.settings.config import Settings
@@ -38,7 +38,7 @@ def test_the_verdict_is_written_when_its_word_changes_and_after_each_round(publi
 
 def test_what_is_shown_is_the_last_also_where_the_verdict_is_not_written_anew(publisher: Publisher) -> None:
     publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
-    later = dataclasses.replace(PLAIN, now=NOW + 5)
+    later = replace(PLAIN, now=NOW + 5)
     assert not publisher.publish(later, drain=False, until=NOW, round_ended=False)
     assert publisher.shown is later
 
@@ -94,7 +94,7 @@ def test_news_is_what_the_shown_rests_on_and_has_changed(publisher: Publisher) -
 
 def test_metrics_that_nobody_wants_are_not_served(tmp_path: Path) -> None:
     quiet = Settings(runtime_dir=str(tmp_path))
-    quiet = dataclasses.replace(quiet, metrics=dataclasses.replace(quiet.metrics, listen="off"))
+    quiet = replace(quiet, metrics=replace(quiet.metrics, listen="off"))
     publisher = Publisher(quiet)
     publisher.serve_metrics()
     assert (publisher._pages, publisher.metrics_troubles) == (None, ())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import ENDS_VARY
+from msgspec.structs import replace
 
 from healthd.agent.conditions.absorb import absorb_events, absorb_result
 from healthd.agent.conditions.endings import after_quiet

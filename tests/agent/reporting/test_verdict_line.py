@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from healthd.agent.reporting.status import verdict_line
 from healthd.common.model import ConditionState, Health, Severity, Verdict

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions.events import FLUSH_SECONDS
 from healthd.agent.daemon import Daemon
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import AppendEvents
+from healthd.agent.worker.requests import AppendEvents, TakeInventory
 from healthd.common.model import Outcome
 from tests.agent.test_daemon_guards import alone, go, settings
 
@@ -34,7 +35,12 @@ def waiting(daemon: Daemon) -> list[str]:
 
 
 def reply(request: Request, outcome: Outcome, error: str = "") -> Reply:
-    return Reply(request, outcome, 0.0, {"error": error, "journal_lost": 2}, error)
+    return Reply(request, outcome, 0.0, error, True, 2)
+
+
+def lines_of(request: Request) -> AppendEvents:
+    assert isinstance(request.asked, AppendEvents)
+    return request.asked
 
 
 def test_lines_go_to_the_worker_once_the_ledger_with_them_is_saved(daemon: Daemon, tmp_path: Path) -> None:
@@ -75,7 +81,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     daemon.memory.stream.emit_stopped("it was told to")
     daemon.memory.save()
     second = delivery.request()
-    assert (first.table["again"], second.table["again"]) == (True, False)
+    assert (lines_of(first).again, lines_of(second).again) == (True, False)
     delivery.ended(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
     assert any(
         trouble.endswith("1 events wait: OSError: [Errno 28] No space left on device")
@@ -87,7 +93,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     assert given == []
     daemon.replies.add_tasks(round_ended=True)
     (third,) = [request for request in given if request.kind is AppendEvents]
-    assert third.table == {**second.table, "again": True}
+    assert third.asked == replace(lines_of(second), again=True)
     delivery.ended(reply(third, Outcome.COMPLETED))
     assert (delivery.status.failures_total, delivery.status.trouble, delivery.status.waiting) == (1, "", 0)
 
@@ -95,7 +101,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
 def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
     runner = daemon.client
-    runner.send(Request("nvml", 60.0, {"op": "inventory", "gpus": False}))
+    runner.send(Request("nvml", 60.0, TakeInventory(gpus=False)))
     daemon.replies.finish(30.0)
     assert written(tmp_path) == []
     go(daemon, lambda: not runner.busy)

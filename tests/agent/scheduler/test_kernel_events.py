@@ -15,7 +15,7 @@ from healthd.agent.scheduler.kernel_events import Hearing
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, ReadJournal
+from healthd.agent.worker.requests import JournalGap, JournalLines, ReadJournal
 from healthd.common import guard
 from healthd.common.model import Gpu, Inventory, Mode, Outcome
 from tests.agent.test_daemon_guards import settings
@@ -88,13 +88,13 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
     assert dict(guard.dropped) == {"kernel_log": 2}
 
 
-def of_the_journal(outcome: Outcome, **table: object) -> Reply:
-    request = Request.of("journal", 1.0, ReadJournal(JournalGap("b", 1, 10, 5)))
-    return Reply(request, outcome, 0.1, table, "" if outcome is Outcome.COMPLETED else "no journal here")
+def of_the_journal(outcome: Outcome, lines: JournalLines | None = None) -> Reply:
+    request = Request("journal", 1.0, ReadJournal(JournalGap("b", 1, 10, 5)))
+    return Reply(request, outcome, 0.1, "" if outcome is Outcome.COMPLETED else "no journal here", True, lines)
 
 
 def test_what_the_journal_has_for_a_gap_is_heard_as_any_other_line(ears: Ears) -> None:
-    lines = [[time.time(), XID.format(79), 5, None]]
+    lines = ((time.time(), XID.format(79), 5, "cursor"),)
     assert ears.hearing.hear_from_journal(of_the_journal(Outcome.COMPLETED, lines=lines)) == ("xid",)
     assert ears.codes() == ["gpu_xid/79"]
 
@@ -109,10 +109,8 @@ def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeyp
     monkeypatch.setattr(ears.hearing.kernel, "gap", lambda: Gap(1, 10, False))
     request = ears.hearing.journal_request()
     assert request is not None
-    assert (request.table["op"], request.table["gap"]["boot_id"], request.table["history"]) == (
-        *("read_journal", "b"),
-        False,
-    )
+    assert isinstance(request.asked, ReadJournal)
+    assert (request.asked.gap.boot_id, request.asked.history) == ("b", False)
 
 
 def test_what_was_heard_before_the_gpus_were_known_is_named_once_they_are(ears: Ears) -> None:

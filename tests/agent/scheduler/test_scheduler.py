@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions.store import Memory
 from healthd.agent.scheduler.job_presence import JobPresence
@@ -18,7 +18,7 @@ from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
 from healthd.agent.worker.client import Reply, Request, Runner
 from healthd.agent.worker.process import Setup
-from healthd.common.codec import dump
+from healthd.agent.worker.requests import JournalGap, ReadJournal, Run, RunAnswer, TakeInventory
 from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
 from tests.agent.test_daemon_guards import settings
 
@@ -58,9 +58,10 @@ class Parts:
             (scope / f"job_{job}/step_0/cgroup.procs").write_text(f"{job}\n")
 
     def ran(self, check: str, *findings: Finding, outcome: Outcome = Outcome.COMPLETED) -> Received:
-        request = Request(check, 1.0, {"op": "run", "check": check, "instance": ""})
-        answer = {"error": "", "findings": dump(list(findings)), "observations": "[]", "repairs": [], "past": "{}"}
-        return self.replies.handle(Reply(request, outcome, 0.1, answer, told=time.time() + self.ahead), Received())
+        request = Request(check, 1.0, Run(check, "", {}))
+        answer = RunAnswer(findings=findings, past="{}")
+        told = time.time() + self.ahead
+        return self.replies.handle(Reply(request, outcome, 0.1, answered=True, answer=answer, told=told), Received())
 
     def codes(self) -> list[str]:
         return [c.code for c in self.memory.ledger.conditions]
@@ -124,12 +125,12 @@ def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(part
 
 def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
     inventory = Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1"),))
-    request = Request("nvml", 1.0, {"op": "inventory", "gpus": True})
-    seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, {"inventory": dump(inventory)}), Received())
+    request = Request("nvml", 1.0, TakeInventory(gpus=True))
+    seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
     assert seen == Received(inventory=inventory)
     assert parts.memory.ledger.inventory == Inventory(), "whoever listens names with it what was heard before"
-    request = Request("journal", 1.0, {"op": "read_journal", "gap": {}, "history": False})
-    reply = Reply(request, Outcome.FAILED, 0.1, {}, "no journal")
+    request = Request("journal", 1.0, ReadJournal(JournalGap("b", 1, 2, 3)))
+    reply = Reply(request, Outcome.FAILED, 0.1, "no journal")
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 
 

@@ -16,7 +16,7 @@ from healthd.agent.scheduler.due import ScheduledRun
 from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, WorkerQueue
 from healthd.agent.worker.client import Reply, Request, Runner
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import Run
+from healthd.agent.worker.requests import LoadCopy, Run, TakeInventory, WriteFile, op_of
 from healthd.common.model import Outcome, RunName
 
 CHECK = """
@@ -36,7 +36,7 @@ def run(host, config, past):
     yield Observation("ran", 1)
 """
 FAR = 100_000.0  # no check comes round again by itself in a test
-INVENTORY = Request("nvml", 60.0, {"op": "inventory", "gpus": True})
+INVENTORY = Request("nvml", 60.0, TakeInventory(gpus=True))
 
 
 def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 60.0) -> ScheduledRun:
@@ -123,9 +123,13 @@ class Node:
         return ended
 
 
+def name_of(request: Request) -> str:
+    return request.asked.check if isinstance(request.asked, Run) else op_of(request.kind)
+
+
 def words(replies: list[Reply]) -> list[str]:
     """What ended: the checks by name, everything else by its operation."""
-    return [reply.request.table.get("check") or reply.request.table["op"] for reply in replies]
+    return [name_of(reply.request) for reply in replies]
 
 
 @pytest.fixture
@@ -185,7 +189,7 @@ def test_who_has_not_looked_yet_looks_only_once(node: Callable[..., Node]) -> No
 def test_when_a_gpu_check_hangs_others_learn_of_it_in_that_round(node: Callable[..., Node]) -> None:
     one = node(GPU_1, a_run("hangs", "nvml", timeout=0.5), GPU_2, after=once_more)
     ended = one.go(lambda: one.round_ended)
-    assert [(reply.request.table["check"], reply.outcome) for reply in ended if reply.request.table["op"] == "run"] == [
+    assert [(name_of(reply.request), reply.outcome) for reply in ended if reply.request.kind is Run] == [
         ("gpu_1", Outcome.COMPLETED),
         ("hangs", Outcome.TIMED_OUT),
         ("gpu_2", Outcome.STUCK),
@@ -208,7 +212,7 @@ def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) ->
 
 def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node(A, B)
-    task = Request("state_dir", 60.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
+    task = Request("state_dir", 60.0, LoadCopy(str(tmp_path), ()))
     one.rounds.add_task(task)
     one.rounds.add_task(task)
     assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["a", "b", "load_copy"]
@@ -270,7 +274,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_
     node: Callable[..., Node],
 ) -> None:
     one = node(A, a_run("hangs", timeout=1000.0), B, round_timeout=100.0)
-    before = one.go(lambda: (asked := one.runner.request) is not None and asked.table["check"] == "hangs")
+    before = one.go(lambda: (asked := one.runner.request) is not None and name_of(asked) == "hangs")
     one.ahead = 100.0
     one.go_on.touch()
     first, slow, last = before + one.round()
@@ -327,7 +331,7 @@ def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., N
     one.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
-        one.rounds.add_task(Request("textfile", 60.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
+        one.rounds.add_task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
     assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["slow", "write_file"]
     assert path.read_text() == "up 99"
 
@@ -421,7 +425,7 @@ class Hanging:
             return None
         hung, self.request = self.request, None
         self.quarantined = {hung.resource: 1}
-        return Reply(hung, Outcome.TIMED_OUT, hung.timeout_seconds, {}, "")
+        return Reply(hung, Outcome.TIMED_OUT, hung.timeout_seconds)
 
 
 @pytest.mark.parametrize("resource", ["", "nvml"])

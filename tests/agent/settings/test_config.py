@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import stat
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from healthd.agent.settings import config
 from healthd.agent.settings.config import (
@@ -24,7 +24,7 @@ from healthd.agent.settings.config import (
 )
 from healthd.agent.settings.effective import effective, require_what_is_named, settle
 from healthd.agent.settings.registry import built_in
-from healthd.common.codec import ConvertError
+from healthd.common.codec import ConvertError, fields_of
 from healthd.common.model import Mode, Severity
 from healthd.common.paths import RUNTIME_DIR
 
@@ -222,7 +222,7 @@ def test_a_root_and_a_fake_machine_must_exist(tmp_path):
 
 def test_without_a_file_everything_is_at_its_default():
     loaded = settled("")
-    assert dataclasses.replace(loaded.settings, node_name="") == Settings()
+    assert replace(loaded.settings, node_name="") == Settings()
     assert loaded.settings.node_name == os.uname().nodename.partition(".")[0]
     assert {origin for _, _, origin in effective(loaded)} == {"default"}
 
@@ -314,7 +314,7 @@ def test_what_a_client_knows_without_the_settings_is_what_they_say():
 
 KEYS = st.sampled_from(
     [
-        *(f.name for of in (Settings, FleetLimits, SlurmConfig) for f in dataclasses.fields(of)),
+        *(f.name for of in (Settings, FleetLimits, SlurmConfig) for f in fields_of(of)),
         *("checks", "gpu_ecc", "mount", "exec", "ib_link", "/data", "severity", "gpu_ecc/disabled", "enabled", "name"),
         *("source", "fake", "listen", "timeout_seconds", "clear_after", "command", "expected_gbps", "fstype"),
     ]
@@ -351,14 +351,10 @@ def test_any_table_gives_settings_or_one_sentence(table):
 
 
 def tables_of(settings: type) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(settings)]), VALUES, max_size=4)
+    return st.dictionaries(st.sampled_from([f.name for f in fields_of(settings)]), VALUES, max_size=4)
 
 
-SUBTABLES = {
-    f.name: kind
-    for f in dataclasses.fields(Settings)
-    if dataclasses.is_dataclass(kind := type(getattr(Settings(), f.name)))
-}
+SUBTABLES = {f.name: kind for f in fields_of(Settings) if fields_of(kind := type(getattr(Settings(), f.name)))}
 
 
 @given(st.fixed_dictionaries({}, optional={name: tables_of(kind) for name, kind in SUBTABLES.items()}))
@@ -379,9 +375,7 @@ def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
     assert "must be text" in refusal({"node_name": number})
 
 
-SECONDS = [
-    (name, f.name) for name, check in KNOWN.items() for f in dataclasses.fields(check.config) if "_seconds" in f.name
-]
+SECONDS = [(name, f.name) for name, check in KNOWN.items() for f in fields_of(check.config) if "_seconds" in f.name]
 
 
 PERIODS = ("interval", "timeout", "sample", "epilog")  # how often, or for how long: not "at once"

@@ -113,7 +113,7 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
         assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # it may be CheckConfig
         lines.append(held(name, names))
     for name, wrong in WRONG.items():
-        config = [] if name == "Config" else ["class Config(CheckConfig): ..."]
+        config = [] if name == "Config" else ["class Config(CheckConfig, frozen=True): ..."]
         (tmp_path / f"wrong_{name}.py").write_text("\n".join([HEAD, *config, wrong, ""]))
         lines += [f"import wrong_{name}", held(f"wrong_{name}", ["Config", name] if config else [name])]
     program = tmp_path / "program.py"

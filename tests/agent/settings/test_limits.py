@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import typing
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from hypothesis import strategies as st
 from healthd.agent.settings.config import CheckConfig, ConfigError, Settings
 from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import built_in
-from healthd.common.codec import Rule, load
+from healthd.common.codec import Rule, fields_of, load
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()
-COMMON = frozenset(field.name for field in dataclasses.fields(CheckConfig))
+COMMON = frozenset(field.name for field in fields_of(CheckConfig))
 
 
 class Number(NamedTuple):
@@ -50,7 +49,7 @@ class Number(NamedTuple):
 
 def numbers_of(cls: type, where: tuple[str, ...], without: frozenset[str] = frozenset()) -> Iterator[Number]:
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and typing.get_origin(hint) is None and fields_of(hint):
             yield from numbers_of(typing.cast(type, hint), (*where, name))
         elif name not in without:
             holds = typing.get_origin(hint) if typing.get_origin(hint) in (dict, tuple) else None

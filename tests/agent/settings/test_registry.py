@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, make_dataclass
 from datetime import date
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.reporting.fault_course import Does, course, findings_of
-from healthd.agent.settings import registry, trial
+from healthd.agent.settings import registry, site_config, trial
 from healthd.agent.settings.config import (
     CheckConfig,
     ConfigError,
@@ -34,6 +34,7 @@ from healthd.agent.settings.config import (
 from healthd.agent.settings.effective import effective, settle
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.policy import Policy
+from healthd.common.codec import fields_of
 from healthd.common.model import Finding, Inventory, KernelEvent, Mode, RunName, Severity
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
@@ -50,7 +51,7 @@ def config_of(*fields: str) -> str:
     imports = (
         "dataclasses import dataclass, field",
         "datetime import date",
-        "healthd.agent.settings.config import CheckConfig",
+        "healthd.api import CheckConfig",
     )
     head = "".join(f"from {names}\n" for names in imports)
     lines = "".join(f"    {line}\n" for line in fields)
@@ -314,7 +315,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
 def test_a_config_that_raises_when_it_is_made_is_one_sentence(folder, raised):
     text = f"""
 from dataclasses import dataclass
-from healthd.agent.settings.config import CheckConfig
+from healthd.api import CheckConfig
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     fans: int = 1
@@ -339,7 +340,7 @@ OURS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, Metrics
     ("kind", "value"), [("int | None", "None"), ("int", "-3"), ("str", "'ALL?'"), ("float", "-1.5"), ("int", "3")]
 )
 def test_a_setting_of_a_sites_check_is_not_judged_by_its_name(folder, kind, value):
-    names = {f.name for of in OURS for f in fields(of)} - {f.name for f in fields(CheckConfig)}
+    names = {f.name for of in OURS for f in fields_of(of)} - {f.name for f in fields_of(CheckConfig)}
     check = site(folder, config_of(*(f"{name}: {kind} = {value}" for name in sorted(names))))
     assert settle({}, "file", {}, {"fan": check}).checks["fan", ""] == check.config()
 
@@ -406,7 +407,7 @@ def test_a_config_that_raises_once_it_is_set_up_is_one_sentence(folder):
         assert str(refused.value).endswith(f"checks.fan: its Config raised LookupError: a?b ({folder}/fan.py)")
 
 
-NAMES = sorted({f.name for of in (*OURS, CheckConfig) for f in fields(of)} | {"fans", "x_seconds"})
+NAMES = sorted({f.name for of in (*OURS, CheckConfig) for f in fields_of(of)} | {"fans", "x_seconds"})
 KINDS = [
     int,
     str,
@@ -444,7 +445,7 @@ def site_checks(draw: st.DrawFn) -> Check:
         for name, (kind, value) in own.items()
     ]
     module = ModuleType("fan")
-    config = make_dataclass("Config", columns, bases=(CheckConfig,), frozen=True, slots=draw(st.booleans()))
+    config = make_dataclass("Config", columns, bases=(site_config.CheckConfig,), frozen=True, slots=draw(st.booleans()))
     module.__dict__.update(Config=config, run=lambda host, config, past: (), PER=draw(st.sampled_from(["", "fan"])))
     return Check("fan", module, "/etc/healthd/checks.d/fan.py")
 

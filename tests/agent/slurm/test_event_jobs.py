@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import stat
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.kernel_log.coalesce import with_jobs
 from healthd.agent.slurm.event_jobs import ASK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS, JobAtSource
@@ -82,7 +82,7 @@ def shared(tmp_path: Path) -> Path:
 def test_a_line_that_can_be_forged_accuses_nobody(tmp_path: Path, clock: Clock) -> None:
     process(tmp_path, 42, V1)
     seen = event(sequence=2)
-    assert named(source(tmp_path, clock), dataclasses.replace(event(), observed=True), seen) == ["", "4711"]
+    assert named(source(tmp_path, clock), replace(event(), observed=True), seen) == ["", "4711"]
 
 
 def test_without_a_process_in_the_line_the_jobs_that_hold_the_gpu_are_named(shared: Path, clock: Clock) -> None:
@@ -203,5 +203,5 @@ def test_whatever_scontrol_prints_accuses_nobody(scontrol: Path, said: str) -> N
 def test_a_node_without_slurm_has_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     made = JobAtSource(str(tmp_path), "n1", time.monotonic)
-    assert named(made, dataclasses.replace(event(), pid=7)) == [""]
+    assert named(made, replace(event(), pid=7)) == [""]
     assert answered(made, [event(pid=7)]) == {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Ledger, after_clock_step, with_none_in_the_future
 from healthd.agent.conditions.ledger_codec import decode, encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.slurm.action_log import Cause, drain_lines, hold_lines, operator_resume_line, report_lines

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from msgspec.structs import replace
 from slurm_text import NOW, XID, listpids, sinfo, squeue
 
 from healthd.agent.slurm.node_gpus import NodeGpus

@@ -19,9 +19,23 @@ import pytest
 from healthd.agent.worker import client as work_runner
 from healthd.agent.worker.client import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
 from healthd.agent.worker.process import Setup, Worker
+from healthd.agent.worker.requests import (
+    BETWEEN,
+    CloseNvml,
+    CopyAnswer,
+    LoadCopy,
+    Message,
+    Response,
+    Run,
+    RunAnswer,
+    SaveCopy,
+    TakeInventory,
+    WriteFile,
+)
+from healthd.common import values
 from healthd.common.codec import dump
 from healthd.common.history import decode
-from healthd.common.model import Outcome
+from healthd.common.model import Inventory, Observation, Outcome
 from healthd.host.host import Host
 
 CHECKS = {
@@ -43,6 +57,11 @@ CHECKS = {
     "reads": "sys.stdin.read()",
     "gives_nonsense": "yield 42",
     "gives_bytes": 'yield Finding(Severity.WARNING, "gives_bytes/x", b"part", "m")',
+    "gives_bytes_as_label": 'yield Observation("answer", 1, labels=(("part", b"x"),))',
+    "gives_text_as_bits": 'yield Observation("answer", 1, bits="64")',
+    "gives_nan": 'yield Observation("answer", float("nan"))',
+    "gives_an_object": 'yield Observation("answer", 1, bits=object())',
+    "gives_a_path": 'yield Finding(Severity.WARNING, "gives_a_path/x", os.fsdecode(b"/data/\\xff"), "m")',
     "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
     "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
     "hangs": "time.sleep(600)",
@@ -106,8 +125,7 @@ def runner(runners: Callable[..., Runner]) -> Runner:
 
 
 def request(check: str, resource: str = "", timeout_seconds: float = 120.0, **config: object) -> Request:
-    table = {"op": "run", "check": check, "instance": "", "config": config, "past": "", "boot_id": "b"}
-    return Request(resource or check, timeout_seconds, table)
+    return Request(resource or check, timeout_seconds, Run(check, "", config, boot_id="b"))
 
 
 def wait(runner: Runner, seconds: float) -> None:
@@ -137,6 +155,11 @@ def until(runner: Runner, reached: Callable[[], bool], seconds: float = 120.0) -
         assert runner.step() is None
 
 
+def answer_of(reply: Reply) -> RunAnswer:
+    assert isinstance(reply.answer, RunAnswer)
+    return reply.answer
+
+
 def worker_pid(runner: Runner) -> int:
     """Of the worker that has the request in flight, or had the last one."""
     return runner._worker.process.pid  # type: ignore[union-attr]
@@ -151,13 +174,18 @@ def signals_pending(pid: int) -> int:
 def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
     reply = ask(runner, request("fine"))
     assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
-    assert reply.table["observations"] == '[{"name":"answer","value":42}]'
+    assert answer_of(reply).observations == (Observation("answer", 42.0),)
+
+
+def test_run_answer_keeps_a_path_that_is_not_utf8(runner: Runner) -> None:
+    (finding,) = answer_of(ask(runner, request("gives_a_path"))).findings
+    assert os.fsencode(finding.subject) == b"/data/\xff"
 
 
 def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
     reply = ask(runner, request("raises"))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "no way")
-    assert reply.table["observations"] == '[{"name":"answer","value":42}]'
+    assert answer_of(reply).observations == (Observation("answer", 42.0),)
 
 
 @pytest.mark.parametrize("resource", ["", "nvml"])
@@ -173,7 +201,12 @@ def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runn
         ("gives_too_much", "the worker answered more than 8 MiB"),
         ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: it must be a Finding, an Observation, a '
          "Repair or NothingToCheck"),
-        ("gives_bytes", "what it gave cannot be sent: TypeError: Object of type bytes is not JSON serializable"),
+        ("gives_bytes", "subject: must be text, got b'part'"),
+        ("gives_bytes_as_label", "TypeError: observation 'answer': its name and labels must be text, got "
+         "(('part', b'x'),)"),
+        ("gives_text_as_bits", "the worker's answer: Expected `int | null`, got `str` - at `$.observations[0].bits`"),
+        ("gives_nan", 'the check "gives_nan" gave the observation "answer" with the value nan'),
+        ("gives_an_object", "what it gave cannot be sent: TypeError: Encoding objects of type object is unsupported"),
         ("another_name", "the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
          "\"another_name/...\""),
     ],
@@ -200,7 +233,7 @@ def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: 
 
 
 def test_what_a_check_prints_or_reads_harms_nobody(runner: Runner) -> None:
-    assert ask(runner, request("prints")).table["observations"] == '[{"name":"answer","value":42}]'
+    assert answer_of(ask(runner, request("prints"))).observations == (Observation("answer", 42.0),)
     assert ask(runner, request("reads")).outcome is Outcome.COMPLETED
 
 
@@ -281,7 +314,7 @@ def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
     scenario = tmp_path / "hangs.toml"
     scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20\n')
     runner = runners(fake_nvml=str(scenario))
-    runner.send(Request("nvml", 5.0, {"op": "inventory", "gpus": True}))
+    runner.send(Request("nvml", 5.0, TakeInventory(gpus=True)))
     hung = worker_pid(runner)
     reply = answered(runner)
     assert reply.outcome is Outcome.TIMED_OUT
@@ -418,14 +451,14 @@ def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners:
     assert not runner.nvml_open
     assert ask(runner, request("gpu_count", "nvml")).outcome is Outcome.COMPLETED
     assert runner.nvml_open
-    assert ask(runner, Request("nvml", 60, {"op": "close_nvml"})).outcome is Outcome.COMPLETED
+    assert ask(runner, Request("nvml", 60, CloseNvml())).outcome is Outcome.COMPLETED
     assert not runner.nvml_open
     assert runner.started_total == 1
 
 
 def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner) -> None:
     ask(runner, request("unclosable", "nvml"))
-    reply = ask(runner, Request("nvml", 60, {"op": "close_nvml"}))
+    reply = ask(runner, Request("nvml", 60, CloseNvml()))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "nvmlShutdown failed")
     assert not runner.nvml_open
     assert runner.quarantined == {}
@@ -440,7 +473,7 @@ def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Pa
     scenario.write_text('profile = "dgx-h100"\n')
     runner = runners(fake_nvml=str(scenario))
     ask(runner, request("gpu_access", "nvml"))
-    ask(runner, Request("nvml", 60, {"op": "close_nvml"}))
+    ask(runner, Request("nvml", 60, CloseNvml()))
     scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
     return runner, scenario
 
@@ -448,7 +481,7 @@ def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Pa
 def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[Runner, Path]) -> None:
     runner, _scenario = upgraded
     reply = ask(runner, request("gpu_access", "nvml"))
-    assert [finding["code"] for finding in reply.table["findings"]] == ["gpu_access/driver_mismatch"]
+    assert [finding.code for finding in answer_of(reply).findings] == ["gpu_access/driver_mismatch"]
     assert runner.started_total == 2
 
 
@@ -462,7 +495,7 @@ def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_a
     assert runner.started_total == 2
     scenario.write_text('profile = "dgx-h100"\n')
     monkeypatch.setattr(runner, "_monotonic", lambda: time.monotonic() + 300.0)
-    assert ask(runner, request("gpu_access", "nvml")).table["findings"] == []
+    assert answer_of(ask(runner, request("gpu_access", "nvml"))).findings == ()
     assert runner.started_total == 3
 
 
@@ -477,19 +510,19 @@ def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[.
         "    sys.healthd_old = True\n"
     )
     runner = runners()
-    assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
-    assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
+    assert answer_of(ask(runner, request("upgraded", "nvml"))).findings == ()
+    assert answer_of(ask(runner, request("upgraded", "nvml"))).findings == ()
     assert runner.started_total == 2
 
 
 def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., Runner]) -> None:
     runner = runners(now=lambda: 1000.25)
     reply = ask(runner, request("fine"))
-    (reading,) = decode(reply.table["past"]).values()
+    (reading,) = decode(answer_of(reply).past).values()
     assert (reading.time, reply.told) == (1000.25, 1000.25)
     runner.close(2.0)
     reply = ask(runners(), request("fine"))
-    (reading,) = decode(reply.table["past"]).values()
+    (reading,) = decode(answer_of(reply).past).values()
     assert abs(reading.time - time.time()) < 60, "none is named where no past is kept"
     assert reply.told is None
 
@@ -547,29 +580,24 @@ def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
 
 def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
-    state, names = str(tmp_path / "state"), ["ledger.json", "past.json"]
-    saved = ask(
-        runner,
-        Request(
-            "state_dir", 10, {"op": "save_copy", "from": str(tmp_path), "to": state, "names": names, "keep": False}
-        ),
-    )
+    state, names = str(tmp_path / "state"), ("ledger.json", "past.json")
+    saved = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), state, names)))
     assert saved.outcome is Outcome.COMPLETED
-    loaded = ask(runner, Request("state_dir", 10, {"op": "load_copy", "from": state, "names": names}))
-    assert loaded.table["texts"] == {"ledger.json": "{}", "past.json": None}
+    loaded = ask(runner, Request("state_dir", 10, LoadCopy(state, names)))
+    assert isinstance(loaded.answer, CopyAnswer)
+    assert loaded.answer.texts == {"ledger.json": "{}", "past.json": None}
 
 
 def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
-    table = {"op": "save_copy", "from": str(tmp_path), "to": "/proc/nowhere", "names": ["ledger.json"], "keep": False}
-    reply = ask(runner, Request("state_dir", 10, table))
+    reply = ask(runner, Request("state_dir", 10, SaveCopy(str(tmp_path), "/proc/nowhere", ("ledger.json",))))
     assert reply.outcome is Outcome.FAILED
     assert "/proc/nowhere" in reply.error
 
 
 def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Path) -> None:
     path = tmp_path / "healthd.prom"
-    reply = ask(runner, Request("textfile", 10, {"op": "write_file", "path": str(path), "text": "up 1\n"}))
+    reply = ask(runner, Request("textfile", 10, WriteFile(str(path), "up 1\n")))
     assert reply.outcome is Outcome.COMPLETED
     assert path.read_text() == "up 1\n"
     assert path.stat().st_mode & 0o777 == 0o644
@@ -577,18 +605,17 @@ def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Pa
 
 def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_path: Path) -> None:
     runner = runners(fake_nvml="dgx-h100", root=str(tmp_path))
-    reply = ask(runner, Request("nvml", 60, {"op": "inventory", "gpus": True}))
-    assert len(reply.table["inventory"]["gpus"]) == 8
+    reply = ask(runner, Request("nvml", 60, TakeInventory(gpus=True)))
+    assert isinstance(reply.answer, Inventory)
+    assert len(reply.answer.gpus) == 8
     assert runner.nvml_open, "whoever asked must close it"
 
 
 def test_an_answer_carries_the_number_of_its_request() -> None:
     worker = Worker(Setup(), Host("/"))
-    assert json.loads(worker.answer_line(b'{"op": "close_nvml", "number": 7}')) == {
-        "error": "",
-        "number": 7,
-        "outdated": False,
-    }
+    line = worker.respond(values.encode(Message(7, CloseNvml())))
+    response = values.decode(Response, line.partition(BETWEEN)[0])
+    assert (response.number, response.error, response.outdated) == (7, "", False)
 
 
 def test_a_request_longer_than_the_socket_takes_at_once_arrives_whole(runner: Runner) -> None:

@@ -30,6 +30,7 @@ from healthd.agent.settings import registry
 from healthd.agent.scheduler import one_round
 from healthd.agent.worker import client, forked
 from healthd.agent.worker.process import Setup
+from healthd.agent.worker.requests import Run
 how, checks_dir, lock, *requests = sys.argv[1:]
 checks = registry.built_in()
 sys.stdout.write("")
@@ -50,9 +51,10 @@ asked = client.Runner(Setup(checks_dir=checks_dir), "", time.monotonic, begin=be
 told = []
 for each in requests:
     check, resource, seconds = each.split()
-    table = {"op": "run", "check": check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
-    reply = one_round.ask(asked, client.Request(resource, float(seconds), table))
-    told.append([check, reply.outcome.value, reply.error, reply.table.get("observations", "")])
+    run = Run(check, "", {}, boot_id="b")
+    reply = one_round.ask(asked, client.Request(resource, float(seconds), run))
+    observed = str(reply.answer.observations) if reply.answer else ""
+    told.append([check, reply.outcome.value, reply.error, observed])
 print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))
 sys.stdout.flush()
 asked.close(5.0)

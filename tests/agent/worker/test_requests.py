@@ -1,45 +1,49 @@
-"""What the worker can be asked goes over the stream and comes out as it was."""
+"""Messages between the daemon and its worker: each is decoded as it was encoded."""
 
 from __future__ import annotations
 
 import json
+import typing
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.worker import requests
 from healthd.agent.worker.process import Worker
-from healthd.agent.worker.requests import OPS, JournalGap, asked_in, table_of
-from healthd.common.codec import ConvertError
+from healthd.agent.worker.requests import ANSWERS, Asked, CloseNvml, JournalGap, Message, Response, WriteFile, op_of
+from healthd.common.values import DecodeError, decode, encode
 
-numbers = st.integers(-(2**63), 2**63)
-texts = st.tuples(st.text(), st.text())
+NUMBERS = st.integers(-(2**63), 2**63)
+TEXTS = st.tuples(st.text(), st.text())
 FIELDS = {
-    "config": st.dictionaries(st.text(), numbers | st.text()),
-    "names": texts,
-    "lines": texts,
-    "paths": texts,
+    "config": st.dictionaries(st.text(), NUMBERS | st.text()),
+    "names": TEXTS,
+    "lines": TEXTS,
+    "paths": TEXTS,
     "keep": st.booleans(),
     "again": st.booleans(),
     "gpus": st.booleans(),
     "history": st.booleans(),
-    "gap": st.builds(JournalGap, st.text(), numbers, numbers, numbers, st.booleans()),
+    "gap": st.builds(JournalGap, st.text(), NUMBERS, NUMBERS, NUMBERS, st.booleans()),
 }
-asked = st.sampled_from([*OPS.values()]).flatmap(
-    lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__dataclass_fields__})
+KINDS = typing.get_args(Asked)
+asked = st.sampled_from(KINDS).flatmap(
+    lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__struct_fields__})
 )
+# A byte that is not UTF-8 is a lone surrogate in a path, or in a text of Slurm.
+NON_UTF8 = "/data/\udcff"
 
 
-@given(asked)
-def test_a_request_comes_out_of_the_stream_as_it_went_in(request_: Any) -> None:
-    assert asked_in(json.loads(json.dumps(table_of(request_)))) == request_
+@given(asked, st.integers(0, 2**31), st.none() | st.floats(0, 1e10))
+def test_message_is_decoded_as_it_was_encoded(request_: Any, number: int, now: float | None) -> None:
+    message = Message(number, request_, now)
+    assert decode(Message, encode(message)) == message
 
 
-@given(asked)
-def test_what_the_runner_adds_is_no_field(request_: Any) -> None:
-    assert asked_in({**table_of(request_), "number": 3, "now": 1.5}) == request_
+def test_message_keeps_bytes_of_a_path_that_are_not_utf8() -> None:
+    message = Message(1, WriteFile(NON_UTF8, NON_UTF8))
+    assert decode(Message, encode(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -49,13 +53,25 @@ def test_what_the_runner_adds_is_no_field(request_: Any) -> None:
         {"op": "read_journal", "gap": 7},
         {"op": "inventory"},
         {"op": "inventory", "gpus": True, "cpus": 1},
+        {"op": "no_such_request"},
     ],
 )
-def test_a_table_with_missing_or_unknown_fields_is_refused_in_a_sentence(table: dict[str, Any]) -> None:
-    with pytest.raises(ConvertError):
-        asked_in(table)
+def test_message_with_missing_or_unknown_fields_is_refused(table: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError):
+        decode(Message, json.dumps({"number": 1, "asked": table}))
 
 
-def test_the_worker_has_an_operation_for_each_request_and_no_other() -> None:
-    assert {name.removeprefix("do_") for name in vars(Worker) if name.startswith("do_")} == set(OPS)
-    assert set(requests.Asked.__args__) == set(OPS.values())
+@pytest.mark.parametrize("line", [b"", b"{}", b'{"number":"1"}', b'{"number":1,"error":null}', b'{"number":1} x'])
+def test_response_that_is_not_one_is_refused(line: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode(Response, line)
+
+
+def test_worker_has_an_operation_for_each_request_and_no_other() -> None:
+    operations = {name.removeprefix("do_") for name in vars(Worker) if name.startswith("do_")}
+    assert operations == {op_of(kind) for kind in KINDS}
+    assert set(ANSWERS) == set(KINDS)
+
+
+def test_op_of_is_the_name_of_the_request() -> None:
+    assert op_of(CloseNvml) == "close_nvml"

@@ -35,7 +35,15 @@ class DecodeError(HealthdError, ValueError):
     """Text that is not the JSON of the expected type, in one sentence."""
 
 
-_encode = msgspec.json.Encoder().encode
+def _plain(value: object) -> str | float | int:
+    """Return text or a number of a derived type (numpy.float64) as a plain one."""
+    for kind in (str, float, int):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def encode(value: Any) -> bytes:
@@ -46,7 +54,7 @@ def encode(value: Any) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(msgspec.to_builtins(value, enc_hook=_plain), separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[T], text: str | bytes) -> T:

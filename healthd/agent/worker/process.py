@@ -10,6 +10,7 @@ driver. What a library or plug-in prints on standard output goes nowhere.
 from __future__ import annotations
 
 import faulthandler
+import json
 import math
 import os
 import select
@@ -335,7 +336,7 @@ def _kind(item: object, check: str) -> type:
         return Observation
     for kind in (Finding, Repair, NothingToCheck):
         if isinstance(item, kind):
-            load(kind, dump(item))  # refuses fields of other types: msgspec would send bytes as text
+            json.dumps(dump(item))  # refuses bytes: msgspec would send them as text
             return kind
     raise TypeError(
         f'the check "{check}" gave {item!r:.100}: it must be a Finding, an Observation, a Repair or NothingToCheck'

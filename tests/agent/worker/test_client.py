@@ -59,6 +59,7 @@ CHECKS = {
     "gives_bytes": 'yield Finding(Severity.WARNING, "gives_bytes/x", b"part", "m")',
     "gives_bytes_as_label": 'yield Observation("answer", 1, labels=(("part", b"x"),))',
     "gives_text_as_bits": 'yield Observation("answer", 1, bits="64")',
+    "gives_a_derived_number": 'yield Observation("answer", type("Number", (float,), {})(42.0))',
     "gives_nan": 'yield Observation("answer", float("nan"))',
     "gives_an_object": 'yield Observation("answer", 1, bits=object())',
     "gives_a_path": 'yield Finding(Severity.WARNING, "gives_a_path/x", os.fsdecode(b"/data/\\xff"), "m")',
@@ -177,6 +178,11 @@ def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
     assert answer_of(reply).observations == (Observation("answer", 42.0),)
 
 
+def test_run_answer_has_plain_numbers(runner: Runner) -> None:
+    reply = ask(runner, request("gives_a_derived_number"))
+    assert answer_of(reply).observations == (Observation("answer", 42.0),)
+
+
 def test_run_answer_keeps_a_path_that_is_not_utf8(runner: Runner) -> None:
     (finding,) = answer_of(ask(runner, request("gives_a_path"))).findings
     assert os.fsencode(finding.subject) == b"/data/\xff"
@@ -201,12 +207,12 @@ def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runn
         ("gives_too_much", "the worker answered more than 8 MiB"),
         ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: it must be a Finding, an Observation, a '
          "Repair or NothingToCheck"),
-        ("gives_bytes", "subject: must be text, got b'part'"),
+        ("gives_bytes", "TypeError: Object of type bytes is not JSON serializable"),
         ("gives_bytes_as_label", "TypeError: observation 'answer': its name and labels must be text, got "
          "(('part', b'x'),)"),
         ("gives_text_as_bits", "the worker's answer: Expected `int | null`, got `str` - at `$.observations[0].bits`"),
         ("gives_nan", 'the check "gives_nan" gave the observation "answer" with the value nan'),
-        ("gives_an_object", "what it gave cannot be sent: TypeError: Encoding objects of type object is unsupported"),
+        ("gives_an_object", "what it gave cannot be sent: TypeError: a value of type object has no JSON"),
         ("another_name", "the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
          "\"another_name/...\""),
     ],

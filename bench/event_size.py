@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 import healthd
 from healthd.agent.conditions import events
-from healthd.agent.conditions.bounds import MOST_OF_A_CODE
 from healthd.agent.conditions.store import Memory
 from healthd.agent.control import commands
 from healthd.common.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
@@ -36,7 +35,7 @@ CHECKS = [RunName(f"check_number_{n:02d}") for n in range(40)]
 MONTHS = {  # standing all month, warnings of a day, faults that drain, boots
     "typical": (0, 3, 1, 1),
     "bad": (8, 0, 2 * DAYS, DAYS),
-    "worst": (MOST_OF_A_CODE, 0, 0, 1),
+    "worst": (64, 0, 0, 1),
 }
 
 
@@ -54,9 +53,9 @@ class Node:
         boot_id = f"00000000-0000-4000-8000-{self.boots:012d}"
         self.memory = Memory(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
         self.memory.recall(dict, boot_id, Mode.ACT, self.now - ROUND)
-        self.memory.say_checks(dict.fromkeys(CHECKS, (healthd.__version__, "0123abcd")))
-        self.memory.say_alive([run.check for run in CHECKS], anyway=True)
-        self.memory.say([events.decision(Leave("nothing to do"), "nothing to do")])
+        self.memory.stream.emit_checks(dict.fromkeys(CHECKS, (healthd.__version__, "0123abcd")))
+        self.memory.stream.emit_alive([run.check for run in CHECKS], anyway=True)
+        self.memory.stream.emit([events.decision(Leave("nothing to do"), "nothing to do")])
         self.write()
 
     def write(self) -> None:
@@ -65,7 +64,7 @@ class Node:
         lines = self.memory.ledger.outbox.lines
         if lines:
             writer.append(str(self.state), lines, again=self.is_new)
-            self.memory.written(lines)
+            self.memory.stream.written(lines)
             self.is_new = False
 
     def has(self, conditions: list[Condition]) -> None:
@@ -79,14 +78,16 @@ class Node:
         fault = condition("gpu_xid/79", part, self.now, Severity.CRITICAL, "Xid 79: GPU has fallen off the bus")
         self.has([*standing, replace(fault, last_level_seen=0.0, last_event=self.now, job="4711,4712")])
         reason = f"healthd: gpu_xid/79 {part}: Xid 79: GPU has fallen off the bus"
-        self.memory.say([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
-        self.memory.say([Event("drain", {"stage": "sent", "reason": reason})])
+        self.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
+        self.memory.stream.emit([Event("drain", {"stage": "sent", "reason": reason})])
         self.memory.change(slurm=SlurmMemory(reason=reason))
         for stage in ("sent", "confirmed"):
-            self.memory.say([Event("requeue", {"stage": stage, "job": "4711"})])
-        self.memory.say([events.decision(Leave("drained"), "the drain stands")])
+            self.memory.stream.emit([Event("requeue", {"stage": stage, "job": "4711"})])
+        self.memory.stream.emit([events.decision(Leave("drained"), "the drain stands")])
         commands.repaired(self.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", self.now)
-        self.memory.say([Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})])
+        self.memory.stream.emit(
+            [Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})]
+        )
         self.memory.change(slurm=SlurmMemory())
         self.write()
 
@@ -117,7 +118,7 @@ def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> 
         node.now = begun + round_ * ROUND
         day, of_day = divmod(round_, DAY // ROUND)
         if of_day == 0 and day < boots:
-            node.memory.say_stopped("it was told to")
+            node.memory.stream.emit_stopped("it was told to")
             node.write()
             node.boot()
         many = standing + (1 if day % 10 == 3 and day // 10 < warnings else 0)
@@ -128,7 +129,7 @@ def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> 
             stand.append(condition("gpu_retired_pages/pending", part, node.now, Severity.WARNING, text))
         stand = [replace(c, count=c.count + 1, last_seen=node.now, last_level_seen=node.now) for c in stand]
         node.has(stand)
-        node.memory.say_alive([run.check for run in CHECKS], anyway=False)
+        node.memory.stream.emit_alive([run.check for run in CHECKS], anyway=False)
         for part_of_day in range(2):
             if of_day == 100 + part_of_day * 100 and day + DAYS * part_of_day < faults:
                 node.drain_and_resume()

@@ -17,7 +17,7 @@ from machine import GPUS, Machine
 from slurm_cluster import SlurmCluster
 from waiting import until
 
-from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.bounds import MOST
 from healthd.agent.conditions.ledger import KEEP_EVENTS
 from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
@@ -25,7 +25,7 @@ from soak.model import Command, Wanted, what_is_wrong
 
 PATIENCE_SECONDS = 240.0  # for what comes within seconds on an idle machine
 KEPT = KEEP_EVENTS + 100
-FAULTS_AT_ONCE = MOST_OF_A_CODE - 4
+FAULTS_AT_ONCE = MOST - 4
 CONFIG = """\
 interval_seconds = 1.0
 profile = "none"

@@ -2,18 +2,20 @@
 
     fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repaired -> Slurm resumes
 
-One process that sleeps in one wait. Each part of it does one thing:
+One process that sleeps in one wait. Its parts:
 
-    agent/scheduler/kernel_events.py    the ears: kernel events become conditions
-    agent/scheduler/scheduler.py    the eyes: what is due, and what the worker says of it
-    agent/slurm/controller.py      the hand on Slurm
-    agent/scheduler/failslow_process.py   the process that watches jobs for fail-slow, where a site wants it
-    agent/scheduler/before_resume.py  what is run on the idle node before the hand resumes it
-    agent/metrics/publisher.py   what is shown
-    agent/conditions/store.py    what it believes, the ledger: a value that is replaced
+    agent/scheduler/kernel_events.py     kernel events become conditions
+    agent/scheduler/scheduler.py         which checks are due
+    agent/scheduler/replies.py           the worker's replies: results of checks become conditions
+    agent/scheduler/job_presence.py      whether jobs can run on this node
+    agent/slurm/controller.py            drain, requeue and resume in Slurm
+    agent/scheduler/failslow_process.py  the process that watches jobs for fail-slow, if a site enables it
+    agent/scheduler/before_resume.py     what runs on the idle node before it is resumed
+    agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
+    agent/conditions/store.py            the ledger: one value, which is replaced
 
-The worker (work/) and child processes (agent/slurm/driver.py) do what can block; this process only reads their answers.
-Pure functions compute what follows from them (agent/conditions/intake.py, agent/conditions/verdict.py,
+The worker (agent/worker/) and child processes (agent/slurm/driver.py) do what can block; this process only reads their
+answers. Pure functions compute what follows (agent/conditions/intake.py, agent/conditions/verdict.py,
 agent/slurm/policy.py).
 """
 
@@ -46,8 +48,10 @@ from healthd.agent.reporting.status import Snapshot, decision_words, status_json
 from healthd.agent.reporting.troubles import Trouble, troubles
 from healthd.agent.scheduler.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.agent.scheduler.failslow_process import Watching
+from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.kernel_events import Hearing
-from healthd.agent.scheduler.scheduler import Looking, Seen
+from healthd.agent.scheduler.replies import Received, ReplyHandler
+from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.scheduler.worker_queue import TASK_SECONDS
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import ConfigError, Loaded, Settings, only_observes_kernel_log
@@ -59,7 +63,7 @@ from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Request, Runner
 from healthd.agent.worker.process import setup_of
-from healthd.agent.worker.requests import CopyAnswer, LoadCopy, WriteFile
+from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest, remove_leftovers
@@ -145,13 +149,10 @@ class Daemon:
         )
         job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
         self.hand = Hand(settings, self.memory, self.boot_id, self.now, monotonic)
-        self.looking = Looking(
-            self.configured,
-            self.memory,
-            Runner(setup_of(settings), settings.runtime_dir, monotonic, now),  # which tells that the clock was set
-            self.now,
-            monotonic,
-        )
+        self.client = Runner(setup_of(settings), settings.runtime_dir, monotonic, now)  # it detects a clock step
+        self.jobs = JobPresence(settings.root, monotonic)
+        self.scheduler = Scheduler(self.configured, self.memory, self.client, self.jobs, self.now, monotonic)
+        self.replies = ReplyHandler(self.scheduler, self.jobs, self.memory, self.client, self.now, monotonic)
         self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, self.now)
         self.watching = Watching(self.configured, monotonic)
         self.before_resume = BeforeResume(
@@ -169,7 +170,7 @@ class Daemon:
     def start(self) -> None:
         """Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is read.
         What is opened is closed in the other order."""
-        settings, opened, runner = self.settings, self.opened, self.looking.runner
+        settings, opened, client = self.settings, self.opened, self.client
         self.lock = lock(settings.runtime_dir)
         opened.callback(lambda: os.close(self.lock))
         remove_leftovers(settings.runtime_dir)
@@ -177,8 +178,8 @@ class Daemon:
         os.makedirs(os.path.join(settings.runtime_dir, prolog_files.FOLDER), mode=0o755, exist_ok=True)
         self.wakeup = wake_on_signals()
         opened.callback(wake_no_longer, self.wakeup)
-        runner.adopt_lost()
-        opened.callback(runner.close, STOP_SECONDS)
+        client.adopt_lost()
+        opened.callback(client.close, STOP_SECONDS)
         self.recall()
         self.started = self.now()  # once the copy was read, which may take its time
         self.ticked = self.monotonic()
@@ -207,20 +208,20 @@ class Daemon:
         settings, memory = self.settings, self.memory
         last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
         memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
-        memory.say_checks(self.configured.versions(healthd.__version__))
+        memory.stream.emit_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
-        memory, runner = self.memory, self.looking.runner
-        reply = runner.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
+        memory, client = self.memory, self.client
+        reply = client.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
-            poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
+            poll([(self.wakeup, False), *client.waits()], client.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
                 log.info("stopped before the copy of the ledger in %s was read", self.settings.state_dir)
                 raise SystemExit(0)
-            reply = runner.step()
+            reply = client.step()
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
             memory.copy_unread = True
@@ -235,35 +236,35 @@ class Daemon:
         self.follow_clock()
         self.obey_signals()
         self.must_hold_its_directory()
-        self.know_whether_drained()
+        self.read_jobs()
         self.listen()
-        seen = self.looking.look()
-        self.hear_of(seen)
+        received = self.replies.step()
+        self.pass_on(received)
         self.pass_time()
-        self.decide(seen.round_ended)
-        self.publish(seen.round_ended)
+        self.decide(received.round_ended)
+        self.publish(received.round_ended)
         self.say_ready()
 
     # --- the one wait
 
     def wait(self) -> None:
         """Sleep until something can be read, a deadline passes, or something is due."""
-        known, worker = self.memory.ledger, self.looking.runner
+        known = self.memory.ledger
         others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
         ends = [self.memory.acks_end]  # epoch seconds; the moments below are monotonic
         ends += [known.pause.until] if known.pause else []
         ends += [events.flush_at(known.told)]
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
         moments = (
-            self.looking.rounds.deadline,
+            self.scheduler.queue.deadline,
             self.hand.deadline,
             *(other.deadline for other in others),
             self.monotonic() + min(ends, default=FOREVER) - self.now(),
             self.ticked + self.watchdog_seconds / 2,
             FOREVER if self.said_ready else self.ready_by,
-            self.renew_verdict_at if self.looking.rounds.running else FOREVER,
+            self.renew_verdict_at if self.scheduler.queue.running else FOREVER,
         )
-        of_worker = list(worker.waits())
+        of_worker = list(self.client.waits())
         of_others = [descriptor for other in others for descriptor in other.waits()]
         waits = [(self.wakeup, False), *of_worker, *self.hand.waits(), *of_others]
         ready = poll(waits, min(moments) - self.monotonic())
@@ -312,27 +313,44 @@ class Daemon:
         if self.only_worker_woke:  # dozens of times a round
             return
         self.control.step()
-        self.looking.look_after(self.hearing.listen())
+        self.scheduler.run_after(self.hearing.listen())
         request = self.hearing.journal_request()
-        if request is not None and request != self.looking.runner.request:
-            self.looking.rounds.task(request)  # else the same lines would be read, and counted, twice
+        if request is not None and request != self.client.request:
+            self.scheduler.queue.add_task(request)  # else the same lines would be read, and counted, twice
         with guard.at(FAILSLOW):
             if self.watching.step():
-                self.looking.look_after(["failslow"])
+                self.scheduler.run_after(["failslow"])
         removed: list[str] = []
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
-            self.looking.renew_inventory_soon()
-            self.looking.look_after(["pci_remove"])
+            self.replies.inventory.renew_soon()
+            self.scheduler.run_after(["pci_remove"])
 
-    def hear_of(self, seen: Seen) -> None:
-        """What the worker read for the ears."""
-        if seen.inventory is not None:
-            self.hearing.know(seen.inventory)
-        if seen.journal is not None:
-            self.looking.look_after(self.hearing.hear_from_journal(seen.journal))
+    def pass_on(self, received: Received) -> None:
+        """Pass on what the worker read for the kernel events."""
+        if received.inventory is not None:
+            self.hearing.know(received.inventory)
+        if received.journal is not None:
+            self.scheduler.run_after(self.hearing.hear_from_journal(received.journal))
+
+    # --- jobs on this node
+
+    def read_jobs(self, job_ended: bool = False) -> None:
+        """Read from Slurm's cgroups whether a job is here: when a job ends, then once a second while none is here."""
+        self.note_drained()
+        was_empty = self.jobs.is_without_jobs
+        if job_ended:
+            self.jobs.read()
+        else:
+            self.jobs.step()
+        if was_empty:
+            self.replies.forget_unless_idle()
+
+    def note_drained(self) -> None:
+        """Note whether Slurm shows this node drained and idle. Its answer expires, and it rests on the last verdict."""
+        self.jobs.is_drained = self.hand.shows_drained(self.verdict)
 
     # --- time goes by: windows, pauses, acks
 
@@ -345,27 +363,23 @@ class Daemon:
         if pause and now >= pause.until:
             log.info("the pause is over: %s", pause.why)
             commands.end_pause(self.memory, now)
-            self.looking.rounds.look_now()
+            self.scheduler.queue.run_all_now()
         self.memory.end_acks()
-        self.memory.flush_after_job()
+        self.memory.stream.flush_after_job()
 
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:
-        """Make the verdict anew if something changed that it rests on. Called after every check."""
-        known, looking, waits_for = self.memory.ledger, self.looking, self.before_resume.waits_for
-        rests_on = (known.conditions, known.trusted_since, looking.scheduled(), looking.turns, waits_for)
-        if rests_on != self.judged:
-            self.judged = rests_on
-            names, optional = looking.judged_by(), self.configured.never_holds_resume
-            self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
+        """Make a new verdict if one of its inputs has changed. `jobs.is_drained` is an input that rests on the verdict
+        before: `note_drained` sets it, at the start of a turn and after each look at Slurm."""
+        known, replies, waits_for = self.memory.ledger, self.replies, self.before_resume.waits_for
+        expected, optional = self.scheduler.expected(), self.configured.never_holds_resume
+        inputs = (known.conditions, known.trusted_since, expected, replies.changes, waits_for)
+        if inputs != self.judged:
+            self.judged = inputs
+            self.verdict = verdict.judge(known.by_key(), replies.results, expected, known.trusted_since, optional)
             if waits_for:
                 self.verdict = replace(self.verdict, may_resume=False, before_resume=waits_for)
-            self.know_whether_drained()
-
-    def know_whether_drained(self) -> None:
-        """Slurm's word on this node grows old, and what is wanted of it changes."""
-        self.looking.is_drained = self.hand.shows_drained(self.verdict)
 
     def decide(self, round_ended: bool) -> None:
         before = self.verdict.health
@@ -383,13 +397,13 @@ class Daemon:
         programs = self.configured.before_resume
         if not programs and not self.before_resume.waits_for:
             return
-        known, looking = self.memory.ledger, self.looking
+        known, replies = self.memory.ledger, self.replies
         before, drained = self.before_resume, bool(known.slurm.reason or known.slurm.writing)
         if not drained and before.stage is Stage.BEFORE and not before.waits_for:
             return  # no drain of ours stands, or stood at the last look
         others = {key: c for key, c in known.by_key().items() if c.run not in programs}
-        results = {name: result for name, result in looking.results.items() if name not in programs}
-        names = [name for name in looking.judged_by() if name not in programs]
+        results = {name: result for name, result in replies.results.items() if name not in programs}
+        names = [name for name in self.scheduler.expected() if name not in programs]
         rest = verdict.judge(others, results, names, known.trusted_since, self.configured.never_holds_resume)
         sight = Sight(
             drained=drained and self.hand.may_change(),
@@ -398,21 +412,22 @@ class Daemon:
             clean=rest.may_resume,
             failed=found_by(known.conditions, programs, self.memory.booted_at),
         )
-        if ended := before.step(programs, sight, looking.results):
-            looking.rounds.look_early(ended, self.monotonic())
+        if ended := before.step(programs, sight, replies.results):
+            self.scheduler.queue.run_early(ended, self.monotonic())
         self.judge()
 
     def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
-        self.know_whether_drained()
+        self.note_drained()
         if report is not None:
-            if report.node is not None:  # read in this look: an older word of Slurm says nothing of jobs now
-                self.looking.forget_unless_idle()
+            if report.node is not None:  # read in this look: an older answer of Slurm is no evidence about jobs now
+                self.replies.forget_unless_idle()
             self.judge()
+            self.note_drained()
         if self.hand.decision != before:
             words = decision_words(self.hand.decision, self.hand.status.owner)
             fields = log_fields.of_decision(self.hand.decision, self.verdict.causes)
             log.log(logging.WARNING if fields else logging.INFO, "decision: %s", words, extra=fields)
-            self.memory.say([events.decision(self.hand.decision, words)])
+            self.memory.stream.emit([events.decision(self.hand.decision, words)])
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
@@ -423,17 +438,16 @@ class Daemon:
         if self.memory.unsaved or round_ended:
             self.memory.save(round_over=round_ended)
         drain = self.hand.keeps_jobs_out(self.verdict)
-        quarantined = self.looking.runner.quarantined
+        quarantined = self.client.quarantined
         shown = (self.verdict, self.hand.decision, self.hand.status, self.hearing.kernel.status, quarantined)
         if self.publisher.has_news((*shown, drain, known.pause, known.slurm, self.settings.mode)) or round_ended:
             self.publish_verdict(drain, round_ended)
-        elif self.looking.rounds.running and self.monotonic() >= self.renew_verdict_at:
+        elif self.scheduler.queue.running and self.monotonic() >= self.renew_verdict_at:
             # A round that takes longer than the interval is no hung daemon: what the last one found still holds.
             self.publish_verdict(drain, round_ended=True)
-        self.looking.copy_ledger(round_ended)
-        self.looking.write_stream(round_ended)
+        self.replies.add_tasks(round_ended)
         if round_ended:
-            self.looking.round_is_over()
+            self.scheduler.end_round()
             self.hearing.round_is_over()
             self.serve_metrics()
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
@@ -448,7 +462,7 @@ class Daemon:
             return
         listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
         only_listen = {check.name for check, _ in listening if not check.runs}
-        self.memory.say_alive(self.looking.completed() | only_listen, anyway=True)
+        self.memory.stream.emit_alive(self.replies.completed() | only_listen, anyway=True)
         self.said_alive = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
@@ -466,7 +480,7 @@ class Daemon:
 
             with guard.at(METRICS):
                 page = render(self.snapshot())
-                self.looking.rounds.task(Request("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
+                self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def say_ready(self) -> None:
         """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""
@@ -490,7 +504,7 @@ class Daemon:
                 render(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        known, looking, hearing, runner = self.memory.ledger, self.looking, self.hearing, self.looking.runner
+        known, replies, hearing, client = self.memory.ledger, self.replies, self.hearing, self.client
         return Snapshot(
             version=healthd.__version__,
             node_name=self.settings.node_name,
@@ -499,15 +513,15 @@ class Daemon:
             now=self.now(),
             interval_seconds=self.settings.interval_seconds,
             verdict=self.verdict,
-            results=tuple(looking.results[name] for name in sorted(looking.results)),
-            outcomes=dict(looking.outcomes),
+            results=tuple(replies.results[name] for name in sorted(replies.results)),
+            outcomes=dict(replies.outcomes),
             decision=self.hand.decision,
             slurm=self.hand.status,
             requeued=self.hand.requeued,
             kernel_log=hearing.kernel.status,
             incidents=hearing.standing_incidents(),
             sources=(*hearing.kernel.sources, *self.hot_unplug.sources),
-            round=looking.rounds.status,
+            round=self.scheduler.queue.status,
             inventory=known.inventory,
             pause=known.pause,
             detection_pause=detection_pause.standing(self.settings.runtime_dir, self.now()),
@@ -518,11 +532,11 @@ class Daemon:
             # A worse fault gives our drain another reason, and Slurm another time: ours is when it began to stand.
             drained_since=known.slurm.drained_at
             or (self.hand.status.node.reason_time if self.hand.status.node else 0.0),
-            quarantined=runner.quarantined,
-            workers_started_total=runner.started_total,
-            workers_abandoned_total=runner.abandoned_total,
-            ledger_copy_failures_total=looking.copy_failures,
-            stream=looking.delivery.status,
+            quarantined=client.quarantined,
+            workers_started_total=client.started_total,
+            workers_abandoned_total=client.abandoned_total,
+            ledger_copy_failures_total=replies.ledger_copy.failures,
+            stream=replies.delivery.status,
             config_reload_failures_total=self.reload_failures,
             config_last_reload_successful=not self.reload_trouble,
             events_forgotten_total=hearing.events_forgotten,
@@ -533,7 +547,7 @@ class Daemon:
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             troubles=self.troubles(),
-            processes={"daemon": (os.getpid(),), "worker": runner.pids, "live": self.watching.pids},
+            processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.watching.pids},
         )
 
     def command_of(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -550,12 +564,12 @@ class Daemon:
             reload_trouble=self.reload_trouble,
             metrics_troubles=self.publisher.metrics_troubles,
             web_trouble=self.publisher.web_trouble,
-            textfile_trouble=self.looking.textfile_trouble,
-            files_trouble=self.looking.files_trouble,
+            textfile_trouble=self.replies.textfile.trouble,
+            files_trouble=self.replies.files.trouble,
             save_failed=self.memory.save_failed,
             verdict_trouble=self.publisher.verdict_trouble,
-            copy_trouble=self.looking.copy_trouble,
-            stream=self.looking.delivery.status,
+            copy_trouble=self.replies.ledger_copy.trouble,
+            stream=self.replies.delivery.status,
             lost_events=self.memory.ledger.outbox.dropped,
             kernel_log=self.hearing.kernel.status,
             slurm=self.hand.status,
@@ -575,7 +589,7 @@ class Daemon:
                 return {"status": status_json(self.snapshot())}
             if name == protocol.LOOKS_LEFT:
                 asked = protocol.asked_of(request)
-                return {"asked": asked, "left": self.looking.looks_left(asked)}
+                return {"asked": asked, "left": self.replies.not_run_since(self.scheduler.runs_after_job(), asked)}
             if name == protocol.JOB_ENDED:
                 return self.job_ended()
         except protocol.Refused as refusal:
@@ -588,11 +602,20 @@ class Daemon:
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
-        """What the epilog may wait for, and what it runs then: only where no job is left, and nothing drains."""
-        told, drains = self.looking.job_ended(), bool(self.verdict.causes)
-        programs = self.configured.after_job if self.looking.is_without_jobs and not drains else []
-        then = [{"argv": self.command_of(program.arguments), "seconds": program.seconds} for program in programs]
-        return {**told, "then": then} if then else told
+        """An epilog reports the end of a job: the checks for it run now. Return those that the epilog may wait for, and
+        the programs that it shall run: only where no job is left and nothing drains."""
+        asked = self.now()
+        self.memory.stream.emit_job_end()
+        self.read_jobs(job_ended=True)
+        runs = self.scheduler.runs_after_job()
+        self.scheduler.queue.run_after_event(runs)
+        left = self.replies.not_run_since(runs, asked)
+        words = f"these look now: {', '.join(left)}" if left else "all have looked just now"
+        reply: dict[str, Any] = {"done": words, "asked": asked, "left": left}
+        programs = self.configured.after_job if self.jobs.is_without_jobs and not self.verdict.causes else []
+        if programs:
+            reply["then"] = [{"argv": self.command_of(run.arguments), "seconds": run.seconds} for run in programs]
+        return reply
 
     def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
         """What was done, in words. Raises commands.CommandRefused."""
@@ -601,12 +624,12 @@ class Daemon:
         if command in commands.OF_DETECTION:
             done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())
             self.commanded[command] += 1
-            self.looking.look_after(["failslow"])
+            self.scheduler.run_after(["failslow"])
             return done
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1
         self.memory.save()
-        self.looking.rounds.look_after_command()
+        self.scheduler.queue.run_after_command()
         return done
 
     def reload(self) -> str:
@@ -614,7 +637,7 @@ class Daemon:
         made before any of it is used. Raises commands.CommandRefused."""
         systemd.reloading()
         try:
-            if changed := self.looking.own_files_changed():  # profiles and facts would be missing, or another version's
+            if changed := self.replies.files.changed():  # profiles and facts would be missing, or another version's
                 raise ConfigError(changed)
             loaded, checks = self.load_settings(self.settings.checks_dir)
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
@@ -624,7 +647,7 @@ class Daemon:
             conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1
-            changed = self.looking.own_files_changed()  # while it read: this is what came of it
+            changed = self.replies.files.changed()  # while it read: this is what came of it
             error = ConfigError(changed) if changed else raised
             known = isinstance(error, ConfigError)
             self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
@@ -636,11 +659,13 @@ class Daemon:
         self.reload_trouble = ""
         self.configured = self.hearing.configured = configured
         self.hand.settings = self.publisher.settings = settings
-        self.looking.reconfigure(configured)
+        self.client.renew()  # the site's checks may be new
+        self.scheduler.reconfigure(configured)
+        self.replies.keep_only_configured()
         self.watching.reconfigure(configured)
         self.memory.change_mode(settings.mode)
         self.memory.set_conditions(conditions)
-        self.memory.say_checks(configured.versions(healthd.__version__))
+        self.memory.stream.emit_checks(configured.versions(healthd.__version__))
         self.memory.keep_only(configured.runs)
         done = f"settings read again: mode {settings.mode.value}, {len(configured.runs)} checks"
         log.info("%s", done)
@@ -661,7 +686,7 @@ class Daemon:
         self.hearing.note_cursor()
         is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon
         if is_ours:
-            self.memory.say_stopped("it was told to" if self.stopping else "by a mistake of its own")
+            self.memory.stream.emit_stopped("it was told to" if self.stopping else "by a mistake of its own")
             self.memory.save(round_over=True)
-            self.looking.last_words(LAST_WORDS_SECONDS)
+            self.replies.finish(LAST_WORDS_SECONDS)
         self.control.close(is_ours)

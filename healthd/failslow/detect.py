@@ -23,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, islice, pairwise, repeat
+from itertools import islice, pairwise, repeat
 from statistics import median
 
 from healthd.failslow.bocd import RunLengths
@@ -194,37 +194,6 @@ class Detector:
             return None
         last = islice(self._off, len(self._off) - LASTS, None)
         return math.exp(min(sum(last) / LASTS, MOST_SLOW))
-
-    def steady(self) -> Level | None:
-        """The level, if nothing is slow now and nothing is learned. Of series without regimes."""
-        level = self._levels.get("")
-        if level is None or not level.fixed or self._slowness is not None or self._starting is not None:
-            return None
-        return level
-
-    def pass_over(self, off: Sequence[float], near: Sequence[float], newest: Sequence[int]) -> None:
-        """As add, of many samples at once, while it is steady and the mean of no LASTS of them reaches a limit. off,
-        near: from their level; newest: as add has it."""
-        level, first = self._levels[""], self._position + 1
-        self._position += len(near)
-        level.seen += len(near)
-        self._off.extend(off[-KEPT:])
-        self._near.extend(near[-KEPT:])
-        self._positions.extend(range(max(first, self._position + 1 - KEPT), self._position + 1))
-        for at in compress(range(len(near)), newest):
-            self._follow(first + at, near[at], newest[at])
-        done = BLOCK - len(self._block)
-        if len(near) < done:
-            self._block += near
-            return
-        self._block += near[:done]
-        self._end_block()
-        more = (len(near) - done) // BLOCK
-        for at in range(max(0, more - BLOCKS), more):
-            self._block += near[done + at * BLOCK : done + (at + 1) * BLOCK]
-            self._end_block()
-        self._measure(level)
-        self._block += near[done + more * BLOCK :]
 
     def _smoothed(self, sample: float) -> float:
         """The median of this sample and the two before it: a single one that is far off is no change."""

@@ -1,5 +1,5 @@
-"""The detector for many series at once. numpy computes their run lengths in step; detect.py tests, sample by sample,
-only the samples that may be part of a slowness.
+"""The detector for many series at once: numpy computes their run lengths together (bocd.py), and excludes series
+without a slowness. detect.py tests the other series, sample by sample.
 
 Needs the extra healthd[failslow]. tests/failslow/test_detect_many.py checks that it finds the same points as detect.py.
 """
@@ -7,7 +7,6 @@ Needs the extra healthd[failslow]. tests/failslow/test_detect_many.py checks tha
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,15 +14,13 @@ from numpy.typing import NDArray
 
 from healthd.failslow import bocd
 from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECENT, RUNS
-from healthd.failslow.detect import LASTS, LIMITS, Detector, run
-from healthd.failslow.level import BATCH, FARTHEST, MOST, Level
+from healthd.failslow.detect import LASTS, LIMITS, run
+from healthd.failslow.level import BATCH, FARTHEST
 from healthd.failslow.model import Kind, Point
 
 MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
 MOST_SAMPLES = 1 << 21  # in one go: 16 MiB
 PIECE = 8192  # samples of a long series, which is cut so that its pieces are done together
-STRETCH = 4096  # samples that are looked over at once
-WORTH = 8  # samples: to pass over fewer takes longer than to add them
 ROUNDING = 1e-9
 FORGOTTEN = 1024  # samples after which no run tells where it began: so many earlier each piece begins
 
@@ -72,48 +69,12 @@ def _together(
     loud = [row for row, place in enumerate(places) if not still[row] or any(starts[place])]
     if not loud:
         return
-    told = in_pieces(smoothed(samples[loud]))
+    lengths = in_pieces(smoothed(samples[loud]))
     for nth, row in enumerate(loud):
         place = places[row]
-        value, its = values[place], told[nth].tolist()
-        if counts[row] < len(value):
-            following = iter(its)
-            of_each = [next(following) if 0 < time < math.inf else 0 for time in value]
-            points[place] = run(value, of_each, None, starts[place], kind)
-        elif len(value) > MOST:
-            points[place] = _run(value, samples[row, : len(value)], its, starts[place], kind)
-        else:  # its level is not fixed before its end
-            points[place] = run(value, its, None, starts[place], kind)
-
-
-def _run(
-    value: Sequence[float], logs: NDArray[np.float64], told: Sequence[int], starts: Sequence[int], kind: Kind
-) -> tuple[Point, ...]:
-    """As run; stretches in which nothing can be found are passed over."""
-    detector = Detector(kind)
-    begins = frozenset(starts)
-    level: Level | None = None
-    at = begin = end = 0  # of what was looked at: off, near, stops
-    while at < len(value):
-        steady = detector.steady()
-        if steady is not None:
-            if steady is not level or at >= end:
-                level, begin, end = steady, at, min(at + STRETCH, len(value))
-                off = logs[begin - LASTS + 1 : end] - level.at
-                near = np.clip(off, -FARTHEST, FARTHEST)
-                last = np.convolve(near, np.ones(LASTS), "valid") / LASTS
-                loud = begin + np.flatnonzero(np.abs(last) > LIMITS[kind].slow - ROUNDING)
-                stops = sorted({*loud.tolist(), *(one for one in begins if begin <= one < end), end})
-                off, near = off[LASTS - 1 :], near[LASTS - 1 :]
-            stop = stops[bisect_left(stops, at)]
-            if stop - at >= WORTH:
-                here = slice(at - begin, stop - begin)
-                detector.pass_over(off[here].tolist(), near[here].tolist(), told[at:stop])
-                at = stop
-                continue
-        detector.add(value[at], "", at in begins, told[at])
-        at += 1
-    return tuple(detector.points)
+        following = iter(lengths[nth].tolist())
+        of_each = [next(following) if 0 < time < math.inf else 0 for time in values[place]]
+        points[place] = run(values[place], of_each, None, starts[place], kind)
 
 
 def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
@@ -129,20 +90,17 @@ def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The median of each sample and the two before it. series x samples."""
-    before = np.concatenate((samples[:, :1], samples[:, :-1]), axis=1)
-    first = np.concatenate((samples[:, :1], before[:, :-1]), axis=1)
-    # Of three numbers: the greatest of the lesser of each two.
-    pairs = (np.minimum(samples, before), np.minimum(samples, first), np.minimum(before, first))
-    return np.maximum(np.maximum(pairs[0], pairs[1]), pairs[2])
+    """Return the median of each sample and the two before it. series x samples."""
+    padded = np.pad(samples, ((0, 0), (2, 0)), mode="edge")
+    return np.median((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]), axis=0)
 
 
 def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """What RunLengths.add says of each sample. samples, and the answer: series x samples, logarithms of times."""
+    """Return what RunLengths.add returns for each sample. samples: series x samples, logarithms of times."""
     count, length = samples.shape
-    told = np.zeros((count, length), np.int8)
+    lengths = np.zeros((count, length), np.int8)
     factors, shapes, powers, steps = (
-        np.array(one)[:, None] for one in (bocd.FACTORS, bocd.SHAPES, bocd.POWERS, bocd.STEPS)
+        np.array(values)[:, None] for values in (bocd.FACTORS, bocd.SHAPES, bocd.POWERS, bocd.STEPS)
     )
     # runs x series, so that each row is one piece of memory; a run of r samples moves down by one row each time.
     chances, means, betas = np.zeros((RUNS, count)), np.zeros((RUNS, count)), np.full((RUNS, count), PRIOR_BETA)
@@ -174,8 +132,8 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
         recent = chances[: RECENT + 1]
         likely = recent.sum(axis=0) > LEAST_CHANCE
         if likely.any():
-            told[likely, at] = recent[1:, likely].argmax(axis=0) + 1
-    return told
+            lengths[likely, at] = recent[1:, likely].argmax(axis=0) + 1
+    return lengths
 
 
 def quiet(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:

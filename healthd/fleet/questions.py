@@ -8,6 +8,7 @@ beside from_time and to_time. The name of a question is a table for the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from healthd.common.codec import nearest

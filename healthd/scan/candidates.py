@@ -35,10 +35,6 @@ _BLANK = (b" ", b"\t")
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
-def skeletons_of_lines() -> Skeletons:
-    return Skeletons(_may_be_the_kernels)
-
-
 def candidates(
     blocks: Iterable[Block],
     tally: Tally,
@@ -48,7 +44,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """`near` knows the lines around the one that is given. `skeletons`: those of other lines; `with_re2`: by_re2(),
     for who reads more than this."""
-    skeletons = skeletons or skeletons_of_lines()
+    skeletons = skeletons or Skeletons()
     owner = b""
     for place, block in enumerate(blocks):
         text = block.text

@@ -27,11 +27,6 @@ _BLANK = b" \t"
 _STAMP = re.compile(
     rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
 )
-# By far most lines have it behind a date, a host and a tag: the same, found without a search.
-_USUAL = re.compile(
-    rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
-    rb"([\w.-]{1,64} kernel: )(\[ {0,12}\d{1,10}\.\d{6}\])"
-)
 _NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in a boot the clock stands still: no user is there
 _DATE = re.compile(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
@@ -185,8 +180,6 @@ class Neighbours:
 
 
 def _stamp(line: bytes) -> Stamp | None:
-    if found := _USUAL.match(line):
-        return found[1], found[2]
     found = _STAMP.match(line)
     return None if found is None else (_without_date(found[1]), found[2])
 

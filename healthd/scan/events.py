@@ -16,7 +16,7 @@ from healthd.agent.kernel_log import coalesce as coalescing
 from healthd.common.model import Inventory, KernelEvent, PciDevice
 from healthd.scan import coupled_events
 from healthd.scan.lines import Block, Tally
-from healthd.scan.messages import Known, Message, Told, message_of, messages, slot
+from healthd.scan.messages import Message, Told, message_of, messages, slot
 
 MOST_WAITING = 2000  # events that may still grow
 MOST_SAME = 10 * MOST_WAITING  # names by which their next lines are found
@@ -121,7 +121,6 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
     in the daemon (agent/kernel_log/coalesce.py); a line that repeats another word for word is only counted."""
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
-    grown = Known(MOST_SAME)
     known = 0
     within = coalescing.WITHIN_SECONDS
     for number, uptime, epoch, host, lines, message in told:
@@ -134,7 +133,7 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
             if clock > seen.last_clock:
                 seen.last_clock = clock
         else:
-            seen = _folded(same, message, clock, number, lines, grown)
+            seen = _folded(same, message, clock, number, lines)
             if seen is None:
                 seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
                 waiting.append(seen)
@@ -158,20 +157,14 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
         yield waiting.popleft()
 
 
-def _folded(
-    same: dict[object, Seen], message: Message, clock: float, number: int, lines: int, known: Known
-) -> Seen | None:
+def _folded(same: dict[object, Seen], message: Message, clock: float, number: int, lines: int) -> Seen | None:
     """The event that took a new message in; None if the message begins one."""
     for name in (message.fault, message.part):
         seen = same.get(name)
         if seen is None or seen.left or abs(clock - seen.last_clock) > coalescing.WITHIN_SECONDS:
             continue
         old = seen.message
-        try:
-            grown = known[old, message]
-        except KeyError:
-            grown = _grown(old, message)
-            known.keep((old, message), grown, 1)
+        grown = _grown(old, message)
         if grown is not None:
             if grown.event.text == message.event.text != old.event.text:  # the lines before were details of this one
                 seen.line = number

@@ -36,17 +36,11 @@ Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
 
 
 class Skeletons:
-    """The literals of lines, by what is left of a line without numbers. `search` is a Search.
+    """The literals of lines, by what is left of a line without numbers. `search` is a Search."""
 
-    may_be   whether a line may be the kernel's: only such a line's skeleton is searched when it is new. Another's is,
-             when it comes again
-    """
-
-    def __init__(self, may_be: Callable[[bytes], bool]) -> None:
-        self._may_be = may_be
+    def __init__(self) -> None:
         self._literals = _searched()
         self._known: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
-        self._seen: set[bytes] = set()  # once, in lines of other programs
         self._size = 0
 
     def of(self, line: bytes) -> tuple[str, ...]:
@@ -66,19 +60,9 @@ class Skeletons:
         new = here.difference(known)
         if not new and not there:
             return
-        lines = rest.split(b"\n")
-        again = new & self._seen
-        if new:
-            for line, skeleton in zip(lines, skeletons, strict=True):
-                if skeleton not in new:
-                    continue
-                if skeleton in again or self._may_be(line):
-                    new.discard(skeleton)
-                    if self._learn(skeleton):
-                        there.add(skeleton)
-                elif skeleton not in self._seen and self._has_room(skeleton):
-                    self._seen.add(skeleton)
+        there.update(skeleton for skeleton in new if self._learn(skeleton))
         if there:
+            lines = rest.split(b"\n")
             ends = list(accumulate(map(len, lines)))  # without the ends of lines
             for place in compress(count(), map(there.__contains__, skeletons)):
                 line, literals = lines[place], known.get(skeletons[place])
@@ -103,7 +87,6 @@ class Skeletons:
         self._size += len(skeleton) + A_SKELETON
         if self._size > SKELETONS_BYTES:
             self._known.clear()
-            self._seen.clear()
             self._size = len(skeleton) + A_SKELETON
         return True
 

@@ -19,10 +19,10 @@ from healthd.agent.kernel_log import parse as kernel_parse
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.common.model import Clears, Inventory, KernelEvent, Severity
 from healthd.common.text import regex
-from healthd.scan.candidates import candidates, skeletons_of_lines
+from healthd.scan.candidates import candidates
 from healthd.scan.continuation import Heads, Neighbours
 from healthd.scan.lines import Block, Tally
-from healthd.scan.literals import Search, of_rules
+from healthd.scan.literals import Search, Skeletons, of_rules
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 from healthd.scan.unrecognised import Unrecognised, unrecognised_driver
@@ -140,7 +140,7 @@ class Reader:
         self._search = search
         self._texts = Known(MESSAGES_BYTES)
         self._lines = Known(MESSAGES_BYTES)
-        self._skeletons = skeletons_of_lines()
+        self._skeletons = Skeletons()
 
     def neighbours(self, heads: Heads | None = None) -> Neighbours:
         return Neighbours(functools.partial(prefix_width, now=self._now), heads)

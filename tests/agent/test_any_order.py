@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(turns=st.integers(1, 6))
     def a_round_begins(self, turns: int) -> None:
         """Whatever is next comes in the middle of it."""
-        self.node.daemon.looking.rounds.look_now()
+        self.node.daemon.scheduler.queue.run_all_now()
         for _ in range(turns):
             self.node.turn(1.0)
 
@@ -199,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Right before or after a save, or before it asks the worker: so many of these are done."""
         self.the_driver_says_an_xid(code, gpu)
         self.node.daemon.fuse = effects
-        self.node.daemon.looking.rounds.look_now()
+        self.node.daemon.scheduler.queue.run_all_now()
         self.node.goes_on(2.0)
         self.node.daemon.fuse = float("inf")
 

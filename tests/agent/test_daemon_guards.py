@@ -20,7 +20,7 @@ from healthd.agent.conditions.ledger_codec import encode
 from healthd.agent.daemon import Daemon
 from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.agent.scheduler import kernel_events
-from healthd.agent.scheduler.scheduler import Seen
+from healthd.agent.scheduler.replies import Received
 from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Loaded
@@ -128,7 +128,7 @@ def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monke
     daemon.hearing.hear([*events[:700], xid(48), *events[700:], xid(79)])
     assert len(calls) <= 25
     assert saves == [1]
-    assert {"gpu_xid/79", "gpu_xid/31", "kernel/unread"} == set(codes(daemon))
+    assert set(codes(daemon)) == {"gpu_xid/79", "gpu_xid/31", "gpu_xid/others", "kernel/unread"}
 
 
 def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_each(
@@ -162,8 +162,8 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     [
         ("hearing.job_at_source.name", "kernel_log"),
         ("hearing._tell_incidents", "kernel_log"),
-        ("looking.concerned", "worker"),
-        ("looking.rounds.look_after_event", "worker"),
+        ("scheduler.runs_after", "worker"),
+        ("scheduler.queue.run_after_event", "worker"),
     ],
 )
 def test_what_is_only_beside_the_judging_costs_no_fault_and_is_counted_where_the_mistake_is(
@@ -216,7 +216,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
 ) -> None:
     for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
         reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
-        daemon.hear_of(daemon.looking.take(reply, Seen()))
+        daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
     assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")
 
@@ -237,7 +237,7 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
 
     request = Request("state_dir", 1.0, SaveCopy("a", "b", ()))
     for answer in (Reply(request, outcome, 0.1, error), Reply(request, Outcome.COMPLETED, 0.1)):
-        daemon.looking.take(answer, Seen())
+        daemon.replies.handle(answer, Received())
         if answer.outcome is outcome:
             (trouble,) = of_copy()
             assert trouble.endswith(told)
@@ -255,12 +255,12 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
     refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001, it must belong to root")
     why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
     for reply in (refused, refused):
-        daemon.looking.take(reply, Seen())
+        daemon.replies.handle(reply, Received())
     assert told() == [why]
     assert [record.getMessage() for record in caplog.records] == [why]
-    daemon.looking.take(Reply(request, Outcome.STUCK, 0.1), Seen())
+    daemon.replies.handle(Reply(request, Outcome.STUCK, 0.1), Received())
     assert told() == ["no metrics in /u/a.prom (metrics.textfile): stuck"]
-    daemon.looking.take(Reply(request, Outcome.COMPLETED, 0.1), Seen())
+    daemon.replies.handle(Reply(request, Outcome.COMPLETED, 0.1), Received())
     assert told() == []
 
 
@@ -268,16 +268,16 @@ def test_what_was_done_in_slurm_is_copied_at_once_and_the_rest_at_the_end_of_a_r
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(daemon.looking.rounds, "task", lambda request: asked.append(op_of(request.kind)))
-    daemon.looking.copy_ledger(round_ended=True)
+    monkeypatch.setattr(daemon.scheduler.queue, "add_task", lambda request: asked.append(op_of(request.kind)))
+    daemon.replies.add_tasks(round_ended=True)
     asked.clear()
     daemon.memory.change(trusted_since=NOW)
-    daemon.looking.copy_ledger(round_ended=False)
-    assert asked == []
+    daemon.replies.add_tasks(round_ended=False)
+    assert "save_copy" not in asked
     daemon.memory.change(slurm=SlurmMemory(reason="healthd: gpu_xid/79 0000:61:00.0: off the bus"))
     for _ in range(2):
-        daemon.looking.copy_ledger(round_ended=False)
-    assert asked == ["save_copy"]
+        daemon.replies.add_tasks(round_ended=False)
+    assert asked.count("save_copy") == 1
 
 
 def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_again_a_while_later(
@@ -286,17 +286,17 @@ def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_ag
     ahead = [0.0]
     with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         began = time.monotonic()
-        daemon.looking.rounds.step()
-        assert daemon.looking.runner.request is not None
+        daemon.scheduler.queue.step()
+        assert daemon.client.request is not None
         ahead.append(3600.0)
-        go(daemon, lambda: bool(daemon.looking.results))
-        result = daemon.looking.results["disk_space", ""]
+        go(daemon, lambda: bool(daemon.replies.results))
+        result = daemon.replies.results["disk_space", ""]
         assert (result.outcome, result.error) == (Outcome.FAILED, "the clock was set while it ran")
-        assert daemon.looking.outcomes == {("disk_space", "", "failed"): 1}
+        assert daemon.replies.outcomes == {("disk_space", "", "failed"): 1}
         assert caplog.text.count("check disk_space: failed: the clock was set while it ran") == 1
         assert "disk_space" not in daemon.memory.past, "it is of two clocks"
-        go(daemon, lambda: a_round_is_over(daemon) and not daemon.looking.runner.busy)
-        assert began < daemon.looking.rounds.deadline - EARLY_AGAIN_SECONDS <= time.monotonic()
+        go(daemon, lambda: a_round_is_over(daemon) and not daemon.client.busy)
+        assert began < daemon.scheduler.queue.deadline - EARLY_AGAIN_SECONDS <= time.monotonic()
 
 
 def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> None:
@@ -304,14 +304,14 @@ def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> No
     made: list[Daemon] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
-        return lambda: clock() + sum(5.0 * one.looking.runner.started_total for one in made)
+        return lambda: clock() + sum(5.0 * one.client.started_total for one in made)
 
     with alone(tmp_path, "disk_space", now=late(time.time), monotonic=late(time.monotonic)) as daemon:
         made.append(daemon)
-        daemon.looking.runner.renew()
+        daemon.client.renew()
         go(daemon, lambda: a_round_is_over(daemon))
-        assert daemon.looking.runner.started_total == 2
-        assert daemon.looking.outcomes == {("disk_space", "", "completed"): 1}
+        assert daemon.client.started_total == 2
+        assert daemon.replies.outcomes == {("disk_space", "", "completed"): 1}
 
 
 @contextlib.contextmanager
@@ -326,7 +326,7 @@ def alone(tmp_path: Path, check: str, **clocks: Callable[[], float]) -> Iterator
 
 
 def a_round_is_over(daemon: Daemon) -> bool:
-    rounds = daemon.looking.rounds
+    rounds = daemon.scheduler.queue
     return rounds.status.number > 0 and not rounds.running
 
 
@@ -335,8 +335,8 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
     end = time.monotonic() + seconds
     while not over():
         assert time.monotonic() < end, "it did not happen"
-        wakeup.poll(daemon.looking.runner.waits(), 0.05)
-        daemon.hear_of(daemon.looking.look())
+        wakeup.poll(daemon.client.waits(), 0.05)
+        daemon.pass_on(daemon.replies.step())
 
 
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
@@ -397,7 +397,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     config = daemon.configured.loaded.checks.get(result.run) or CheckConfig()
     loaded = replace(daemon.configured.loaded, checks={**daemon.configured.runs, result.run: config})
     daemon.configured = replace(daemon.configured, loaded=loaded)
-    daemon.looking.reconfigure(daemon.configured)
+    daemon.scheduler.reconfigure(daemon.configured)
     daemon.memory.take(intake.looked(daemon.memory.ledger, result, config, now).ledger)
     driver = daemon.hand._driver
     node = NodeState("n1", frozenset({"ALLOCATED"}))
@@ -451,13 +451,13 @@ def test_a_fault_that_is_heard_before_the_gpus_are_known_is_named_in_status_reas
 def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_told_of_before(tmp_path: Path) -> None:
     """No condition changes then: `repaired` has ended it already."""
     with alone(tmp_path, "disk_space") as daemon:
-        go(daemon, lambda: bool(daemon.looking.results))
-        looking, memory = daemon.looking, daemon.memory
-        clean = replace(looking.results["disk_space", ""], outcome=Outcome.COMPLETED, findings=())
+        go(daemon, lambda: bool(daemon.replies.results))
+        replies, memory = daemon.replies, daemon.memory
+        clean = replace(replies.results["disk_space", ""], outcome=Outcome.COMPLETED, findings=())
         full = Finding(Severity.DEGRADED, "disk_space/full", "/", "/ is full")
 
         def look(result: CheckResult) -> bool:
-            looking._note(result)
+            replies._note(result)
             memory.take(intake.looked(memory.ledger, result, daemon.configured.runs[result.run], time.time()).ledger)
             daemon.judge()
             return daemon.verdict.may_resume
@@ -476,9 +476,9 @@ def test_a_reload_reaches_every_part_of_the_daemon(tmp_path: Path) -> None:
     daemon.start()
     daemon.reload()
     assert daemon.configured.settings.mode is Mode.ACT
-    assert daemon.hearing.configured is daemon.looking.configured is daemon.configured
+    assert daemon.hearing.configured is daemon.scheduler.configured is daemon.configured
     assert daemon.hand.settings is daemon.publisher.settings is daemon.settings
-    parts = (daemon.hearing, daemon.looking, daemon.hand, daemon.publisher)
+    parts = (daemon.hearing, daemon.scheduler, daemon.hand, daemon.publisher)
     holding = [part for part in vars(daemon).values() if hasattr(part, "settings") or hasattr(part, "configured")]
     assert all(part in (*parts, daemon.configured) for part in holding), "a part that a reload does not know of"
     daemon.shut_down()

@@ -100,7 +100,7 @@ def test_a_daemon_that_is_stopped_before_the_copy_is_read_puts_no_empty_ledger_i
     def hangs(_request: Request) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(second.looking.runner, "send", hangs)
+    monkeypatch.setattr(second.client, "send", hangs)
     with pytest.raises(SystemExit) as ended:
         second.start()
     second.shut_down()

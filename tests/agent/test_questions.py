@@ -30,7 +30,7 @@ JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 DAY = 24 * 3600.0
 
 # What is asked of a part besides its properties.
-ASKED = {"waits", "scheduled", "judged_by", "completed", "snapshot", "troubles", "own_files_changed"}
+ASKED = {"waits", "scheduled", "expected", "completed", "snapshot", "troubles", "changed"}
 
 seconds = st.floats(0.0, 2 * DAY)
 conditions = st.builds(
@@ -123,7 +123,7 @@ def questions(part: object) -> Iterator[tuple[str, Any]]:
 def test_the_parts_of_a_daemon_are_found_with_their_questions(made: Made) -> None:
     asked = {(type(part).__name__, name) for part in parts(made.daemon, set()) for name, _ in questions(part)}
     assert {
-        *(("Rounds", "deadline"), ("Looking", "is_idle"), ("Looking", "scheduled"), ("Hearing", "waits")),
+        *(("WorkerQueue", "deadline"), ("JobPresence", "is_idle"), ("Scheduler", "scheduled"), ("Hearing", "waits")),
         *(("Hand", "deadline"), ("SlurmDriver", "busy"), ("Daemon", "snapshot"), ("Listener", "cursor")),
         *(("Memory", "conditions"), ("Runner", "waits"), ("Delivery", "is_due"), ("ControlServer", "deadline")),
     } <= asked
@@ -154,9 +154,9 @@ def test_no_question_changes_the_ledger(
 ) -> None:
     daemon, memory = made.daemon, made.daemon.memory
     made.ahead = 0.0
-    daemon.looking.reconfigure(daemon.configured)
+    daemon.scheduler.reconfigure(daemon.configured)
     made.jobs(0 if ended else 1)
-    daemon.looking.job_ended()
+    daemon.job_ended()
     made.jobs(jobs)
     made.ahead = goes_by
     daemon.hand.settings = replace(daemon.settings, mode=mode)

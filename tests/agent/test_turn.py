@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.scheduler.scheduler import Seen
+from healthd.agent.scheduler.replies import Received
 from tests.agent.test_daemon_guards import alone
 
 
@@ -22,12 +22,12 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
         daemon.memory.change(trusted_since=before)
         seen: list[float] = []
 
-        def look() -> Seen:
+        def look() -> Received:
             seen.append(daemon.memory.ledger.trusted_since)
-            return Seen()
+            return Received()
 
         monkeypatch.setattr(daemon, "listen", look)
-        monkeypatch.setattr(daemon.looking, "look", look)
+        monkeypatch.setattr(daemon.replies, "step", look)
         ahead.append(3600.0)
         daemon.turn()
         assert seen == [pytest.approx(before + 3600.0, abs=1.0)] * 2

@@ -22,7 +22,7 @@ from trees import FakeSystem, gpus, replace, write
 
 from healthd.agent import daemon as daemons
 from healthd.agent.daemon import Daemon
-from healthd.agent.scheduler import scheduler
+from healthd.agent.scheduler import replies
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import Loaded
 from healthd.agent.settings.effective import settle
@@ -143,7 +143,7 @@ class Node:
         write(self.root, {"/proc/sys/kernel/random/boot_id": f"{BOOT}\n", "/sys/module/nvidia/initstate": "live\n"})
         self.log.touch()
         self.changed()
-        for waits in (daemons, scheduler):
+        for waits in (daemons, replies):
             monkeypatch.setattr(waits, "poll", self._poll)
         monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power fails here
         for asks in (driver, event_jobs):
@@ -181,7 +181,7 @@ class Node:
     def started(self, folder: str = "") -> Killable:
         """A daemon that begins, with its files in this folder below the node's."""
         made = Killable(lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic)
-        runner, save = made.looking.runner, made.memory.save
+        runner, save = made.client, made.memory.save
         runner._begin = self._begin_worker
         send, step = runner.send, runner.step
 

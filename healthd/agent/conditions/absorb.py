@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from healthd.agent.conditions.bounds import ends_last, others_of, others_of_all
+from healthd.agent.conditions.bounds import ends_last, others_of
 from healthd.agent.conditions.condition import (
     LATCHED,
     STANDING,
@@ -82,7 +82,7 @@ def absorb_result(
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
         elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted: now the check knows it itself
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
-        if key in (others_of(result.run, key.code), others_of_all(result.run)):
+        if key == others_of(result.run):
             old = replace(old, clears=ends_last(old.clears, finding.clears))
         if finding.log_decides and old.last_event > old.last_level_seen:
             finding = replace(finding, severity=old.severity, found=Found(found_severity(old)))
@@ -284,9 +284,9 @@ def absorb_events(
 
 
 def _counted_up_to(conditions: Conditions, sight: Condition) -> int:
-    """The newest event that the condition counted which counts what has no name: the part may be one of those."""
-    keys = (others_of(sight.run, sight.code), others_of_all(sight.run))
-    return max((conditions[key].last_sequence for key in keys if key in conditions), default=0)
+    """Return the newest event of the condition that counts the rest of the run: the part may be one of the rest."""
+    others = conditions.get(others_of(sight.run))
+    return others.last_sequence if others else 0
 
 
 def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:

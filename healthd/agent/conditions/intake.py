@@ -108,7 +108,7 @@ def judged(ledger: Ledger, taken: Coalesced, listeners: Listeners, now: float) -
     for name, found in findings.items():
         conditions = absorb.absorb_events(conditions, name, found, by_sequence, touched, ledger.boot_id, ledger.cleared)
     news = tuple(event for number in taken.touched if (event := by_sequence.get(number)) and not event.history)
-    conditions = bounds.bounded(_after_repairs(conditions, news, listeners, now))
+    conditions = bounds.limit_conditions(_after_repairs(conditions, news, listeners, now))
     behind = {c.last_sequence for c in conditions.values() if c.severity >= Severity.DEGRADED and not c.observed}
     kept = newest_of_each(events, KEEP_EVENTS, behind)
     after = replace(with_conditions(ledger, conditions), events=kept, next_sequence=taken.next_sequence)
@@ -164,12 +164,11 @@ def _findings_of(
             settled.setdefault(condition.key, []).append(condition)
 
     def settled_by(key: ConditionKey) -> Sequence[Condition]:
-        """Of a part without a condition of its own also what counted it among others."""
+        """Return what settled a part; for a part without a name also what settled the rest of its check."""
         if key in named:
             return settled.get(key, ())
-        of_check = RunName(key.code.partition("/")[0])
-        counted = (bounds.others_of(of_check, key.code), bounds.others_of_all(of_check))
-        return [condition for place in (key, *counted) for condition in settled.get(place, ())]
+        others = bounds.others_of(RunName(key.code.partition("/")[0]))
+        return [condition for place in (key, others) for condition in settled.get(place, ())]
 
     every: dict[str, list[Finding]] = {}
     failures: Failures = ()
@@ -250,7 +249,7 @@ def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners) 
         conditions = absorb.absorb_events(
             conditions, name, new, by_sequence, frozenset(jobs), ledger.boot_id, ledger.cleared
         )
-    return with_conditions(replace(ledger, events=events), bounds.bounded(conditions))
+    return with_conditions(replace(ledger, events=events), bounds.limit_conditions(conditions))
 
 
 def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -> Ledger:
@@ -283,7 +282,7 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
         to, old = moved.get((key.code, events)), conditions.get(key)
         if to is not None and old is not None and not old.last_level_seen:
             conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"it is {to}")
-    return with_conditions(after, bounds.bounded(conditions))
+    return with_conditions(after, bounds.limit_conditions(conditions))
 
 
 class Looked(NamedTuple):
@@ -299,8 +298,8 @@ def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float)
         return Looked(ledger, result)
     before = ledger.by_key()
     wanted = tuple(absorb.as_configured(finding, config) for finding in result.findings)
-    result = bounds.with_others(replace(result, findings=wanted), before)
+    result = bounds.limit_findings(replace(result, findings=wanted), before)
     conditions = absorb.absorb_result(before, result, config.clear_after, ledger.boot_id, ledger.cleared)
     if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
         conditions = endings.after_repairs(conditions, result.repairs, now)
-    return Looked(with_conditions(ledger, bounds.bounded(conditions)), result)
+    return Looked(with_conditions(ledger, bounds.limit_conditions(conditions)), result)

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,16 +17,14 @@ from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.durable_file import rewrite_file
+from healthd.agent.conditions.event_stream import EventStream
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.conditions.state_files import LedgerError
 from healthd.common import guard, history
-from healthd.common.guard import LEDGER, LOG, STREAM
+from healthd.common.guard import LEDGER, LOG
 from healthd.common.model import Condition, ConditionKey, Ending, Mode, RunName, Severity
 from healthd.events import outbox
-from healthd.events.emitted import Told
-from healthd.events.outbox import Outbox
-from healthd.events.schema import Event, Source
 
 log = logging.getLogger("healthd")
 
@@ -39,8 +37,7 @@ class Memory:
     """`ledger` and `past` (check -> its counters, as text that only the worker reads).
 
     `unsaved`: a kill would lose what the next round does not see again; `uncopied`: a reboot would lose something.
-    `node_name`, `cluster`: whose stream of events it is; a cluster that no setting names is that of Slurm's settings,
-    once they were read.
+    `node_name`, `cluster`: of the event stream (event_stream.py).
     `is_recalled`: before, what is here is not what is known, and `save` leaves the files alone: an empty live ledger
     would be taken before the copy at the next start.
     """
@@ -55,10 +52,7 @@ class Memory:
     ) -> None:
         self._runtime_dir = runtime_dir
         self._now = now
-        self._monotonic = monotonic
-        self._node_name = node_name
-        self._cluster = cluster
-        self._boot_id = ""
+        self.boot_id = ""
         self.booted_at = 0.0  # epoch: when healthd first ran in this boot; 0 = it ran in it before
         self.is_recalled = False
         self.ledger = Ledger()
@@ -76,8 +70,10 @@ class Memory:
         self._saved: Ledger | None = None  # what stands in the file
         self.save_failed = False
         self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
-        self.dropped = 0  # lines of the stream that did not fit, since the start
         self.copied_at = 0.0  # when the copy that was read was written, 0 = not known
+        self.stream = EventStream(self, now, monotonic, node_name, cluster)
+        # Called with the ledger before and after a change, while it still has all conditions that ended.
+        self.observers: list[Callable[[Ledger, Ledger], None]] = [self.stream.observe, log_change]
 
     @property
     def conditions(self) -> dict[ConditionKey, Condition]:
@@ -104,7 +100,7 @@ class Memory:
         read_copy   the texts of the copy in the state directory, {} if it cannot be read (it says so itself)
         last_alive  when the daemon of the live ledger is last known to have run (epoch seconds), 0 = not known
         """
-        self._boot_id = boot_id
+        self.boot_id = boot_id
         self._recall(read_copy, boot_id, mode, last_alive)
         self.is_recalled = True
 
@@ -134,7 +130,7 @@ class Memory:
         found = found if found.outbox.stream_id else _with_new_stream(found)
         self.ledger = found
         known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
-        self.say(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
+        self.stream.emit(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
         if found.boot_id != boot_id:
             self.booted_at = now
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
@@ -196,38 +192,27 @@ class Memory:
     # --- change
 
     def change(self, **changes: Any) -> None:
-        self._replace(replace(self.ledger, **changes))
+        self.take(replace(self.ledger, **changes))
 
-    def _replace(self, ledger: Ledger) -> None:
-        """Go on with another ledger. The stream is told what changed, here for all that change it; of what ended all is
-        told before the history is cut."""
+    def take(self, ledger: Ledger) -> None:
+        """Go on with another ledger. The observers see each change, before the history is cut."""
         before = self.ledger
         if ledger != before:
-            self._set(ledger)
-            self._tell(before)
+            self.set(ledger)
+            for observe in self.observers:
+                observe(before, ledger)
             if ledger.conditions is not before.conditions:
-                self._set(ledgers.with_short_history(self.ledger, self._now()))
+                self.set(ledgers.with_short_history(self.ledger, self._now()))
 
-    def _set(self, ledger: Ledger) -> None:
+    def set(self, ledger: Ledger) -> None:
+        """Go on with another ledger without observers."""
         if ledger != self.ledger:
             self.slurm_uncopied = self.slurm_uncopied or ledger.slurm is not self.ledger.slurm
             self.unsaved = self.unsaved or not ledgers.is_only_seen_again(self.ledger, ledger)
             self.ledger = ledger
             self.uncopied = True
 
-    def go_back_to(self, ledger: Ledger) -> None:
-        """Undo every change since this ledger, and what was told of it: nobody has seen that yet."""
-        self._set(ledger)
-
-    def take(self, after: Ledger) -> None:
-        """Go on with this ledger. The log is told what opened, rose or cleared."""
-        before = self.ledger
-        if after is not before:
-            self._replace(after)
-            tell(log_lines.of_change(before, after))
-
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
-        """Go on with these conditions. The log is told."""
         self.take(ledgers.with_conditions(self.ledger, conditions))
 
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
@@ -259,7 +244,7 @@ class Memory:
             return moment + step if since <= moment <= until else moment
 
         moved = ledgers.after_clock_step(self.ledger, step, since, until)
-        self._set(ledgers.with_none_in_the_future(moved, until + step))
+        self.set(ledgers.with_none_in_the_future(moved, until + step))
         self._past_unsaved = self._past_is_set = True
         for check, store in self.past.items():
             self.past[check] = history.encode(history.moved(history.decode(store), move))
@@ -290,62 +275,6 @@ class Memory:
             key: ended(c, Ending.UNCHECKED, now, why) if c.run in names else c for key, c in self.conditions.items()
         }
         self.set_conditions(conditions)
-
-    # --- the stream
-
-    @property
-    def cluster(self) -> str:
-        return self._cluster or self.ledger.told.cluster
-
-    def _tell(self, before: Ledger) -> None:
-        with guard.at(STREAM):  # to tell of a change matters less than the change
-            self.say(*telling.changes(before, self.ledger, self._now()))
-
-    def say(self, events: Iterable[Event], told: Told | None = None) -> None:
-        """The events become lines in the outbox, saved with the ledger that they are of. `told`: what is told then."""
-        known = self.ledger
-        lines = self._put(known.outbox, list(events))
-        # each has a number, also what did not fit
-        self.dropped += lines.next_seq - known.outbox.next_seq - (len(lines.lines) - len(known.outbox.lines))
-        self._set(replace(known, outbox=lines, told=told or known.told))
-
-    def know_cluster(self, name: str) -> None:
-        """What Slurm's settings call the cluster; "" changes nothing."""
-        if name not in ("", self.ledger.told.cluster):
-            self._set(replace(self.ledger, told=replace(self.ledger.told, cluster=name)))
-
-    def job_ended(self) -> None:
-        self.say((), telling.after_job_end(self.ledger.told, self._now()))
-
-    def flush_after_job(self) -> None:
-        if self.ledger.told.job_ended:
-            self.say(*telling.flushed(self.ledger, self._now()))
-
-    def say_alive(self, checks: Iterable[str], anyway: bool) -> None:
-        """Once a day, or `anyway`. `checks`: those whose runs completed."""
-        if anyway or telling.is_alive_due(self.ledger.told, self._now()):
-            self.say(*telling.alive(self.ledger, checks, self._now()))
-
-    def say_stopped(self, why: str) -> None:
-        self.say(*telling.stopped(self.ledger.told, why))
-
-    def say_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
-        """What runs from now on (telling.checks)."""
-        self.say(*telling.checks(self.ledger.told, configured, self._now()))
-
-    def written(self, lines: Collection[str]) -> None:
-        """These lines are on the disk. The ledger is not saved for that alone: whoever starts from an older one writes
-        the same lines again, and finds them there."""
-        left = outbox.written(self.ledger.outbox, lines)
-        self.ledger = replace(self.ledger, outbox=left)
-        if left.dropped:
-            self._set(replace(self.ledger, outbox=self._put(left, [])))
-
-    def _put(self, into: Outbox, events: Collection[Event]) -> Outbox:
-        if not events and not into.dropped:
-            return into
-        source = Source(self.cluster, self._node_name, self._boot_id, into.stream_id)
-        return outbox.put(into, events, source, self._now(), self._monotonic())
 
     # --- save
 
@@ -385,7 +314,7 @@ class Memory:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or left is before:
                 raise
             self.ledger = replace(self.ledger, outbox=left)
-            self.dropped += len(before.lines) - len(left.lines)
+            self.stream.dropped += len(before.lines) - len(left.lines)
             rewrite_file(path, ledger_codec.encode(self.ledger))
 
     def save_anew(self) -> None:
@@ -397,6 +326,11 @@ class Memory:
 def _with_new_stream(ledger: Ledger) -> Ledger:
     """A number that was given after this ledger was written would be given twice."""
     return replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
+
+
+def log_change(before: Ledger, after: Ledger) -> None:
+    """Log which conditions opened, rose or were cleared."""
+    tell(log_lines.of_change(before, after))
 
 
 def tell(lines: Iterable[Line]) -> None:

@@ -46,7 +46,9 @@ def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -
     code, part, hit = _meant((*ledger.conditions, *ended_in_drain(slurm, ledger.cleared)), request)
     why = _why(request)
     also = {"subject": part, "why": why}
-    memory.say([Event("repaired", {"who": who, "code": code, **{name: text for name, text in also.items() if text}})])
+    memory.stream.emit(
+        [Event("repaired", {"who": who, "code": code, **{name: text for name, text in also.items() if text}})]
+    )
     memory.set_conditions(endings.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
     memory.forget_growth(hit)
     if has_drained(slurm, hit):

@@ -26,7 +26,7 @@ class Delivery:
     @property
     def status(self) -> StreamStatus:
         waiting = len(self._memory.ledger.outbox.lines)
-        return StreamStatus(waiting, self._memory.dropped, self._failures, self._journal_lost, self.trouble)
+        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.trouble)
 
     @property
     def is_due(self) -> bool:
@@ -53,4 +53,4 @@ class Delivery:
         assert isinstance(reply.answer, int)
         assert isinstance(reply.request.asked, AppendEvents)
         self._journal_lost += reply.answer
-        self._memory.written(reply.request.asked.lines)
+        self._memory.stream.written(reply.request.asked.lines)

@@ -101,7 +101,7 @@ class Hearing:
             return self.take_in(events)
         except Exception as error:
             ledger, self.events_forgotten = before
-            self._memory.go_back_to(ledger)
+            self._memory.set(ledger)
             if len(events) > 1:
                 half = len(events) // 2
                 return (*self._take_in_what_can_be(events[:half]), *self._take_in_what_can_be(events[half:]))
@@ -132,7 +132,7 @@ class Hearing:
             after = intake.with_inventory(before, inventory, self.configured.listeners)
         memory.take(after)
         with guard.at(KERNEL_LOG):
-            memory.say(*telling.named(before, memory.ledger, self._now()))
+            memory.stream.emit(*telling.named(before, memory.ledger, self._now()))
             tell(log_lines.of_names(before, memory.ledger))
             self._tell_incidents()
 

@@ -257,8 +257,7 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
     conditions = {condition.key: condition for condition in (*ledger.cleared, *ledger.conditions)}
     found = []
     for finding in findings:
-        run = RunName(finding.code.partition("/")[0])
-        keys = (finding.key, bounds.others_of(run, finding.code), bounds.others_of_all(run))
+        keys = (finding.key, bounds.others_of(RunName(finding.code.partition("/")[0])))
         counted = next((conditions[key] for key in keys if key in conditions), None)
         if counted is not None:
             found.append(replace(finding, severity=counted.severity, worsens=None))

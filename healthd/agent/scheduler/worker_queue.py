@@ -36,9 +36,12 @@ class Step(NamedTuple):
     round_ended: bool
 
 
-class Rounds:
-    """`scheduled` says what comes round; `asked_of` makes the request for one; `after` says which of them
-    look once more in this round, after such a reply."""
+class WorkerQueue:
+    """
+    scheduled     returns the runs that come round
+    request_for   returns the request for a run
+    after         returns the runs that are due once more in this round after a reply
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Rounds:
         node_name: str,
         round_timeout_seconds: float,
         scheduled: Callable[[], list[ScheduledRun]],
-        asked_of: Callable[[ScheduledRun], Run],
+        request_for: Callable[[ScheduledRun], Run],
         now: Callable[[], float],
         monotonic: Callable[[], float],
         after: Callable[[Reply], Collection[RunName]] = lambda reply: (),
@@ -55,7 +58,7 @@ class Rounds:
         self._node_name = node_name
         self._round_timeout_seconds = round_timeout_seconds
         self._scheduled = scheduled
-        self._asked_of = asked_of
+        self._request_for = request_for
         self._after = after
         self._now = now
         self._monotonic = monotonic
@@ -74,7 +77,7 @@ class Rounds:
 
     @property
     def running(self) -> bool:
-        """Whether a round is in progress."""
+        """True while a round is in progress."""
         return self._running
 
     @property
@@ -95,18 +98,18 @@ class Rounds:
             self._due_at = schedule.next_due(scheduled, self._last_runs, self._early, self._node_name)
         return self._due_at
 
-    # --- wishes
+    # --- early runs and tasks
 
-    def look_early(self, name: RunName, at: float) -> None:
+    def run_early(self, name: RunName, at: float) -> None:
         """Run a check before its round, at a monotonic time."""
         self._early[name] = min(at, self._early.get(name, FOREVER))
         self._due_of = []
 
-    def look_now(self) -> None:
+    def run_all_now(self) -> None:
         for run in self._scheduled():
-            self.look_early(run.name, self._monotonic())
+            self.run_early(run.name, self._monotonic())
 
-    def look_after_command(self) -> None:
+    def run_after_command(self) -> None:
         """Run all checks now. Commands that repeat within EARLY_AGAIN_SECONDS share one more round at the end of that
         time, so that a script that acknowledges in a loop does not cause a round for each call."""
         now = self._monotonic()
@@ -114,21 +117,21 @@ class Rounds:
             return  # that round is still to come
         self._commanded_at = max(now, self._commanded_at + EARLY_AGAIN_SECONDS)
         for run in self._scheduled():
-            self.look_early(run.name, self._commanded_at)
+            self.run_early(run.name, self._commanded_at)
 
-    def look_after_event(self, names: Iterable[RunName]) -> None:
-        """An event concerns these checks: they look now, but a storm of events must not become a storm of runs."""
+    def run_after_event(self, names: Iterable[RunName]) -> None:
+        """Run these checks now, but not before EARLY_AGAIN_SECONDS after their last run: events come in storms."""
         for name in names:
-            self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
+            self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
 
-    def task(self, request: Request) -> None:
+    def add_task(self, request: Request) -> None:
         """Give the worker other work, for when no check is due. A task waits while a worker hangs in its resource. Of
         several tasks of a kind only the newest is kept."""
         kind = (request.resource, request.kind)
         self._tasks = deque(e for e in self._tasks if (e.resource, e.kind) != kind)
         self._tasks.append(request)
 
-    def forget(self, configured: Iterable[RunName]) -> None:
+    def keep_only(self, configured: Iterable[RunName]) -> None:
         known = set(configured)
         self._queue = deque(run for run in self._queue if run.name in known)
         self._early = {name: at for name, at in self._early.items() if name in known}
@@ -171,7 +174,7 @@ class Rounds:
             if run.resource in freed:
                 # Not again and again at once, if a check takes just longer than it may.
                 again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
-                self.look_early(run.name, max(self._monotonic(), again_at))
+                self.run_early(run.name, max(self._monotonic(), again_at))
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()
@@ -213,7 +216,7 @@ class Rounds:
             return self._take(self._task("nvml")) or CLOSE_NVML
         if self._queue:
             run = self._queue.popleft()
-            request = Request(run.resource, run.timeout_seconds, self._asked_of(run))
+            request = Request(run.resource, run.timeout_seconds, self._request_for(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, "the round was out of time before its turn")
             return request

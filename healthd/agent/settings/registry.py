@@ -52,12 +52,12 @@ from healthd.host.host import Host
 T = TypeVar("T")
 
 
-# Of any check: what agent/conditions/bounds.py counts in one condition.
+# CHECK/others of any check: the condition that counts the rest (agent/conditions/bounds.py).
 OF_OTHERS = Explain(
     Severity.WARNING,
     Clears.OPERATOR,
-    "The check found more than 128 problems of different codes, or all checks together more than 256: the worst have "
-    "conditions of their own, and this one counts the rest of this check.",
+    "All checks together report more than 128 problems: the worst have conditions of their own, and this one counts "
+    "the rest of this check.",
     "It is as bad as the worst that it counts, and drains where that would.",
     "healthd status and dmesg: look first at the conditions that have a name. It ends when the last that it counts "
     "would end, which may need a reboot, or by healthd repaired CHECK/others others.",

@@ -191,7 +191,9 @@ class Hand:
             return None
         known = self._memory.ledger.slurm
         self._take_peoples_word(report)
-        self._memory.say(action_log.report_events(known.reason, report.lifted, report.acknowledged, report.requeued))
+        self._memory.stream.emit(
+            action_log.report_events(known.reason, report.lifted, report.acknowledged, report.requeued)
+        )
         tell(action_log.hold_lines(known.hold, report.memory.hold, self._now()))
         self._remember(report.memory)
         tell(action_log.report_lines(report, known.reason, self._told, self._cause))
@@ -221,7 +223,7 @@ class Hand:
 
     def _tell_command(self, command: Command, result: CommandResult | None) -> None:
         """The stream knows of a command before it begins, also where we are killed right after."""
-        self._memory.say(action_log.command_events(command.argv, result))
+        self._memory.stream.emit(action_log.command_events(command.argv, result))
         if result is None:
             self._memory.save()
 

@@ -84,7 +84,7 @@ class Node:
         """What is new since the last call, as a worker acknowledges it."""
         new = self.memory.ledger.outbox.lines
         self.lines += new
-        self.memory.written(new)
+        self.memory.stream.written(new)
         return list(map(json.loads, new))
 
     def names(self) -> list[str]:
@@ -288,7 +288,7 @@ def test_what_gets_its_name_with_the_first_inventory_is_told_once_with_it(node: 
     before = node.memory.ledger
     node.has(replace(XID, message="GPU 3 fell off the bus"), MOUNT)
     for told in (["GPU 3 fell off the bus"], []):
-        node.memory.say(*events.named(before, node.memory.ledger, node.now))
+        node.memory.stream.emit(*events.named(before, node.memory.ledger, node.now))
         assert [event["message"] for event in node.told() if event["event"] == "seen_again"] == told
         before = node.memory.ledger
 
@@ -319,14 +319,14 @@ def test_a_clock_that_is_set_after_a_jobs_end_neither_hastens_nor_repeats_what_i
     node: Node, step: float
 ) -> None:
     node.has(MOUNT)
-    node.memory.job_ended()
+    node.memory.stream.emit_job_end()
     node.told()
     node.memory.set_clock(step)
     node.now += step + 60
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     assert node.memory.ledger.told.job_ended == NOW + step
     node.now += 300
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     assert (node.memory.ledger.told.job_ended, node.names()) == (0.0, []), "its only sight has its line"
 
 
@@ -339,16 +339,16 @@ def test_five_minutes_after_a_jobs_end_what_its_last_ten_showed_is_told_if_it_wa
     node.told()
     node.has(seen(MOUNT, 2, NOW), XID, seen(old, 2, NOW + 1))
     node.now = NOW + 602
-    node.memory.job_ended()
+    node.memory.stream.emit_job_end()
     node.now += events.FLUSH_SECONDS - 1
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     assert node.names() == []
     node.has(seen(MOUNT, 3, NOW + 650), XID, seen(old, 2, NOW + 1))
     node.now += 1
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     (event,) = node.told()
     assert (event["event"], event["code"], event["count"]) == ("seen_again", "mount/missing", 3)
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     assert node.names() == []
 
 
@@ -357,20 +357,20 @@ def test_what_was_seen_ten_minutes_before_the_end_is_told_and_a_moment_earlier_i
     node.told()
     node.has(seen(MOUNT, 2, NOW), seen(XID, 2, NOW - 1))
     node.now = NOW + events.JOBS_LAST_SECONDS
-    node.memory.job_ended()
+    node.memory.stream.emit_job_end()
     node.now += events.FLUSH_SECONDS
-    node.memory.flush_after_job()
+    node.memory.stream.flush_after_job()
     assert [e["code"] for e in node.told()] == ["mount/missing"]
 
 
 def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_kill(node: Node) -> None:
     node.has(MOUNT)
     node.told()
-    node.memory.job_ended()
+    node.memory.stream.emit_job_end()
     for ended in (NOW + 100, NOW + 200):
         node.now = ended
         node.has(seen(MOUNT, 2, node.now))
-        node.memory.job_ended()
+        node.memory.stream.emit_job_end()
     node.memory.save()
     node.start()
     node.told()
@@ -378,7 +378,7 @@ def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_
         assert events.flush_at(node.memory.ledger.told) == at + events.FLUSH_SECONDS
         node.now = at + events.FLUSH_SECONDS
         node.has(seen(MOUNT, count, node.now))
-        node.memory.flush_after_job()
+        node.memory.stream.flush_after_job()
         assert node.names() == ["seen_again"]
     assert events.flush_at(node.memory.ledger.told) == float("inf")
 
@@ -433,12 +433,12 @@ def test_a_decision_is_told_in_a_word_and_a_sentence() -> None:
 
 def test_a_check_is_told_when_it_comes_when_it_changes_and_when_it_goes(node: Node) -> None:
     data, home = RunName("mount", "/data"), RunName("mount", "/home")
-    node.memory.say_checks({data: ("1.0", "aa"), home: ("1.0", "bb")})
+    node.memory.stream.emit_checks({data: ("1.0", "aa"), home: ("1.0", "bb")})
     node.now += 10
-    node.memory.say_checks({data: ("1.1", "aa"), home: ("1.0", "bb")})
-    node.memory.say_checks({data: ("1.1", "aa"), home: ("1.0", "bb")})
+    node.memory.stream.emit_checks({data: ("1.1", "aa"), home: ("1.0", "bb")})
+    node.memory.stream.emit_checks({data: ("1.1", "aa"), home: ("1.0", "bb")})
     node.now += 10
-    node.memory.say_checks({data: ("1.1", "ab")})
+    node.memory.stream.emit_checks({data: ("1.1", "ab")})
     told = [(e["event"], e["instance"], e["version"], e["settings"], e["since"][17:19]) for e in node.told()]
     assert told == [
         ("check_enabled", "/data", "1.0", "aa", "20"),
@@ -448,7 +448,7 @@ def test_a_check_is_told_when_it_comes_when_it_changes_and_when_it_goes(node: No
         ("check_changed", "/data", "1.1", "ab", "20"),
     ]
     node.now += 10
-    node.memory.say_checks({data: ("1.1", "ab"), home: ("1.0", "bb")})
+    node.memory.stream.emit_checks({data: ("1.1", "ab"), home: ("1.0", "bb")})
     (again,) = node.told()
     assert (again["event"], again["since"][17:19]) == ("check_enabled", "50"), "since then without a break"
 
@@ -464,7 +464,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
     node.start(alive=NOW - 5)
     (killed,) = node.told()
     assert (killed["last_alive"], killed["clean"]) == ("2026-11-22T12:11:15.000Z", False)
-    node.memory.say_stopped("it was told to")
+    node.memory.stream.emit_stopped("it was told to")
     node.memory.save()
     node.start(alive=NOW + 100)
     stopped, started = node.told()
@@ -475,7 +475,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
 def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: Node) -> None:
     node.has(MOUNT, replace(XID, state=ConditionState.PENDING))
     (opened,) = node.told()
-    node.memory.say_alive(["mount", "gpu_xid"], anyway=True)
+    node.memory.stream.emit_alive(["mount", "gpu_xid"], anyway=True)
     (alive,) = node.told()
     assert alive["checks"] == ["gpu_xid", "mount"]
     assert alive["conditions"] == [
@@ -491,10 +491,10 @@ def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: N
     ]
     for seconds, told in ((86399, []), (86400, ["alive"]), (86401, []), (2 * 86400, ["alive"])):
         node.now = NOW + seconds
-        node.memory.say_alive([], anyway=False)
+        node.memory.stream.emit_alive([], anyway=False)
         assert node.names() == told, seconds
     node.now = NOW
-    node.memory.say_alive([], anyway=False)
+    node.memory.stream.emit_alive([], anyway=False)
     assert node.names() == ["alive"], "the clock was set back"
 
 
@@ -520,9 +520,9 @@ def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node)
 def test_a_cluster_that_no_setting_names_is_that_of_slurms_settings(tmp_path: Path) -> None:
     memory = Memory(str(tmp_path), lambda: NOW)
     memory.recall(dict, "b1", Mode.ACT)
-    memory.know_cluster("")
-    memory.know_cluster("tux")
-    memory.say_stopped("it was told to")
+    memory.stream.set_cluster("")
+    memory.stream.set_cluster("tux")
+    memory.stream.emit_stopped("it was told to")
     memory.save()
     again = Memory(str(tmp_path), lambda: NOW)
     again.recall(dict, "b1", Mode.ACT)
@@ -541,10 +541,10 @@ def test_what_did_not_fit_is_counted_since_the_start(node: Node, monkeypatch: py
     monkeypatch.setattr("healthd.events.outbox.MOST_LINES", 3)
     for number in range(5):
         node.has(replace(MOUNT, subject=f"/{number}"))
-    assert (node.memory.dropped, node.memory.ledger.outbox.dropped) == (6, 6)
+    assert (node.memory.stream.dropped, node.memory.ledger.outbox.dropped) == (6, 6)
     assert node.names() == ["opened", "opened", "cleared"]
     assert node.names() == ["dropped"]
-    assert (node.memory.dropped, node.memory.ledger.outbox.dropped) == (6, 0)
+    assert (node.memory.stream.dropped, node.memory.ledger.outbox.dropped) == (6, 0)
 
 
 # --- any sequence of changes
@@ -636,25 +636,27 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
 
     for day in range(365):
         if day % 30 == 0:
-            node.memory.say_stopped("it was told to")
+            node.memory.stream.emit_stopped("it was told to")
             node.memory.save()
             node.start(alive=node.now)
-            node.memory.say_checks(dict.fromkeys(names, (f"1.{day}.0", "0123abcd")))
-            node.memory.say([events.decision(Leave("nothing to do"), "nothing to do")])
-        node.memory.say_alive([name.check for name in names], anyway=day % 30 == 0)
+            node.memory.stream.emit_checks(dict.fromkeys(names, (f"1.{day}.0", "0123abcd")))
+            node.memory.stream.emit([events.decision(Leave("nothing to do"), "nothing to do")])
+        node.memory.stream.emit_alive([name.check for name in names], anyway=day % 30 == 0)
         quiet += size()
         if day % 36 == 5:
             broken = replace(XID, first_seen=node.now, opened_at=node.now, last_seen=node.now)
             node.has(broken)
             reason = "healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus"
-            node.memory.say([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
-            node.memory.say([Event("drain", {"stage": "sent", "reason": reason})])
+            node.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
+            node.memory.stream.emit([Event("drain", {"stage": "sent", "reason": reason})])
             node.memory.change(slurm=SlurmMemory(reason=reason))
-            node.memory.say([Event("requeue", {"stage": stage, "job": "4711"}) for stage in ("sent", "confirmed")])
-            node.memory.say([events.decision(Leave("drained"), "the drain stands")])
+            node.memory.stream.emit(
+                [Event("requeue", {"stage": stage, "job": "4711"}) for stage in ("sent", "confirmed")]
+            )
+            node.memory.stream.emit([events.decision(Leave("drained"), "the drain stands")])
             commands.repaired(node.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", node.now)
-            node.memory.say([Event("resume", {"stage": "sent"})])
-            node.memory.say([Event("resume", {"stage": "confirmed", "reason": reason})])
+            node.memory.stream.emit([Event("resume", {"stage": "sent"})])
+            node.memory.stream.emit([Event("resume", {"stage": "confirmed", "reason": reason})])
             node.memory.change(slurm=SlurmMemory())
             fault += size()
         if 100 <= day < 130:

@@ -15,7 +15,7 @@ from kernel_lines import event
 from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
-from healthd.agent.conditions.bounds import MOST_OF_A_CODE
+from healthd.agent.conditions.bounds import MOST
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.ledger_codec import decode, encode
@@ -203,7 +203,7 @@ def test_a_forged_fault_that_was_repaired_makes_a_true_one_no_relapse() -> None:
 def test_any_number_of_forged_parts_folds_no_proven_fault_away() -> None:
     parts = [forged(f"NVRM: Xid (PCI:{n:04x}:01:00): 79, pid=7, name=x, GPU has fallen") for n in range(1, 300)]
     ledger = heard(EMPTY, *parts, said(XID_48.replace("48", "79"), NOW + 1), *parts)
-    assert len(ledger.conditions) == MOST_OF_A_CODE
+    assert len(ledger.conditions) == MOST
     assert [cause.subject for cause in judged(ledger).causes] == [GPU]
 
 

@@ -81,7 +81,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
 
     def noted(path: str, text: Any) -> None:
         real(path, text)
-        writes.append((Path(path).name, made.looking.rounds.running))
+        writes.append((Path(path).name, made.scheduler.queue.running))
 
     monkeypatch.setattr(store, "rewrite_file", noted)
     yield made
@@ -99,8 +99,8 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
 
 def rounds(daemon: Daemon, number: int) -> None:
     """So many more of them, to the end."""
-    last = daemon.looking.rounds.status.number + number
-    go(daemon, lambda: daemon.looking.rounds.status.number >= last and not daemon.looking.rounds.running)
+    last = daemon.scheduler.queue.status.number + number
+    go(daemon, lambda: daemon.scheduler.queue.status.number >= last and not daemon.scheduler.queue.running)
 
 
 def at_rest(daemon: Daemon, writes: Writes) -> None:
@@ -141,7 +141,7 @@ def test_a_condition_that_opens_is_saved_before_the_next_check_is_over(
     (tmp_path / "held").write_text("the second check")
     (tmp_path / "first").write_text("broken")
     go(daemon, lambda: bool(daemon.memory.ledger.conditions))
-    assert daemon.looking.rounds.running
+    assert daemon.scheduler.queue.running
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
     assert json.loads(saved(daemon, PAST_FILE))["first"] == daemon.memory.past["first"]
     assert [c["code"] for c in json.loads(saved(daemon, FILE))["conditions"]] == ["first/bad"]
@@ -187,7 +187,7 @@ def test_what_a_person_says_is_saved_at_once_with_the_past_that_it_changes(
     (tmp_path / "first").write_text("broken")
     at_rest(daemon, writes)
     (tmp_path / "held").write_text("the second check")
-    go(daemon, lambda: daemon.looking.rounds.running)
+    go(daemon, lambda: daemon.scheduler.queue.running)
     writes.clear()
     daemon.carry_out("repaired", {"code": "first/bad", "subject": "part"}, "root")
     assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]

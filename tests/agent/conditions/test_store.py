@@ -425,13 +425,13 @@ def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_n
     memory.save()
     saved = memory.ledger.outbox.lines
     for number in range(200):
-        memory.say_stopped(f"{number}" * 20)
+        memory.stream.emit_stopped(f"{number}" * 20)
     memory.set_conditions({STANDING.key: STANDING})
     most = 4000
     monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
     memory.save()
     assert not memory.unsaved
-    assert (memory.ledger.outbox.lines, memory.dropped) == (saved, 201)
+    assert (memory.ledger.outbox.lines, memory.stream.dropped) == (saved, 201)
     assert remembered(recalled(tmp_path)).conditions == (STANDING,)
     most = 10
     memory.change(mode="drain")

@@ -45,7 +45,7 @@ def lines_of(request: Request) -> AppendEvents:
 
 def test_lines_go_to_the_worker_once_the_ledger_with_them_is_saved(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.memory.unsaved
-    assert not daemon.looking.delivery.is_due
+    assert not daemon.replies.delivery.is_due
     daemon.publish(round_ended=False)
     go(daemon, lambda: waiting(daemon) == [])
     assert [e["event"] for e in written(tmp_path)][:2] == ["started", "check_enabled"]
@@ -58,14 +58,14 @@ def test_a_ledger_that_cannot_be_saved_tells_nothing(daemon: Daemon, monkeypatch
     monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", broken)
     daemon.publish(round_ended=False)
     assert daemon.memory.save_failed
-    assert not daemon.looking.delivery.is_due
+    assert not daemon.replies.delivery.is_due
 
 
 def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
     daemon.memory.save()
-    delivery = daemon.looking.delivery
+    delivery = daemon.replies.delivery
     request = delivery.request()
-    daemon.memory.say_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("it was told to")
     daemon.memory.save()
     assert not delivery.is_due
     delivery.ended(reply(request, Outcome.COMPLETED))
@@ -75,10 +75,10 @@ def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
 
 def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_may_be_there(daemon: Daemon) -> None:
     daemon.memory.save()
-    looking, delivery = daemon.looking, daemon.looking.delivery
+    delivery = daemon.replies.delivery
     first = delivery.request()
     delivery.ended(reply(first, Outcome.COMPLETED))
-    daemon.memory.say_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("it was told to")
     daemon.memory.save()
     second = delivery.request()
     assert (lines_of(first).again, lines_of(second).again) == (True, False)
@@ -88,11 +88,11 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
         for trouble, _ in daemon.troubles()
     )
     given: list[Request] = []
-    looking.rounds.task = given.append  # type: ignore[method-assign]
-    looking.write_stream(round_ended=False)
+    daemon.scheduler.queue.add_task = given.append  # type: ignore[method-assign]
+    daemon.replies.add_tasks(round_ended=False)
     assert given == []
-    looking.write_stream(round_ended=True)
-    (third,) = given
+    daemon.replies.add_tasks(round_ended=True)
+    (third,) = [request for request in given if request.kind is AppendEvents]
     assert third.asked == replace(lines_of(second), again=True)
     delivery.ended(reply(third, Outcome.COMPLETED))
     assert (delivery.status.failures_total, delivery.status.trouble, delivery.status.waiting) == (1, "", 0)
@@ -100,18 +100,18 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
 
 def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
-    runner = daemon.looking.runner
+    runner = daemon.client
     runner.send(Request("nvml", 60.0, TakeInventory(gpus=False)))
-    daemon.looking.last_words(30.0)
+    daemon.replies.finish(30.0)
     assert written(tmp_path) == []
     go(daemon, lambda: not runner.busy)
 
 
 def test_what_the_worker_already_writes_is_waited_for_and_then_comes_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
-    daemon.looking.runner.send(daemon.looking.delivery.request())
-    daemon.memory.say_stopped("it was told to")
-    daemon.looking.last_words(30.0)
+    daemon.client.send(daemon.replies.delivery.request())
+    daemon.memory.stream.emit_stopped("it was told to")
+    daemon.replies.finish(30.0)
     assert written(tmp_path)[-1]["event"] == "stopped"
     assert '"stopped"' in (tmp_path / "state_dir/ledger.json").read_text()
     assert waiting(daemon) == []
@@ -122,8 +122,8 @@ def test_the_epilogs_word_sets_the_time_of_the_flush_and_wakes_the_daemon_then(d
     ended = daemon.memory.ledger.told.job_ended
     assert ended == pytest.approx(daemon.now(), abs=60)
     daemon.now = lambda: ended + FLUSH_SECONDS
-    daemon.memory._now = daemon.now
-    daemon.memory.flush_after_job()
+    daemon.memory.stream._now = daemon.now
+    daemon.memory.stream.flush_after_job()
     assert daemon.memory.ledger.told.job_ended == 0.0
 
 
@@ -132,7 +132,7 @@ def test_a_reload_tells_which_checks_changed(tmp_path: Path) -> None:
     daemon = Daemon(lambda _running: given)
     daemon.start()
     try:
-        daemon.memory.written(daemon.memory.ledger.outbox.lines)
+        daemon.memory.stream.written(daemon.memory.ledger.outbox.lines)
         daemon.reload()
         assert waiting(daemon) == []
         given = settings(tmp_path, only="cpu")

@@ -1,4 +1,4 @@
-"""The daemon's eyes by themselves: what the worker says, whether a job is here, what is for others."""
+"""Scheduler, job presence and reply handling, without a daemon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.conditions.store import Memory
-from healthd.agent.scheduler.scheduler import Looking, Seen
+from healthd.agent.scheduler.job_presence import JobPresence
+from healthd.agent.scheduler.replies import Received, ReplyHandler
+from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
 from healthd.agent.worker.client import Reply, Request, Runner
@@ -24,8 +26,8 @@ JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 LEFTOVER = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
 
 
-class Eyes:
-    """Looking on a made tree, without a worker, at a time that the test sets."""
+class Parts:
+    """The three parts on a made tree, without a worker, at a time that the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.ahead = folder / "root", 0.0
@@ -33,12 +35,18 @@ class Eyes:
         loaded = replace(loaded, settings=replace(loaded.settings, root=str(self.root)))
         self.memory = Memory(str(folder), self.of(time.time))
         self.memory.recall(dict, "b", Mode.OBSERVE)
-        runner = Runner(Setup(), "", self.of(time.monotonic))
+        client = Runner(Setup(), "", self.of(time.monotonic))
         clocks = self.of(time.time), self.of(time.monotonic)
-        self.looking = Looking(Configured(loaded, checks), self.memory, runner, *clocks)
+        self.presence = JobPresence(str(self.root), self.of(time.monotonic))
+        self.scheduler = Scheduler(Configured(loaded, checks), self.memory, client, self.presence, *clocks)
+        self.replies = ReplyHandler(self.scheduler, self.presence, self.memory, client, *clocks)
 
     def of(self, clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: clock() + self.ahead
+
+    def read_jobs(self) -> None:
+        self.presence.step()
+        self.replies.forget_unless_idle()
 
     def jobs(self, *jobs: int) -> None:
         """These have a process here."""
@@ -49,89 +57,89 @@ class Eyes:
             (scope / f"job_{job}/step_0").mkdir(parents=True)
             (scope / f"job_{job}/step_0/cgroup.procs").write_text(f"{job}\n")
 
-    def ran(self, check: str, *findings: Finding, outcome: Outcome = Outcome.COMPLETED) -> Seen:
+    def ran(self, check: str, *findings: Finding, outcome: Outcome = Outcome.COMPLETED) -> Received:
         request = Request(check, 1.0, Run(check, "", {}))
         answer = RunAnswer(findings=findings, past="{}")
         told = time.time() + self.ahead
-        return self.looking.take(Reply(request, outcome, 0.1, answered=True, answer=answer, told=told), Seen())
+        return self.replies.handle(Reply(request, outcome, 0.1, answered=True, answer=answer, told=told), Received())
 
     def codes(self) -> list[str]:
         return [c.code for c in self.memory.ledger.conditions]
 
 
 @pytest.fixture
-def eyes(tmp_path: Path) -> Eyes:
-    return Eyes(tmp_path)
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
 
 
-def test_what_a_run_finds_becomes_a_condition_and_its_outcome_is_counted(eyes: Eyes) -> None:
+def test_what_a_run_finds_becomes_a_condition_and_its_outcome_is_counted(parts: Parts) -> None:
     full = Finding(Severity.WARNING, "disk_space/full", "/", "/ is full")
-    assert eyes.ran("disk_space", full) == Seen()
-    eyes.ran("disk_space", outcome=Outcome.FAILED)
-    assert eyes.codes() == ["disk_space/full"]
-    assert eyes.looking.outcomes == {("disk_space", "", "completed"): 1, ("disk_space", "", "failed"): 1}
-    assert eyes.looking.completed() == set()
+    assert parts.ran("disk_space", full) == Received()
+    parts.ran("disk_space", outcome=Outcome.FAILED)
+    assert parts.codes() == ["disk_space/full"]
+    assert parts.replies.outcomes == {("disk_space", "", "completed"): 1, ("disk_space", "", "failed"): 1}
+    assert parts.replies.completed() == set()
 
 
-def test_a_run_that_a_reload_removed_meanwhile_leaves_nothing(eyes: Eyes) -> None:
-    eyes.ran("no_such_check")
-    assert eyes.looking.results == {}
+def test_a_run_that_a_reload_removed_meanwhile_leaves_nothing(parts: Parts) -> None:
+    parts.ran("no_such_check")
+    assert parts.replies.results == {}
 
 
-def test_what_looks_only_while_no_job_is_here_counts_only_then(eyes: Eyes) -> None:
-    eyes.jobs(7)
-    eyes.looking.job_ended()
-    assert not eyes.looking.is_idle, "another one is here"
-    eyes.ran("gpu_processes", LEFTOVER)
-    assert (eyes.codes(), eyes.looking.results) == ([], {})
-    eyes.jobs()
-    eyes.looking.job_ended()
-    assert eyes.looking.is_idle
-    assert RunName("gpu_processes") in [run.name for run in eyes.looking.scheduled()]
-    eyes.ran("gpu_processes", LEFTOVER)
-    assert eyes.codes() == ["gpu_processes/leftover"]
+def test_what_looks_only_while_no_job_is_here_counts_only_then(parts: Parts) -> None:
+    parts.jobs(7)
+    parts.presence.read()
+    assert not parts.presence.is_idle, "another one is here"
+    parts.ran("gpu_processes", LEFTOVER)
+    assert (parts.codes(), parts.replies.results) == ([], {})
+    parts.jobs()
+    parts.presence.read()
+    assert parts.presence.is_idle
+    assert RunName("gpu_processes") in [run.name for run in parts.scheduler.scheduled()]
+    parts.ran("gpu_processes", LEFTOVER)
+    assert parts.codes() == ["gpu_processes/leftover"]
 
 
-def test_a_job_that_comes_ends_what_was_found_while_there_was_none_within_a_second(eyes: Eyes) -> None:
-    eyes.jobs()
-    eyes.looking.job_ended()
-    eyes.ran("gpu_processes", LEFTOVER)
-    eyes.jobs(8)
-    eyes.looking.look_for_jobs()
-    assert eyes.codes() == ["gpu_processes/leftover"], "the cgroups are not walked in each turn"
-    eyes.ahead = LOOK_AGAIN_SECONDS + 0.1
-    eyes.looking.look_for_jobs()
-    assert (eyes.codes(), eyes.looking.results, eyes.looking.is_idle) == ([], {}, False)
+def test_a_job_that_comes_ends_what_was_found_while_there_was_none_within_a_second(parts: Parts) -> None:
+    parts.jobs()
+    parts.presence.read()
+    parts.ran("gpu_processes", LEFTOVER)
+    parts.jobs(8)
+    parts.read_jobs()
+    assert parts.codes() == ["gpu_processes/leftover"], "the cgroups are not walked in each turn"
+    parts.ahead = LOOK_AGAIN_SECONDS + 0.1
+    parts.read_jobs()
+    assert (parts.codes(), parts.replies.results, parts.presence.is_idle) == ([], {}, False)
 
 
-def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(eyes: Eyes) -> None:
-    eyes.jobs(7)
-    eyes.looking.is_drained = True
-    eyes.ran("gpu_processes", LEFTOVER)
-    eyes.looking.forget_unless_idle()
-    assert eyes.codes() == ["gpu_processes/leftover"]
-    eyes.looking.is_drained = False
-    eyes.looking.forget_unless_idle()
-    assert eyes.codes() == []
+def test_a_node_that_slurm_shows_drained_and_idle_keeps_what_was_found_then(parts: Parts) -> None:
+    parts.jobs(7)
+    parts.presence.is_drained = True
+    parts.ran("gpu_processes", LEFTOVER)
+    parts.replies.forget_unless_idle()
+    assert parts.codes() == ["gpu_processes/leftover"]
+    parts.presence.is_drained = False
+    parts.replies.forget_unless_idle()
+    assert parts.codes() == []
 
 
-def test_what_is_for_others_is_returned_and_not_done_here(eyes: Eyes) -> None:
+def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
     inventory = Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1"),))
     request = Request("nvml", 1.0, TakeInventory(gpus=True))
-    seen = eyes.looking.take(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Seen())
-    assert seen == Seen(inventory=inventory)
-    assert eyes.memory.ledger.inventory == Inventory(), "whoever listens names with it what was heard before"
+    seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
+    assert seen == Received(inventory=inventory)
+    assert parts.memory.ledger.inventory == Inventory(), "whoever listens names with it what was heard before"
     request = Request("journal", 1.0, ReadJournal(JournalGap("b", 1, 2, 3)))
     reply = Reply(request, Outcome.FAILED, 0.1, "no journal")
-    assert eyes.looking.take(reply, Seen(round_ended=True)) == Seen(round_ended=True, journal=reply)
+    assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 
 
-def test_an_event_has_the_checks_look_at_once_that_want_to(eyes: Eyes) -> None:
+def test_an_event_has_the_checks_look_at_once_that_want_to(parts: Parts) -> None:
     now = time.monotonic()
-    eyes.looking.rounds._last_runs = {run.name: now for run in eyes.looking.scheduled()}
-    eyes.looking.rounds._due_of = []
-    later = eyes.looking.rounds._next_due()
-    eyes.looking.look_after(["nothing_of_note"])
-    assert eyes.looking.rounds._next_due() == later
-    eyes.looking.look_after(["xid"])
-    assert eyes.looking.rounds._next_due() < min(later, now + 60)
+    parts.scheduler.queue._last_runs = {run.name: now for run in parts.scheduler.scheduled()}
+    parts.scheduler.queue._due_of = []
+    later = parts.scheduler.queue._next_due()
+    parts.scheduler.run_after(["nothing_of_note"])
+    assert parts.scheduler.queue._next_due() == later
+    parts.scheduler.run_after(["xid"])
+    assert parts.scheduler.queue._next_due() < min(later, now + 60)

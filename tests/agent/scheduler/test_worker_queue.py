@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from healthd.agent.scheduler.due import ScheduledRun
-from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, Rounds
+from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, WorkerQueue
 from healthd.agent.worker.client import Reply, Request, Runner
 from healthd.agent.worker.process import Setup
 from healthd.agent.worker.requests import LoadCopy, Run, TakeInventory, WriteFile, op_of
@@ -64,8 +64,8 @@ class Node:
         fake = directory / "scenario.toml"
         fake.write_text(f'profile = "dgx-h100"\n{scenario}')
         self.runner = Runner(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
-        self.rounds = Rounds(
-            self.runner, "n1", round_timeout, lambda: self.scheduled, self.asked_of, time.time, self.monotonic, after
+        self.rounds = WorkerQueue(
+            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_for, time.time, self.monotonic, after
         )
         self.wakes = 0
         self.round_ended = False
@@ -73,7 +73,7 @@ class Node:
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
 
-    def asked_of(self, wanted: ScheduledRun) -> Run:
+    def request_for(self, wanted: ScheduledRun) -> Run:
         return Run(wanted.check, "", {}, boot_id="b")
 
     def step(self) -> list[Reply]:
@@ -98,7 +98,7 @@ class Node:
 
     def go_for(self, seconds: float) -> list[Reply]:
         end = time.monotonic() + seconds
-        self.rounds.look_early(("nobody", ""), self.monotonic())  # a check that is not there
+        self.rounds.run_early(("nobody", ""), self.monotonic())  # a check that is not there
         self.wakes = 0
         ended: list[Reply] = []
         while time.monotonic() < end:
@@ -199,22 +199,22 @@ def test_when_a_gpu_check_hangs_others_learn_of_it_in_that_round(node: Callable[
 
 def test_an_task_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
     one = node(A, GPU_1)
-    one.rounds.task(INVENTORY)
+    one.rounds.add_task(INVENTORY)
     assert words(one.round()) == ["gpu_1", "inventory", "close_nvml", "a"]
 
 
 def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) -> None:
     one = node(A)
     one.round()
-    one.rounds.task(INVENTORY)
+    one.rounds.add_task(INVENTORY)
     assert words(one.go(lambda: not one.runner.busy)) == ["inventory", "close_nvml"]
 
 
 def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node(A, B)
     task = Request("state_dir", 60.0, LoadCopy(str(tmp_path), ()))
-    one.rounds.task(task)
-    one.rounds.task(task)
+    one.rounds.add_task(task)
+    one.rounds.add_task(task)
     assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["a", "b", "load_copy"]
 
 
@@ -222,8 +222,8 @@ def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[...,
     one = node(A, B)
     one.round()
     began = one.monotonic()
-    one.rounds.look_early(A.name, began + 0.3)
-    one.rounds.look_early(A.name, began + 60)
+    one.rounds.run_early(A.name, began + 0.3)
+    one.rounds.run_early(A.name, began + 60)
     assert one.rounds.deadline == pytest.approx(began + 0.3)
     assert words(one.round()) == ["a"]
     assert 0.3 <= one.monotonic() - began < 30
@@ -232,7 +232,7 @@ def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[...,
 def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> None:
     one = node(A, GPU_1)
     one.round()
-    one.rounds.look_now()
+    one.rounds.run_all_now()
     assert words(one.round()) == ["gpu_1", "close_nvml", "a"]
     assert one.rounds.status.number == 2
 
@@ -240,10 +240,10 @@ def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> 
 def test_repeated_commands_share_a_round(node: Callable[..., Node]) -> None:
     one = node(A)
     one.round()
-    one.rounds.look_after_command()
+    one.rounds.run_after_command()
     assert words(one.round()) == ["a"], "the first command has its round at once"
     for _ in range(50):
-        one.rounds.look_after_command()
+        one.rounds.run_after_command()
     assert one.rounds.deadline > one.monotonic(), "the next commands wait"
     one.ahead = EARLY_AGAIN_SECONDS + 1
     assert words(one.round()) == ["a"]
@@ -257,12 +257,12 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
     one = node(A, B)
     one.round()
     one.ahead = EARLY_AGAIN_SECONDS + 1
-    one.rounds.look_after_event([A.name])
+    one.rounds.run_after_event([A.name])
     before = one.monotonic()
     assert words(one.round()) == ["a"]
     last = one.monotonic()
     for _ in range(1000):
-        one.rounds.look_after_event([A.name])
+        one.rounds.run_after_event([A.name])
         assert one.step() == []
     assert before + EARLY_AGAIN_SECONDS <= one.rounds.deadline <= last + EARLY_AGAIN_SECONDS
     one.ahead += EARLY_AGAIN_SECONDS
@@ -281,7 +281,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_
     assert (first.outcome, slow.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
     assert (last.outcome, last.seconds) == (Outcome.TIMED_OUT, 0.0)
     assert last.error == "the round was out of time before its turn"
-    one.rounds.look_early(B.name, one.monotonic())
+    one.rounds.run_early(B.name, one.monotonic())
     assert [reply.outcome for reply in one.round()] == [Outcome.COMPLETED], "the next round has its own time"
 
 
@@ -319,7 +319,7 @@ def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: 
 def test_an_task_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
     one = node(a_run("hangs", "nvml", timeout=0.3))
     one.round()
-    one.rounds.task(INVENTORY)
+    one.rounds.add_task(INVENTORY)
     assert one.go_for(0.4) == []
     assert one.wakes < 5
     one.freed(a_run("hangs", "nvml"))
@@ -331,7 +331,7 @@ def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., N
     one.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
-        one.rounds.task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
+        one.rounds.add_task(Request("textfile", 60.0, WriteFile(str(path), f"up {number}")))
     assert words(one.go(lambda: one.round_ended and not one.runner.busy)) == ["slow", "write_file"]
     assert path.read_text() == "up 99"
 
@@ -362,9 +362,9 @@ def test_where_no_worker_starts_the_round_ends_all_the_same(
 def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[..., Node]) -> None:
     one = node(a_run("slow"), A, B)
     assert one.step() == []
-    one.rounds.look_early(A.name, one.monotonic())
+    one.rounds.run_early(A.name, one.monotonic())
     one.scheduled = [a_run("slow"), B]
-    one.rounds.forget([("slow", ""), ("b", "")])
+    one.rounds.keep_only([("slow", ""), ("b", "")])
     assert words(one.round()) == ["slow", "b"]
 
 
@@ -440,7 +440,7 @@ def test_checks_that_time_out_again_and_again_keep_no_round_open(
     def others(reply: Reply) -> list[RunName]:
         return [run.name for run in scheduled if run.name != reply.run] if have_each_other_look else []
 
-    rounds = Rounds(
+    rounds = WorkerQueue(
         runner,
         "n1",
         100_000.0,

@@ -1,0 +1,105 @@
+"""The event stream: events become lines in the ledger's outbox, and are saved with the ledger that they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from healthd.agent.conditions import events
+from healthd.agent.conditions.ledger import Ledger
+from healthd.common import guard
+from healthd.common.guard import STREAM
+from healthd.common.model import RunName
+from healthd.events import outbox
+from healthd.events.emitted import Told
+from healthd.events.outbox import Outbox
+from healthd.events.schema import Event, Source
+
+
+class Store(Protocol):
+    """What holds the ledger (store.py)."""
+
+    ledger: Ledger
+    boot_id: str
+
+    def set(self, ledger: Ledger) -> None: ...
+
+
+class EventStream:
+    """
+    cluster   from the settings, or else from Slurm's settings, once they were read
+    dropped   lines that did not fit into the outbox, since the start
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+        node_name: str,
+        cluster: str,
+    ) -> None:
+        self.dropped = 0
+        self._store = store
+        self._now = now
+        self._monotonic = monotonic
+        self._node_name = node_name
+        self._cluster = cluster
+
+    @property
+    def cluster(self) -> str:
+        return self._cluster or self._store.ledger.told.cluster
+
+    def observe(self, before: Ledger, after: Ledger) -> None:
+        """Emit what a change of the ledger means."""
+        with guard.at(STREAM):  # an event matters less than the change
+            self.emit(*events.changes(before, after, self._now()))
+
+    def emit(self, new: Iterable[Event], told: Told | None = None) -> None:
+        """Append events to the outbox. `told`: what has been emitted by then, if that changed."""
+        ledger = self._store.ledger
+        lines = self._append(ledger.outbox, list(new))
+        # Each event has a number, also one that did not fit.
+        self.dropped += lines.next_seq - ledger.outbox.next_seq - (len(lines.lines) - len(ledger.outbox.lines))
+        self._store.set(replace(ledger, outbox=lines, told=told or ledger.told))
+
+    def set_cluster(self, name: str) -> None:
+        """Note the cluster's name in Slurm's settings; "" changes nothing."""
+        ledger = self._store.ledger
+        if name not in ("", ledger.told.cluster):
+            self._store.set(replace(ledger, told=replace(ledger.told, cluster=name)))
+
+    def emit_job_end(self) -> None:
+        self.emit((), events.after_job_end(self._store.ledger.told, self._now()))
+
+    def flush_after_job(self) -> None:
+        if self._store.ledger.told.job_ended:
+            self.emit(*events.flushed(self._store.ledger, self._now()))
+
+    def emit_alive(self, checks: Iterable[str], anyway: bool) -> None:
+        """Emit "alive" once a day, or `anyway`. `checks`: those whose runs completed."""
+        if anyway or events.is_alive_due(self._store.ledger.told, self._now()):
+            self.emit(*events.alive(self._store.ledger, checks, self._now()))
+
+    def emit_stopped(self, why: str) -> None:
+        self.emit(*events.stopped(self._store.ledger.told, why))
+
+    def emit_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
+        """Emit which checks run from now on."""
+        self.emit(*events.checks(self._store.ledger.told, configured, self._now()))
+
+    def written(self, lines: Collection[str]) -> None:
+        """Remove lines that are on the disk. The ledger is not saved for that: a daemon that starts from an older one
+        writes the same lines again, and the writer finds them in the file."""
+        left = outbox.written(self._store.ledger.outbox, lines)
+        self._store.ledger = replace(self._store.ledger, outbox=left)
+        if left.dropped:
+            self._store.set(replace(self._store.ledger, outbox=self._append(left, [])))
+
+    def _append(self, into: Outbox, new: Collection[Event]) -> Outbox:
+        if not new and not into.dropped:
+            return into
+        source = Source(self.cluster, self._node_name, self._store.boot_id, into.stream_id)
+        return outbox.put(into, new, source, self._now(), self._monotonic())

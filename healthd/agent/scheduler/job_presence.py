@@ -1,0 +1,35 @@
+"""Whether jobs can run on this node: some checks are only for an idle node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
+from healthd.host.job_processes import has_no_jobs
+
+
+class JobPresence:
+    """
+    is_drained        Slurm shows this node drained and idle; the daemon sets it
+    is_without_jobs   Slurm's cgroups have shown no job since the end of the last one
+    """
+
+    def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
+        self.is_drained = self.is_without_jobs = False
+        self._root = root
+        self._monotonic = monotonic
+        self._read_at = -float("inf")
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_drained or self.is_without_jobs
+
+    def read(self) -> None:
+        """Read the cgroups, after the end of a job."""
+        self._read_at = self._monotonic()
+        self.is_without_jobs = has_no_jobs(self._root)
+
+    def step(self) -> None:
+        """Read the cgroups again while they show no job: another job may start at any time."""
+        if self.is_without_jobs and self._monotonic() >= self._read_at + LOOK_AGAIN_SECONDS:
+            self.read()

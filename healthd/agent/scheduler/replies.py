@@ -1,0 +1,268 @@
+"""Replies of the worker: results of checks become conditions, other replies go to the task that asked.
+
+A result becomes conditions by a pure function (agent/conditions/intake.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from healthd.agent.conditions import intake, verdict
+from healthd.agent.conditions.store import Memory
+from healthd.agent.scheduler.event_delivery import Delivery
+from healthd.agent.scheduler.job_presence import JobPresence
+from healthd.agent.scheduler.scheduler import Scheduler
+from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, Step
+from healthd.agent.scheduler.worker_tasks import (
+    CLUSTER_NAME,
+    INVENTORY,
+    InstalledFiles,
+    InventoryTask,
+    LedgerCopy,
+    Textfile,
+    failure,
+)
+from healthd.agent.settings.configured import Configured
+from healthd.agent.worker.client import Reply, Runner
+from healthd.agent.worker.requests import (
+    AppendEvents,
+    LookAtOwnFiles,
+    ReadClusterName,
+    ReadJournal,
+    Run,
+    RunAnswer,
+    SaveCopy,
+    TakeInventory,
+    WriteFile,
+    op_of,
+)
+from healthd.agent.worker.results import CLOCK_STEP_SECONDS, began, result_of
+from healthd.common import guard
+from healthd.common.guard import WORKER, words
+from healthd.common.model import CheckResult, Inventory, Outcome, RunName, Severity
+from healthd.host.wakeup import poll
+
+log = logging.getLogger("healthd")
+
+BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays a kernel line
+
+
+class Received(NamedTuple):
+    """What the daemon passes on: the end of a round, a reply with lines of the journal, a new inventory."""
+
+    round_ended: bool = False
+    journal: Reply | None = None
+    inventory: Inventory | None = None
+
+
+class ReplyHandler:
+    """
+    results    the last result of each run since the start
+    outcomes   how many runs ended so, by check, instance and outcome
+    changes    how often the outcome of a run, or what it found that drains, has changed
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        jobs: JobPresence,
+        memory: Memory,
+        client: Runner,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        settings = scheduler.configured.settings
+        self.results: dict[RunName, CheckResult] = {}
+        self.outcomes: Counter[tuple[str, str, str]] = Counter()
+        self.changes = 0
+        self.delivery = Delivery(memory, settings.state_dir)
+        self.ledger_copy = LedgerCopy(memory, settings.runtime_dir, settings.state_dir)
+        self.files = InstalledFiles()
+        self.textfile = Textfile()
+        self.inventory = InventoryTask(memory, monotonic)
+        self._scheduler = scheduler
+        self._queue = scheduler.queue
+        self._jobs = jobs
+        self._memory = memory
+        self._client = client
+        self._now = now
+        self._monotonic = monotonic
+        self._overdue_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
+        self._queue.add_task(INVENTORY)
+        if not settings.cluster:
+            self._queue.add_task(CLUSTER_NAME)
+
+    @property
+    def _configured(self) -> Configured:
+        return self._scheduler.configured
+
+    def step(self) -> Received:
+        """Handle the replies that are there. Most checks take less than a millisecond: wait for them in a burst rather
+        than run the rest of the loop after each."""
+        until = self._monotonic() + BURST_SECONDS
+        received = self._handled(self._queue.step())
+        while received == Received() and self._client.busy and self._client.answers_within(until - self._monotonic()):
+            received = self._handled(self._queue.go_on())
+        return received
+
+    def _handled(self, step: Step) -> Received:
+        received = Received(step.round_ended)
+        for reply in step.replies:
+            received = self.handle(reply, received)
+        return received
+
+    def handle(self, reply: Reply, received: Received) -> Received:
+        """Handle one reply. Return `received` with what the daemon passes on."""
+        try:
+            return self._handle(reply, received)
+        except Exception as error:
+            guard.drop(WORKER, error, op_of(reply.request.kind))
+            why = f"healthd makes a mistake with the answer: {words(error)}"
+            with guard.at(WORKER):  # a failed run is neither good nor bad news
+                return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
+        return received
+
+    def _handle(self, reply: Reply, received: Received) -> Received:
+        kind = reply.request.kind
+        if kind is Run:
+            self._handle_check(reply)
+        elif kind is AppendEvents:
+            self.delivery.ended(reply)
+        elif kind is LookAtOwnFiles:
+            self.files.ended(reply)
+        elif kind is WriteFile:
+            self.textfile.ended(reply)
+        else:
+            if why := failure(reply):
+                log.error("the worker could not %s: %s", op_of(reply.request.kind).replace("_", " "), why)
+            if kind is SaveCopy:
+                self.ledger_copy.ended(reply)
+            elif kind is ReadJournal:
+                return received._replace(journal=reply)
+            elif kind is TakeInventory and not why:
+                return received._replace(inventory=self.inventory.ended(reply))
+            elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
+                self._queue.add_task(reply.request)  # again when the worker that hangs in it has ended
+            elif kind is ReadClusterName and not why:
+                assert isinstance(reply.answer, str)
+                self._memory.stream.set_cluster(reply.answer)
+        return received
+
+    # --- results of checks
+
+    def _handle_check(self, reply: Reply) -> None:
+        self._absorb(reply)
+        result = self.results.get(reply.run)
+        if self.inventory.is_due(reply, result.observations if result else ()):
+            self._queue.add_task(INVENTORY)
+
+    def _absorb(self, reply: Reply) -> None:
+        """Turn the findings of a run into conditions, and keep its counters."""
+        name = reply.run
+        if name not in self._configured.runs:
+            return  # a reload removed the run meanwhile
+        check, config, memory = self._configured.check(name), self._configured.runs[name], self._memory
+        if check.when and not self._jobs.is_idle:
+            return  # jobs came while it ran
+        silent = self._silent_seconds(reply)
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
+            why = "the clock was set while it ran"
+            reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, told=None)
+            self._queue.run_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
+        result = result_of(check, config, reply, began(reply, self._now()), silent)
+        ledger, result = intake.looked(memory.ledger, result, config, self._now())
+        self._note(result)
+        memory.take(ledger)
+        if isinstance(reply.answer, RunAnswer):
+            memory.set_past(str(name), reply.answer.past)
+        again_at = verdict.next_look(memory.conditions).get(name)
+        if again_at is not None and again_at > self._now():
+            self._queue.run_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
+
+    def _silent_seconds(self, reply: Reply) -> float:
+        """Return for how long the resource of a run has not answered, in this run and those before; 0 if it did."""
+        resource, now = reply.request.resource, self._monotonic()
+        if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
+            self._overdue_since.setdefault(resource, now - reply.seconds)
+        elif reply.outcome is not Outcome.TIMED_OUT:
+            self._overdue_since.pop(resource, None)
+        return now - self._overdue_since.get(resource, now)
+
+    def _note(self, result: CheckResult) -> None:
+        """Keep the last result of a run. An outcome that is new and not "completed" is logged."""
+        name, outcome = result.run, result.outcome
+        before = self.results.get(name)
+        if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
+            error = f": {result.error}" if result.error else ""
+            log.warning("check %s: %s%s", name, outcome.value.replace("_", " "), error)
+        if before is None or weighed(before) != weighed(result):
+            self.changes += 1
+        self.results[name] = result
+        self.outcomes[name.check, name.instance, outcome.value] += 1
+
+    def completed(self) -> set[str]:
+        """Return the checks whose last runs all completed."""
+        failed = {name.check for name, result in self.results.items() if result.outcome is not Outcome.COMPLETED}
+        return {name.check for name in self.results} - failed
+
+    def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
+        """Return the runs that have not run since a moment (epoch). A run right before it counts: none is repeated so
+        soon."""
+        before = moment - EARLY_AGAIN_SECONDS
+        return [str(name) for name in names if name not in self.results or self.results[name].started < before]
+
+    def keep_only_configured(self) -> None:
+        """Drop the results of runs that a reload removed."""
+        self.results = {name: result for name, result in self.results.items() if name in self._configured.runs}
+
+    def forget_unless_idle(self) -> None:
+        """If jobs can run on this node, drop what checks for an idle node found."""
+        if self._jobs.is_idle:
+            return
+        only_when_idle = self._configured.only_when_idle
+        self.results = {name: result for name, result in self.results.items() if name not in only_when_idle}
+        self._memory.forget(only_when_idle, "jobs may run here again")
+
+    # --- the ledger's copy and the stream
+
+    def add_tasks(self, round_ended: bool) -> None:
+        """Have the worker copy the ledger and write the stream, if due. A failed write is tried again after a round."""
+        if self.ledger_copy.is_due(round_ended):
+            self._queue.add_task(self.ledger_copy.request())
+        if self.delivery.is_due and (round_ended or not self.delivery.trouble):
+            self._queue.add_task(self.delivery.request())
+        if round_ended:
+            self._queue.add_task(self.files.request())
+
+    def finish(self, seconds: float) -> None:
+        """Before the end, within this time: write the stream and copy the ledger. A worker that is busy with something
+        else is not waited for."""
+        until, under_way = self._monotonic() + seconds, self._client.request
+        if under_way is not None and (under_way.resource != "state_dir" or not self._ends(None, until)):
+            return
+        for make in (self.delivery.request, self.ledger_copy.request):
+            if self._memory.unsaved:
+                self._memory.save()
+            if self._memory.unsaved or not self._ends(self._client.send(make()), until):
+                return
+
+    def _ends(self, reply: Reply | None, until: float) -> bool:
+        """Return True if the request in flight ends by then (monotonic)."""
+        while reply is None and self._monotonic() < until:
+            poll(list(self._client.waits()), until - self._monotonic())
+            reply = self._client.step()
+        if reply is not None:
+            self.handle(reply, Received())
+        return reply is not None
+
+
+def weighed(result: CheckResult) -> tuple[object, ...]:
+    """Return what the verdict takes from a run besides conditions. A finding can end though no condition changes: after
+    `healthd repaired`, the next run no longer reports it."""
+    bad = {(finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED}
+    return result.outcome, result.error, bad

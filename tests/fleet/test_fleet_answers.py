@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -168,22 +169,59 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stored(a_site(Random(7)), tmp_path_factory.mktemp("answers") / "db")
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of `db` with its rows in another order."""
+    return stored(a_site(Random(7)), tmp_path_factory.mktemp("mixed") / "db", Random(1))
+
+
+@pytest.fixture(scope="module")
+def store_of_seed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return the store of the history of a seed; its size depends on the seed."""
+
+    @functools.cache
+    def made_of(seed: int) -> Path:
+        size = (0, 1, 4, 12, 30)[seed % 5]
+        return stored(a_site(Random(seed), size), tmp_path_factory.mktemp(f"seed{seed}") / "db")
+
+    return made_of
+
+
+@pytest.fixture(scope="module")
+def store_of_one_row(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a store that has one row, in the given table."""
+
+    @functools.cache
+    def made_of(table: str) -> Path:
+        values = HAS_A_TIME.get(table, {"cluster": "c1", "node": "n", "db_index": 1})
+        one = row(table, **{key: value for key, value in values.items() if key in TABLES[table].columns})
+        return made(tmp_path_factory.mktemp(table) / "db", {table: [one]})
+
+    return made_of
+
+
+@functools.cache
+def of_all(name: str, db: Path) -> Document | None:
+    """The document of the whole store. Not to be changed: tests share it."""
+    return document(name, db)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_answer_is_json_and_has_a_text_and_a_view_whatever_the_history(
-    name: str, seed: int, tmp_path: Path
+    name: str, seed: int, store_of_seed: Callable[[int], Path]
 ) -> None:
-    size = (0, 1, 4, 12, 30)[seed % 5]
-    told = document(name, stored(a_site(Random(seed), size), tmp_path / "db"))
+    told = of_all(name, store_of_seed(seed))
     if told is not None:
         judge(name, told)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 7])
-def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(seed: int, tmp_path: Path) -> None:
+def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(
+    seed: int, store_of_seed: Callable[[int], Path]
+) -> None:
     """Each side has its time: what asks the others of one time is not for it."""
-    size = (0, 1, 4, 12, 30)[seed % 5]
-    status, out, err = asked("compare", stored(a_site(Random(seed), size), tmp_path / "db"), "--json")
+    status, out, err = asked("compare", store_of_seed(seed), "--json")
     assert (status in (0, 1), err) == (True, "")
     judge("compare", json.loads(out, parse_constant=not_json))
 
@@ -191,25 +229,24 @@ def test_two_periods_of_any_history_are_compared_with_a_text_and_a_view(seed: in
 @pytest.mark.parametrize("name", NAMES)
 def test_the_usual_history_has_an_answer(name: str, db: Path) -> None:
     """Else the tests here could compare nothing with nothing."""
-    told = document(name, db)
+    told = of_all(name, db)
     assert told is not None
     assert [value for key, value in leaves(told) if value not in (None, 0, "", False) and key != "notes"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_does_not_change_with_the_order_of_rows_nor_with_threads(name: str, db: Path, tmp_path: Path) -> None:
-    other = stored(a_site(Random(7)), tmp_path / "db", Random(1))
+def test_an_answer_does_not_change_with_the_order_of_rows_nor_with_threads(name: str, db: Path, mixed: Path) -> None:
     first = rounded(document(name, db, "--threads", "1"))
-    assert rounded(document(name, other, "--threads", "1")) == first
-    assert rounded(document(name, other, "--threads", "2")) == first
+    assert rounded(document(name, mixed, "--threads", "1")) == first
+    assert rounded(document(name, mixed, "--threads", "2")) == first
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_store_of_one_row_gets_an_answer_or_a_sentence(name: str, table: str, tmp_path: Path) -> None:
-    values = HAS_A_TIME.get(table, {"cluster": "c1", "node": "n", "db_index": 1})
-    one = row(table, **{key: value for key, value in values.items() if key in TABLES[table].columns})
-    told = document(name, made(tmp_path / "db", {table: [one]}))
+def test_a_store_of_one_row_gets_an_answer_or_a_sentence(
+    name: str, table: str, store_of_one_row: Callable[[str], Path]
+) -> None:
+    told = document(name, store_of_one_row(table))
     if told is not None:
         judge(name, told)
 
@@ -236,7 +273,7 @@ def test_a_job_without_nodes_a_node_without_jobs_and_an_end_before_its_start_are
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str], db: Path) -> None:
-    whole, part = document(name, db), document(name, db, *choice)
+    whole, part = of_all(name, db), document(name, db, *choice)
     assert whole is not None
     if part is not None:
         assert part["chosen"] == {choice[0].removeprefix("--"): choice[1]}

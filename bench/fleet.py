@@ -10,8 +10,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from healthd.agent.scheduler.due import phase
 from healthd.agent.settings.config import FleetLimits, Settings

@@ -23,8 +23,7 @@ DURATIONS = ("30m", "2h", "8h", "1d", "7d")
 DAEMON_SECONDS = 1.0  # how long a TAB waits for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
 _WORD = regex(r"[a-z][a-z-]*")  # of a metavar: such a word is a value, as in "kmsg|journal|PATH|off"
-# The last command of a shell's line from the word "healthd" on: zsh passes "cd /tmp && sudo healthd ack" whole.
-_PROGRAM = regex(r"(?:.*[;|&])?.*?(?<!\S)(?:\S*/)?healthd(?=\s)")
+_PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 
 
 class Typed(NamedTuple):
@@ -45,11 +44,21 @@ def complete() -> int:
     return UNKNOWN  # autocomplete has exited
 
 
+def _after_program(line: str) -> str:
+    """Return the text after the word "healthd", in the last command of the line that has it; empty if none has.
+
+    zsh passes "cd /tmp && sudo healthd ack" whole."""
+    programs = list(_PROGRAM.finditer(line))
+    if not programs:
+        return ""
+    command = max(line.rfind(separator, 0, programs[-1].start()) for separator in ";|&")
+    return line[next(program.end() for program in programs if program.start() > command) :]
+
+
 def split(line: str) -> Typed:
     from healthd.cli.main import FAMILIES, TWO_WORDS
 
-    program = _PROGRAM.match(line)
-    rest = line[program.end() :] if program else ""
+    rest = _after_program(line)
     words = rest.split() if rest[-1:].isspace() else rest.split()[:-1]
     command = ""
     for word in words:

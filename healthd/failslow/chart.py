@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import vl_convert
-
 from healthd.common.text import printable
 from healthd.failslow import times
 from healthd.failslow.panels import Column, Panel, percent
@@ -32,6 +30,8 @@ TIME = (
 
 def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
     """Draw the panels below each other. more: a sentence below the title."""
+    import vl_convert
+
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, more))
     return text
 

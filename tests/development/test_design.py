@@ -122,7 +122,7 @@ LAZY = {
         {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
-    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*", "failslow.chart"}),
+    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),

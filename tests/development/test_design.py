@@ -6,6 +6,7 @@ The tables list what is allowed. A failing test names the file and line that bre
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,7 @@ class Import(NamedTuple):
         return f"healthd/{self.module.replace('.', '/')}.py:{self.line} imports {self.imported}"
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     paths = [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]
     found = {}
@@ -183,9 +185,12 @@ def imports_in(module: str, node: ast.AST, known: set[str], at_top: bool = True)
             yield from imports_in(module, child, known, inner)
 
 
-MODULES = modules()
-IMPORTS = [each for name, tree in MODULES.items() for each in imports_in(name, tree, set(MODULES))]
-CHECKS = sorted(name.removeprefix("checks.") for name in MODULES if name.startswith("checks."))
+@functools.cache
+def imports() -> list[Import]:
+    return [each for name, tree in modules().items() for each in imports_in(name, tree, set(modules()))]
+
+
+CHECKS = sorted(path.stem for path in (ROOT / "checks").glob("[!_]*.py"))
 
 
 def own(imported: str) -> str | None:
@@ -198,7 +203,7 @@ def matches(module: str, patterns: set[str]) -> bool:
 
 
 def imports_of(module: str) -> list[Import]:
-    return [each for each in IMPORTS if each.module == module]
+    return [each for each in imports() if each.module == module]
 
 
 def test_top_of_the_package_has_few_entries() -> None:
@@ -215,12 +220,12 @@ def test_no_folder_has_many_modules() -> None:
 
 def test_only_listed_modules_use_files_of_the_package() -> None:
     words = ("__file__", "importlib.resources", "import resources")
-    found = {name for name, tree in MODULES.items() if any(word in ast.unparse(tree) for word in words)}
+    found = {name for name, tree in modules().items() if any(word in ast.unparse(tree) for word in words)}
     assert found == USE_PACKAGE_FILES
 
 
 def test_pure_modules_exist() -> None:
-    assert PURE - set(MODULES) == set()
+    assert PURE - set(modules()) == set()
 
 
 @pytest.mark.parametrize("module", sorted(PURE))
@@ -228,7 +233,7 @@ def test_pure_module_uses_no_clock_file_or_process(module: str) -> None:
     allowed = {*PURE_STDLIB.split(), "msgspec"} | {imported for name, imported in PURE_EXCEPTIONS if name == module}
     others = [each for each in imports_of(module) if own(each.imported) is None]
     assert [str(each) for each in others if each.imported.partition(".")[0] not in allowed] == []
-    calls = (node for node in ast.walk(MODULES[module]) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(modules()[module]) if isinstance(node, ast.Call))
     assert [f"line {c.lineno}: {ast.unparse(c.func)}()" for c in calls if ast.unparse(c.func) in IMPURE_CALLS] == []
 
 
@@ -243,7 +248,7 @@ def test_text_of_others_is_read_as_ascii() -> None:
     """Python's "\\d", int() and str.isdecimal() accept the digits of every script. Only healthd/common/text.py compiles
     patterns for text and tests for numbers. Patterns for bytes match ASCII only."""
     wrong = []
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         for call in ast.walk(tree):
             if name == "common.text" or not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
@@ -260,7 +265,7 @@ def test_text_of_others_is_split_at_newlines_only() -> None:
     packages = ("checks.", "agent.slurm.", "common.slurm.", "failslow.live.")
     wrong = [
         f"{name}:{call.lineno}"
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         if name.startswith(packages)
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "splitlines"
@@ -281,7 +286,7 @@ def test_check_leaves_log_and_threads_to_the_daemon(check: str) -> None:
 @pytest.mark.parametrize("package", sorted(LAZY))
 def test_slow_package_is_imported_late_and_in_few_modules(package: str) -> None:
     anywhere, at_top = LAZY[package]
-    found = [each for each in IMPORTS if each.imported.partition(".")[0] == package]
+    found = [each for each in imports() if each.imported.partition(".")[0] == package]
     assert [str(each) for each in found if not matches(each.module, anywhere)] == []
     assert [str(each) for each in found if each.at_top and not matches(each.module, at_top)] == []
 
@@ -326,5 +331,5 @@ def test_check_has_a_table_in_the_sample_settings(check: str) -> None:
 
 def test_modules_are_imported_by_name_in_three_places_only() -> None:
     """importlib imports are not visible to import-linter."""
-    found = {name for name, tree in MODULES.items() if "import_module" in ast.unparse(tree)}
+    found = {name for name, tree in modules().items() if "import_module" in ast.unparse(tree)}
     assert found == {"agent.settings.registry", "api", "cli.main"}

@@ -11,7 +11,7 @@ import pytest
 
 from healthd.agent.worker import installed_files
 from healthd.agent.worker.installed_files import identities, trouble
-from tests.development.test_design import IMPORTS
+from tests.development.test_design import imports
 
 pytestmark = pytest.mark.one_python
 
@@ -69,9 +69,9 @@ def test_what_a_daemon_needs_late_is_in_its_memory_once_it_is_ready(tmp_path: Pa
     loaded = set(done.stdout.split())
     assert "healthd.agent.daemon" in loaded, done.stderr
     assert "uncompiled=0" in loaded
-    late = [i for i in IMPORTS if not i.at_top and f"healthd.{i.module}" in loaded and i.module not in NOT_NEEDED]
+    late = [i for i in imports() if not i.at_top and f"healthd.{i.module}" in loaded and i.module not in NOT_NEEDED]
     assert [str(i) for i in late if i.imported not in loaded] == []
-    assert set(NOT_NEEDED) <= {i.module for i in IMPORTS if not i.at_top}
+    assert set(NOT_NEEDED) <= {i.module for i in imports() if not i.at_top}
 
 
 def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:

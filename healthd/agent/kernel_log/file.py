@@ -14,7 +14,7 @@ from typing import Any
 
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.agent.kernel_log.repeats import BULK_BYTES, coalesced
-from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, RawLine, Source
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
@@ -29,7 +29,7 @@ IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
 
-class FollowedFile:
+class FollowedFile(Source):
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines of an earlier boot are history too, up
@@ -46,16 +46,9 @@ class FollowedFile:
         now: Callable[[], float] = time.time,
         boot_id: str = "",
     ) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.gaps: tuple[Gap, ...] = ()
         self._path = path
         self._accept_injected = accept_injected
         self._now = now
-        self._notes: list[str] = []
         self._why_missing = "is not there yet"
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
@@ -79,13 +72,6 @@ class FollowedFile:
     def cursor(self) -> Cursor:
         files = [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]
         return {"files": files, "boot_id": self._boot_of_lines}
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left  # a file has no gaps
-
-    def take_notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def close(self) -> None:
         for tail in self._tails:
@@ -118,7 +104,7 @@ class FollowedFile:
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
         """Whether the file holds more than may be read at once."""
         if tail.truncated():
-            self._notes.append(f"{self._path} was truncated: read again from its beginning")
+            self._notes += (f"{self._path} was truncated: read again from its beginning",)
             self.rotations += 1
             tail.rewind()
         more = False
@@ -168,7 +154,7 @@ class FollowedFile:
             os.close(fd)
             return
         if self._tails:
-            self._notes.append(f"{self._path} was rotated")
+            self._notes += (f"{self._path} was rotated",)
             self.rotations += 1
             self._tails[-1].rotated_at = self._tails[-1].rotated_at or self._now()
         self._add(Tail(fd, old_bytes=status.st_size if old else 0))
@@ -191,7 +177,7 @@ class FollowedFile:
             self._add(tail)
             return
         self.overruns += 1
-        self._notes.append(f"{self._path} is not the file that was read last: lines between may be missing")
+        self._notes += (f"{self._path} is not the file that was read last: lines between may be missing",)
 
     def _leave_rotated(self) -> Iterator[RawLine]:
         """Close files that were rotated long ago; a last line without its newline is given then."""
@@ -205,7 +191,7 @@ class FollowedFile:
             tail.close()
 
 
-class Fifo:
+class Fifo(Source):
     """A fifo. It is opened for writing too, so that the reader sees no end when writers come and go.
 
     Its lines are always news: the time of a line is when it is read. A fifo cannot be read again, so it has no cursor.
@@ -213,14 +199,6 @@ class Fifo:
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
-        self.gaps: tuple[Gap, ...] = ()
-        self.cursor: Cursor = None
         self._accept_injected = accept_injected
         self._now = now
         self._data = b""
@@ -268,12 +246,6 @@ class Fifo:
             return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return True
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left
-
-    def take_notes(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         os.close(self._fd)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from healthd.agent.kernel_log.prefix import KERNEL, parse_record
-from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine, Source
 
 MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16
 
 
-class Kmsg:
+class Kmsg(Source):
     """/dev/kmsg, one record a read.
 
     The log clock counts like CLOCK_MONOTONIC but NTP does not discipline it: over months of uptime the two drift apart
@@ -29,16 +29,9 @@ class Kmsg:
     def __init__(
         self, path: str, boot_id: str, cursor: Cursor, accept_injected: bool, now: Callable[[], float] = time.time
     ) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
         self._boot_id = boot_id
         self._accept_injected = accept_injected
         self._now = now
-        self._notes: list[str] = []
         self._path = path
         self._witness = -1
         self._must_have = -1
@@ -115,7 +108,7 @@ class Kmsg:
             return
         if self._sequence >= 0:
             self.lost += missing
-            self._notes.append(f"{missing} kernel lines were overwritten before they were read")
+            self._notes += (f"{missing} kernel lines were overwritten before they were read",)
         if len(self._gaps) < MAX_GAPS:
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
@@ -139,10 +132,6 @@ class Kmsg:
             self._witness = -1
         self._witness = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(self._witness, 0, os.SEEK_END)
-
-    def take_notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def close(self) -> None:
         for descriptor in (self._fd, self._witness):

@@ -96,7 +96,7 @@ class Handle(Value, frozen=True):
 
 
 class FakeLibrary:
-    """The functions of `nvml.NvmlLibrary` over one machine. State does not change while it is open."""
+    """The functions of pynvml that healthd calls, over one machine. State does not change while it is open."""
 
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
@@ -382,6 +382,9 @@ class FakeLibrary:
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
         return _supported(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
+
+
+CALLS = frozenset(name for name in vars(FakeLibrary) if name.startswith("nvml"))
 
 
 def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from healthd.common.codec import ConvertError, fields_of
 from healthd.nvidia import fake_scenario
-from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import CALLS, FakeLibrary, fake_pci_gpus, open_fake
 from healthd.nvidia.nvml import (
     FIELDS_LINK_ERRORS,
     Fabric,
@@ -561,7 +561,7 @@ def test_the_errors_are_those_of_pynvml(scenario):
 
 
 def test_the_fake_takes_the_arguments_that_pynvml_takes():
-    for name in fake_scenario.CALLS:
+    for name in CALLS:
         ours = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]
         assert ours == list(inspect.signature(getattr(pynvml, name)).parameters), name
 
@@ -637,7 +637,7 @@ SCALARS = st.one_of(
     st.integers(-1, 20),
     st.floats(),
     st.text('ab"\n\0é', max_size=3),
-    st.sampled_from(sorted(fake_scenario.CALLS)),
+    st.sampled_from(sorted(CALLS)),
     st.sampled_from(["dgx-h100", "mismatch", "GpuIsLost", "fields", "0000:1b:00.0"]),
 )
 TABLES = st.dictionaries(st.sampled_from(["0", "3", "x", "nvmlDeviceGetEccMode"]), SCALARS, max_size=2)
@@ -645,7 +645,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=5) | TABLES
 
 
 COUNTS = st.integers(0, 13)
-NAMES = st.sampled_from(sorted(fake_scenario.CALLS))
+NAMES = st.sampled_from(sorted(CALLS))
 RIGHT: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
     bool | None: st.booleans(),

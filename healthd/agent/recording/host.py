@@ -1,4 +1,4 @@
-"""A Host that notes what it is asked, and one that answers from a recording: the same in System and NVML."""
+"""A Host that notes what it is asked, and one that answers from a recording: the same in Tree and NVML."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, cast
 
 from healthd.agent.recording.recording import Player, Recorder, Recording
 from healthd.host.host import Host
-from healthd.host.system import System, Tree
+from healthd.host.system import Tree
 
 FIRST_ONLY = ("run", "stat", "readlink")  # only the program or path is the question, not the deadline or the place
 
 
 class RecordedSystem:
-    """A `System` that asks another one, and notes its answers."""
+    """Stands for a `Tree`: it asks another one, and notes its answers."""
 
-    def __init__(self, recorder: Recorder, asked: System) -> None:
+    def __init__(self, recorder: Recorder, asked: Tree) -> None:
         self._recorder = recorder
         self._asked = asked
 
@@ -27,7 +27,7 @@ class RecordedSystem:
 
 
 class ReplayedSystem:
-    """A `System` that answers from a recording."""
+    """Stands for a `Tree`: it answers from a recording."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
@@ -42,7 +42,7 @@ def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
 
         return open_recorded(recorder, fake_nvml)
 
-    asked = cast(System, RecordedSystem(recorder, Tree(root.rstrip("/"))))
+    asked = cast(Tree, RecordedSystem(recorder, Tree(root.rstrip("/"))))
     return Host(root, open_nvml, lambda: recorder.ask("now", time.time), asked, nvml_stands_in=bool(fake_nvml))
 
 
@@ -52,7 +52,7 @@ def replaying_host(recording: Recording, player: Player) -> Host:
 
         return open_replayed(player)
 
-    system_of_then = cast(System, ReplayedSystem(player))
+    system_of_then = cast(Tree, ReplayedSystem(player))
     now = cast("Callable[[], float]", lambda: player.answer("now"))
     return Host(recording.root, open_nvml, now, system_of_then, nvml_stands_in=recording.fake_nvml)
 

@@ -28,8 +28,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.slurm.commands import Command, CommandResult
-
-FOREVER = float("inf")
+from healthd.host.wakeup import FOREVER
 
 
 class Hand:

@@ -108,7 +108,7 @@ NOT_IN_CHECKS = {"logging", "threading", "asyncio", "multiprocessing"}
 # Packages that cost start-up time: the modules that may import them, and those that may do so at the top of the file
 # because they are imported late themselves.
 LAZY = {
-    "pynvml": ({"nvidia.nvml_binding", "agent.recording.nvml"}, set()),
+    "pynvml": ({"nvidia.nvml_binding", "agent.recording.host"}, set()),
     "argcomplete": ({"cli.completion"}, set()),  # the extra healthd[completion]
     "yaml": ({"agent.metrics.web_config"}, set()),  # the extra healthd[web]
     "psutil": ({"cli.daemons", "agent.doctor.*"}, set()),
@@ -131,7 +131,7 @@ LAZY = {
 
 # Modules that use files of the package: data files beside them, or the program files themselves.
 USE_PACKAGE_FILES = {
-    "agent.doctor.files",
+    "agent.doctor.service",
     "agent.settings.layers",
     "agent.worker.installed_files",
     "fleet.answers.causes",

@@ -145,9 +145,6 @@ def outgrown(inventory: Inventory, observations: Iterable[Observation]) -> bool:
     )
 
 
-log = logging.getLogger("healthd")
-
-
 class Delivery:
     """Events on their way to the stream's files: lines of the ledger's outbox, one write at a time."""
 
@@ -178,15 +175,13 @@ class Delivery:
 
     def ended(self, reply: Reply) -> None:
         self._under_way = False
-        self._again = reply.outcome is not Outcome.COMPLETED
+        before, self.trouble = self.trouble, failure(reply)
+        self._again = self.trouble != ""
         if self._again:
             self._failures += 1
-            trouble = reply.error or reply.outcome.value.replace("_", " ")
-            if not self.trouble:
-                log.error("the worker could not write events: %s", trouble)
-            self.trouble = trouble
+            if not before:
+                log.error("the worker could not write events: %s", self.trouble)
             return
-        self.trouble = ""
         assert isinstance(reply.answer, int)
         assert isinstance(reply.request.asked, AppendEvents)
         self._journal_lost += reply.answer

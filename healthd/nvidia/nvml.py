@@ -144,8 +144,10 @@ class NvmlError(HealthdError):
 class NvmlLibrary(Protocol):
     """pynvml, or an object with the functions, structures and errors of pynvml. `ask` finds a function by its name."""
 
-    NVMLError: type[Exception]
-    NVML_NVLINK_MAX_LINKS: int
+    @property
+    def NVMLError(self) -> type[Exception]: ...
+    @property
+    def NVML_NVLINK_MAX_LINKS(self) -> int: ...
 
 
 class RemappedRows(Value, frozen=True):

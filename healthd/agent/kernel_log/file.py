@@ -10,11 +10,14 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, ValidationError, convert, to_builtins
 
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.agent.kernel_log.repeats import BULK_BYTES, coalesced
 from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, RawLine, Source
+from healthd.common.values import Value
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
@@ -27,6 +30,13 @@ FIRST_OF_A_BOOT = ("Linux version ", "Command line: ", "Booting Linux on ")  # L
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
 IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+
+
+class _Cursor(Value, frozen=True):
+    """files: (inode, offset, fingerprint, skipping) of each file that is read, as in Tail."""
+
+    boot_id: str
+    files: tuple[tuple[int, Annotated[int, Meta(ge=0)], int, bool], ...]
 
 
 class FollowedFile(Source):
@@ -52,13 +62,15 @@ class FollowedFile(Source):
         self._why_missing = "is not there yet"
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
-        places = _places(cursor)
-        self._boot_id = boot_id
-        # The boot of the lines that are read next, until this boot's begin.
-        self._boot_of_lines = str(cursor["boot_id"]) if cursor and places is not None else boot_id
-        self._first = places is None
         try:
-            for place in places or ():
+            before = convert(cursor, _Cursor)
+            self._first = False
+        except ValidationError:  # no cursor, or that of another source
+            before, self._first = _Cursor(boot_id, ()), True
+        self._boot_id = boot_id
+        self._boot_of_lines = before.boot_id  # of the lines that are read next, until this boot's begin
+        try:
+            for place in before.files[:MAX_FILES]:
                 self._resume(*place)
             self._look_for_new_file(old=True)
         except OSError:
@@ -70,8 +82,9 @@ class FollowedFile(Source):
 
     @property
     def cursor(self) -> Cursor:
-        files = [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]
-        return {"files": files, "boot_id": self._boot_of_lines}
+        files = tuple((tail.inode, tail.offset, tail.fingerprint, tail.skipping) for tail in self._tails)
+        cursor: Cursor = to_builtins(_Cursor(self._boot_of_lines, files))
+        return cursor
 
     def close(self) -> None:
         for tail in self._tails:
@@ -368,17 +381,6 @@ def when(found: Stripped, now: float, modified: float) -> float:
     if found.uptime is not None and found.uptime <= uptime:
         return now - uptime + found.uptime
     return min(modified, now)
-
-
-def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
-    """The places in a cursor that a FollowedFile left; None if it is no such cursor."""
-    try:
-        if not cursor or "boot_id" not in cursor:
-            return None
-        files: Any = cursor["files"]
-        return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
-    except (KeyError, OverflowError, TypeError, ValueError):
-        return None
 
 
 def _siblings(path: str, inode: int) -> list[str]:

@@ -9,13 +9,25 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+
+from msgspec import ValidationError, convert, to_builtins
 
 from healthd.agent.kernel_log.prefix import KERNEL, parse_record
 from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine, Source
+from healthd.common.values import Value, Whole
 
 MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16
+
+
+class _Place(Value, frozen=True):
+    """The cursor."""
+
+    boot_id: str
+    sequence: Whole
+    usec: Whole
+    gaps: tuple[Gap, ...] = ()
 
 
 class Kmsg(Source):
@@ -39,10 +51,12 @@ class Kmsg(Source):
         self._opened = now()
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
-        place = _place(cursor)
-        self._first = self._never_read = place is None  # ever, not only in this boot
-        if place is None or place.boot_id != boot_id:
-            place = _Place(boot_id, -1, 0, ())
+        place = _Place(boot_id, -1, 0)
+        self._first = self._never_read = True  # ever, not only in this boot
+        with suppress(ValidationError):  # no cursor, or that of another source
+            before = convert(cursor, _Place)
+            self._first = self._never_read = False
+            place = before if before.boot_id == boot_id else place
         self._sequence, self._usec, self._gaps = place.sequence, place.usec, place.gaps
 
     def fileno(self) -> int:
@@ -50,8 +64,8 @@ class Kmsg(Source):
 
     @property
     def cursor(self) -> Cursor:
-        cursor: dict[str, Any] = {"boot_id": self._boot_id, "sequence": self._sequence, "usec": self._usec}
-        return {**cursor, "gaps": [list(gap) for gap in self._gaps]} if self._gaps else cursor
+        cursor: Cursor = to_builtins(_Place(self._boot_id, self._sequence, self._usec, self._gaps))
+        return cursor
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -137,21 +151,3 @@ class Kmsg(Source):
         for descriptor in (self._fd, self._witness):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-class _Place(NamedTuple):
-    boot_id: str
-    sequence: int
-    usec: int
-    gaps: tuple[Gap, ...]
-
-
-def _place(cursor: Cursor) -> _Place | None:
-    """The place in a cursor that a Kmsg left; None if it is no such cursor."""
-    if not cursor:
-        return None
-    try:
-        gaps = tuple(Gap(int(g[0]), int(g[1]), any(g[2:])) for g in cursor.get("gaps", ()))
-        return _Place(str(cursor["boot_id"]), int(cursor["sequence"]), int(cursor["usec"]), gaps)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-        return None

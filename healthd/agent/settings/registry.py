@@ -194,8 +194,8 @@ class Check(Value, frozen=True):
         return load(Finding, dump(item))
 
     def explain(self, code: str) -> Explain | None:
-        find = self.declares.explain or self.declares.EXPLAIN.get
-        return self._asked("explain", lambda: _as_explain(find(code)), None)
+        declares = self.declares
+        return self._asked("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
         """The text for a name that is no code, but stands in a finding's message: "nvlink5/149:4"."""

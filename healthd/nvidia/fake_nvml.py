@@ -384,9 +384,6 @@ class FakeLibrary:
         return _supported(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
 
 
-CALLS = frozenset(name for name in vars(FakeLibrary) if name.startswith("nvml"))
-
-
 def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:
     """Whether every call, once the machine was opened, reaches what this GPU says, and nothing counts the questions."""
     away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset

@@ -43,6 +43,27 @@ from healthd.nvidia import fake_machines
 from healthd.nvidia.nvml_binding import pynvml
 
 PROFILES = fake_machines.FOLDER
+CALLS = frozenset(  # of FakeLibrary
+    [
+        *("nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetClockInfo"),
+        *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetCount"),
+        *("nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        *("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrentClocksEventReasons"),
+        *("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetDefaultEccMode", "nvmlDeviceGetEccMode"),
+        *("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfo"),
+        *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMarginTemperature"),
+        *("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"),
+        *("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMigMode"),
+        *("nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkErrorCounter"),
+        *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetPciInfo", "nvmlDeviceGetPcieReplayCounter"),
+        *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetRemappedRows"),
+        *("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRowRemapperHistogram"),
+        *("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold"),
+        *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+        *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
+        "nvmlDeviceValidateInforom",
+    ]
+)
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml()) if name.startswith("NVMLError_"))
 ADDRESS = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 MAX_COUNT = 2**32 - 1
@@ -394,8 +415,6 @@ def _trouble_problems(part: Machine | Gpu, where: str) -> Iterator[str]:
 
 
 def _unknown_calls(names: Iterable[str], where: str) -> Iterator[str]:
-    from healthd.nvidia.fake_nvml import CALLS  # which imports this module
-
     for name in names:
         if name not in CALLS:
             yield f'{where}: healthd does not call "{name}"{nearest(name, CALLS)}'

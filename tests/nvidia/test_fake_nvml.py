@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from healthd.common.codec import ConvertError, fields_of
 from healthd.nvidia import fake_scenario
-from healthd.nvidia.fake_nvml import CALLS, FakeLibrary, fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
 from healthd.nvidia.nvml import (
     FIELDS_LINK_ERRORS,
     Fabric,
@@ -560,8 +560,12 @@ def test_the_errors_are_those_of_pynvml(scenario):
         library.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, 3)
 
 
+def test_a_scenario_may_name_each_call_of_the_fake():
+    assert {name for name in vars(FakeLibrary) if name.startswith("nvml")} == fake_scenario.CALLS
+
+
 def test_the_fake_takes_the_arguments_that_pynvml_takes():
-    for name in CALLS:
+    for name in fake_scenario.CALLS:
         ours = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]
         assert ours == list(inspect.signature(getattr(pynvml, name)).parameters), name
 
@@ -637,7 +641,7 @@ SCALARS = st.one_of(
     st.integers(-1, 20),
     st.floats(),
     st.text('ab"\n\0é', max_size=3),
-    st.sampled_from(sorted(CALLS)),
+    st.sampled_from(sorted(fake_scenario.CALLS)),
     st.sampled_from(["dgx-h100", "mismatch", "GpuIsLost", "fields", "0000:1b:00.0"]),
 )
 TABLES = st.dictionaries(st.sampled_from(["0", "3", "x", "nvmlDeviceGetEccMode"]), SCALARS, max_size=2)
@@ -645,7 +649,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=5) | TABLES
 
 
 COUNTS = st.integers(0, 13)
-NAMES = st.sampled_from(sorted(CALLS))
+NAMES = st.sampled_from(sorted(fake_scenario.CALLS))
 RIGHT: dict[object, st.SearchStrategy[object]] = {
     bool: st.booleans(),
     bool | None: st.booleans(),

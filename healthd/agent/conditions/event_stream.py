@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from healthd.agent.conditions import events
+from healthd.agent.conditions.ledger import Ledger
 from healthd.common import guard
 from healthd.common.guard import STREAM
 from healthd.common.model import RunName
@@ -16,9 +17,14 @@ from healthd.events.emitted import Told
 from healthd.events.outbox import Outbox
 from healthd.events.schema import Event, Source
 
-if TYPE_CHECKING:
-    from healthd.agent.conditions.ledger import Ledger
-    from healthd.agent.conditions.store import Memory
+
+class Store(Protocol):
+    """What holds the ledger (store.py)."""
+
+    ledger: Ledger
+    boot_id: str
+
+    def set(self, ledger: Ledger) -> None: ...
 
 
 class EventStream:
@@ -29,7 +35,7 @@ class EventStream:
 
     def __init__(
         self,
-        store: Memory,
+        store: Store,
         now: Callable[[], float],
         monotonic: Callable[[], float],
         node_name: str,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import time
@@ -44,8 +45,14 @@ from healthd.agent.kernel_log.listener import Listener
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.reporting import systemd
-from healthd.agent.reporting.status import Snapshot, decision_words, status_json
-from healthd.agent.reporting.troubles import Trouble, troubles
+from healthd.agent.reporting.status import (
+    Snapshot,
+    Trouble,
+    command_for_kernel_log,
+    decision_words,
+    labelled,
+    status_json,
+)
 from healthd.agent.scheduler.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.agent.scheduler.failslow_process import Watching
 from healthd.agent.scheduler.job_presence import JobPresence
@@ -556,28 +563,42 @@ class Daemon:
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
     def troubles(self) -> tuple[Trouble, ...]:
-        return troubles(
-            runtime_dir=self.settings.runtime_dir,
-            state_dir=self.settings.state_dir,
-            settings_file=self.settings_file,
-            reload="systemctl reload healthd" if systemd.is_managed() else f"kill -HUP {os.getpid()}",
-            reload_trouble=self.reload_trouble,
-            metrics_troubles=self.publisher.metrics_troubles,
-            web_trouble=self.publisher.web_trouble,
-            textfile_trouble=self.replies.textfile.trouble,
-            files_trouble=self.replies.files.trouble,
-            save_failed=self.memory.save_failed,
-            verdict_trouble=self.publisher.verdict_trouble,
-            copy_trouble=self.replies.ledger_copy.trouble,
-            stream=self.replies.delivery.status,
-            lost_events=self.memory.ledger.outbox.dropped,
-            kernel_log=self.hearing.kernel.status,
-            slurm=self.hand.status,
-            failslow_trouble=self.watching.trouble,
-            before_resume=self.before_resume.trouble,
-            shortages=shortage.troubles(self.now()),
-            mistakes=guard.troubles(self.now()),
+        """Return what is wrong with healthd itself. What a person has to act on comes first."""
+        settings, publisher, replies, kernel = self.settings, self.publisher, self.replies, self.hearing.kernel.status
+        stream, lost = replies.delivery.status, self.memory.ledger.outbox.dropped
+        runtime_dir, state_dir, file = settings.runtime_dir, settings.state_dir, shlex.quote(self.settings_file)
+        here, there = (f"ls -ld {folder}; df -h {folder}" for folder in map(shlex.quote, (runtime_dir, state_dir)))
+        reload = "systemctl reload healthd" if systemd.is_managed() else f"kill -HUP {os.getpid()}"
+        found = (
+            Trouble(replies.files.trouble, "systemctl restart healthd"),
+            Trouble(
+                labelled("the settings were not read again", self.reload_trouble),
+                f"healthd config check {file} && {reload}",
+            ),
+            Trouble(labelled("slurm", self.hand.status.trouble), "scontrol ping"),
+            Trouble(f"{runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "", here),
+            Trouble(publisher.verdict_trouble, here),
+            Trouble(labelled("before a resume", self.before_resume.trouble), "healthd validate"),
+            Trouble(
+                labelled(
+                    f"{state_dir}: a reboot would lose what healthd knows: no copy of it", replies.ledger_copy.trouble
+                ),
+                there,
+            ),
+            Trouble(labelled(f"{state_dir}: {stream.waiting} events wait", stream.trouble), there),
+            Trouble(f"{lost} events are lost to the stream: too many wait for the disk" if lost else ""),
+            Trouble(
+                f"kernel log: {kernel.trouble}" if kernel.trouble or not kernel.alive else "",
+                command_for_kernel_log(kernel),
+            ),
+            Trouble(self.watching.trouble, "journalctl -u healthd -n 50"),
+            *(Trouble(sentence, "ss -ltnp") for sentence in publisher.metrics_troubles),
+            Trouble(publisher.web_trouble, f"healthd config check {file}"),
+            Trouble(replies.textfile.trouble, "healthd doctor"),
+            *(Trouble(text, "systemctl status healthd; cat /proc/loadavg") for text in shortage.troubles(self.now())),
+            *(Trouble(text, "journalctl -u healthd -p err -n 50") for text in guard.troubles(self.now())),
         )
+        return tuple(trouble for trouble in found if trouble.sentence)
 
     # --- what people say
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import time
+from collections.abc import Callable
 from typing import Any
 
 from healthd.agent.control import protocol
@@ -104,36 +105,30 @@ def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int
     return text, status
 
 
+def _sends(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
+    """Return what runs a command that sends one request and prints what the daemon did."""
+    return lambda args: say(_answer(args, request(args))["done"] + "\n")
+
+
+def _code_arguments(parser: Parser, code: str = "ib_link/down", part: str = "mlx5_3/1") -> None:
+    parser.add_argument("code", metavar="CODE", help=f"{code}, as status shows it")
+    parser.add_argument("part", metavar="PART", nargs="?", help=f"{part} (default: every part with that code)")
+
+
 def _repaired_arguments(parser: Parser) -> None:
-    parser.add_argument("code", metavar="CODE", help="gpu_xid/79, as status shows it")
-    parser.add_argument("part", metavar="PART", nargs="?", help="0000:1b:00.0 (default: every part with that code)")
+    _code_arguments(parser, "gpu_xid/79", "0000:1b:00.0")
     parser.add_argument("--why", metavar="TEXT", help="what was done: for the log, and for status")
     flags.client(parser)
 
 
-def _repaired(args: argparse.Namespace) -> int:
-    return say(_answer(args, protocol.repaired(args.code, args.part, args.why))["done"] + "\n")
-
-
 def _ack_arguments(parser: Parser) -> None:
-    parser.add_argument("code", metavar="CODE", help="ib_link/down, as status shows it")
-    parser.add_argument("part", metavar="PART", nargs="?", help="mlx5_3/1 (default: every part with that code)")
+    _code_arguments(parser)
     _pause_arguments(parser)
 
 
-def _ack(args: argparse.Namespace) -> int:
-    request = protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)
-    return say(_answer(args, request)["done"] + "\n")
-
-
 def _unack_arguments(parser: Parser) -> None:
-    parser.add_argument("code", metavar="CODE", help="ib_link/down, as status shows it")
-    parser.add_argument("part", metavar="PART", nargs="?", help="mlx5_3/1 (default: every part with that code)")
+    _code_arguments(parser)
     flags.client(parser)
-
-
-def _unack(args: argparse.Namespace) -> int:
-    return say(_answer(args, protocol.unack(args.code, args.part))["done"] + "\n")
 
 
 def _pause_arguments(parser: Parser) -> None:
@@ -142,29 +137,12 @@ def _pause_arguments(parser: Parser) -> None:
     flags.client(parser)
 
 
-def _pause(args: argparse.Namespace) -> int:
-    return say(_answer(args, protocol.pause(_seconds(args, "pause"), args.why))["done"] + "\n")
-
-
-def _pause_detection(args: argparse.Namespace) -> int:
-    request = protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)
-    return say(_answer(args, request)["done"] + "\n")
-
-
-def _resume_detection(args: argparse.Namespace) -> int:
-    return say(_answer(args, protocol.plain(protocol.RESUME_DETECTION))["done"] + "\n")
-
-
 def _seconds(args: argparse.Namespace, command: str) -> float:
     seconds = flags.duration(args.time)
     if seconds is None:
         must = "must be a time like 30m, 2h or 1h30m (units s, m, h, d)"
         raise Stop(f'healthd {command}: --for: {must}, got "{args.time}"')
     return seconds
-
-
-def _resume_checks(args: argparse.Namespace) -> int:
-    return say(_answer(args, protocol.plain(protocol.RESUME_CHECKS))["done"] + "\n")
 
 
 def _reload(args: argparse.Namespace) -> int:
@@ -190,7 +168,7 @@ COMMANDS = {
     ),
     "ack": Command(
         _ack_arguments,
-        _ack,
+        _sends(lambda args: protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)),
         "Acknowledge a condition: healthd does not drain for it until the time is over, lifts a drain that it made for "
         "this condition alone, and shows who acknowledged it and why. The condition counts again when the time is "
         "over, when it gets worse, or after healthd unack. A new ack replaces the old one.",
@@ -198,21 +176,21 @@ COMMANDS = {
     ),
     "unack": Command(
         _unack_arguments,
-        _unack,
+        _sends(lambda args: protocol.unack(args.code, args.part)),
         "End an acknowledgement before its time: the condition counts again, and drains the node if it is open and "
         "degraded or critical.",
         "  healthd unack ib_link/down mlx5_3/1\n",
     ),
     "repaired": Command(
         _repaired_arguments,
-        _repaired,
+        _sends(lambda args: protocol.repaired(args.code, args.part, args.why)),
         "Tell the daemon that something is repaired. It ends the condition, looks at everything again, and "
         "resumes the node in Slurm once every check has passed.",
         '  healthd repaired gpu_xid/79 0000:1b:00.0 --why "reseated, ticket 12"\n',
     ),
     "pause": Command(
         _pause_arguments,
-        _pause,
+        _sends(lambda args: protocol.pause(_seconds(args, "pause"), args.why)),
         "Leave Slurm alone for a while. Checks go on; what opens meanwhile acts only if a check still finds it "
         "afterwards.",
         '  healthd pause --for 30m --why "driver upgrade"\n',
@@ -224,16 +202,22 @@ COMMANDS = {
         "is wrong with them, the old ones stay in force, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
-    "resume-checks": Command(flags.client, _resume_checks, "End the pause now. All checks look at once."),
+    "resume-checks": Command(
+        flags.client,
+        _sends(lambda _: protocol.plain(protocol.RESUME_CHECKS)),
+        "End the pause now. All checks look at once.",
+    ),
     "failslow pause": Command(
         _pause_arguments,
-        _pause_detection,
+        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)),
         "Say nothing new of slow jobs on this node for a while: a benchmark that is meant to be slow, a job that is "
         "debugged. What is said already stays until it is over; faults, and what they do in Slurm, stay as they are. "
         "It outlives a restart of the daemon, not a reboot.",
         '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
     ),
     "failslow resume-detection": Command(
-        flags.client, _resume_detection, "Slow jobs on this node are told again from now on."
+        flags.client,
+        _sends(lambda _: protocol.plain(protocol.RESUME_DETECTION)),
+        "Slow jobs on this node are told again from now on.",
     ),
 }

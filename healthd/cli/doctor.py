@@ -214,7 +214,7 @@ def _around(root: str) -> Around:
 
 def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
     """What every area says, and what the checks can see, by a worker of their own."""
-    from healthd.agent.doctor import files, parallel, service, slurm
+    from healthd.agent.doctor import parallel, service, slurm
     from healthd.cli.daemons import of_pids
 
     loaded, settings = node.loaded, node.loaded.settings
@@ -226,8 +226,8 @@ def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
         ("Slurm", SLURM_SECONDS, lambda: list(slurm.lines(settings))),
         ("baseline", SECONDS, lambda: list(service.baseline(settings, time.time()))),
         ("metrics", SECONDS, lambda: list(service.page(settings, status is not None, of_pids(pids)))),
-        ("files", SECONDS, lambda: list(files.lines(loaded, _file(args)))),
-        ("room", SECONDS, lambda: list(files.room(settings.state_dir, settings.runtime_dir))),
+        ("files", SECONDS, lambda: list(service.files(loaded, _file(args)))),
+        ("room", SECONDS, lambda: list(service.room(settings.state_dir, settings.runtime_dir))),
     ]
     return [*parallel.ask(areas), *_sight(node)]
 

@@ -48,37 +48,36 @@ def prepare() -> None:
 
 def say(text: str, status: int = OK) -> int:
     """Write to standard output, and return `status`. If nobody reads any more, end without a complaint."""
-    if sys.stdout is None:
-        return status
+    if sys.stdout is not None:
+        _write(text)
+    return status
+
+
+def stream(texts: Iterable[str]) -> None:
+    """Write the texts as they come; end when nobody reads any more."""
+    for text in texts:
+        if not _write(text):
+            return
+
+
+def _write(text: str) -> bool:
+    """Write to standard output. Returns whether somebody still reads it."""
     try:
         sys.stdout.write(harmless(text))
         sys.stdout.flush()
+        return True
     except OSError as error:
         # Drop what is left in the buffer, else the interpreter complains of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
-    return status
+        return False
 
 
 def harmless(text: str) -> str:
     """The text without what steers a terminal, but for line ends, tabs and the colours that render.py makes. What
     others wrote is made printable where it is rendered; this is for the place that somebody forgets."""
     return STEERS.sub("?", text)
-
-
-def stream(texts: Iterable[str]) -> None:
-    """Write the texts as they come; end when nobody reads any more."""
-    for text in texts:
-        try:
-            sys.stdout.write(harmless(text))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
 
 
 def complain(sentence: str, status: int = OK) -> int:

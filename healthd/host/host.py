@@ -13,7 +13,7 @@ from healthd.common.model import NO_GPU, NothingToCheck
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.text import is_decimal, regex
 from healthd.host.program import Ran
-from healthd.host.system import FileStat, FileSystem, KernelClock, System, Tree
+from healthd.host.system import FileStat, FileSystem, KernelClock, Tree
 
 if TYPE_CHECKING:
     from healthd.nvidia.nvml import Nvml, NvmlGpu
@@ -42,9 +42,9 @@ class PciFunction(NamedTuple):
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing tells.
-    `system`: what answers instead of the files below `root`. `nvml_stands_in`: whether `open_nvml` opens another NVML
-    than the machine's own (None: it always does). `shared_seconds`: a reading that several checks share is taken again
-    after so long, not for each check of a round.
+    `system`: an object with the methods of `Tree` that answers instead of the files below `root`. `nvml_stands_in`:
+    whether `open_nvml` opens another NVML than the machine's own (None: it always does). `shared_seconds`: a reading
+    that several checks share is taken again after so long, not for each check of a round.
 
     `state_dir`, `runtime_dir`: where the daemon of this node keeps its files; whoever makes the Host sets them.
 
@@ -56,7 +56,7 @@ class Host:
         root: str = "/",
         open_nvml: Callable[[], Nvml] | None = None,
         now: Callable[[], float] = time.time,
-        system: System | None = None,
+        system: Tree | None = None,
         nvml_stands_in: bool | None = None,
         shared_seconds: float = 0.0,
     ) -> None:
@@ -85,13 +85,8 @@ class Host:
 
     def read(self, path: str, strip: bool = True) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
-        try:
-            data = self._system.read(path)
-            return (data.strip() if strip else data).decode("utf-8", "replace")
-        except OSError as error:
-            if error.errno in GONE:
-                return None
-            raise
+        data = _unless_gone(self._system.read, path)
+        return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
         """As `read`, for a file that several checks want: it is read once for all checks of a round."""
@@ -119,12 +114,7 @@ class Host:
 
     def names(self, path: str) -> builtins.list[str]:
         """As `list`, in no order."""
-        try:
-            return self._system.names(path)
-        except OSError as error:
-            if error.errno in GONE:
-                return []
-            raise
+        return _unless_gone(self._system.names, path) or []
 
     def exists(self, path: str) -> bool:
         """Whether a file is there; for a symbolic link, whether its target is."""
@@ -135,12 +125,7 @@ class Host:
 
     def stat(self, path: str) -> FileStat | None:
         """None if nothing is there."""
-        try:
-            return self._system.stat(path)
-        except OSError as error:
-            if error.errno in GONE:
-                return None
-            raise
+        return _unless_gone(self._system.stat, path)
 
     def link_target(self, path: str) -> str | None:
         """Where a symbolic link points (as written); None if the path is none."""
@@ -172,20 +157,12 @@ class Host:
         while it is there: when it comes back, its inode number in sysfs is another."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
-            entries = self._pci_entries()
+            entries = _unless_gone(self._system.scan, PCI_DEVICES) or []
             if entries != self._pci_listed and self._pci.keys() != set(entries):
                 self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in sorted(entries)}
                 self._pci_functions = tuple(self._pci.values())
             self._pci_listed, self._pci_at = entries, now
         return self._pci_functions
-
-    def _pci_entries(self) -> builtins.list[tuple[str, int]]:
-        try:
-            return self._system.scan(PCI_DEVICES)
-        except OSError as error:
-            if error.errno in GONE:
-                return []
-            raise
 
     def _pci_function(self, pci: str) -> PciFunction:
         device = f"{PCI_DEVICES}/{pci}"
@@ -323,6 +300,16 @@ class Host:
 
     def boot_id(self) -> str:
         return self.read("/proc/sys/kernel/random/boot_id") or ""
+
+
+def _unless_gone(ask: Callable[[str], T], path: str) -> T | None:
+    """Return what `ask` gives for a path; None if there is no such file."""
+    try:
+        return ask(path)
+    except OSError as error:
+        if error.errno in GONE:
+            return None
+        raise
 
 
 def upstream_of(link: str) -> str:

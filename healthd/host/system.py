@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from healthd.common.ownership import Untrusted
 from healthd.host.program import Ran, located, run_program
@@ -47,25 +47,6 @@ class KernelClock(NamedTuple):
     max_error_seconds: float | None
 
 
-class System(Protocol):
-    def read(self, path: str) -> bytes: ...
-    def names(self, path: str) -> list[str]:
-        """The names in a directory, in no order."""
-        ...
-
-    def scan(self, path: str) -> list[tuple[str, int]]:
-        """(name, inode number) of each entry in a directory."""
-        ...
-
-    def readlink(self, path: str) -> str: ...
-    def stat(self, path: str) -> FileStat: ...
-    def statvfs(self, path: str) -> FileSystem: ...
-    def run(
-        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
-    ) -> Ran | None: ...
-    def clock(self) -> KernelClock | None: ...
-
-
 class Tree:
     """The files below `root`; "" is this machine. A tree has neither programs to ask nor a clock: those are None.
     `anywhere`: a program of this machine is meant, whatever the root."""
@@ -89,9 +70,11 @@ class Tree:
             os.close(file)
 
     def names(self, path: str) -> list[str]:
+        """Return the names in a directory, in no order."""
         return os.listdir(self._root + path)
 
     def scan(self, path: str) -> list[tuple[str, int]]:
+        """Return (name, inode number) of each entry in a directory."""
         with os.scandir(self._root + path) as entries:
             return [(entry.name, entry.inode()) for entry in entries]
 

@@ -96,7 +96,7 @@ class Handle(Value, frozen=True):
 
 
 class FakeLibrary:
-    """The functions of `nvml.NvmlLibrary` over one machine. State does not change while it is open."""
+    """The functions of pynvml that healthd calls, over one machine. State does not change while it is open."""
 
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS

@@ -40,11 +40,30 @@ from healthd.common.codec import number as show_number
 from healthd.common.text import regex
 from healthd.common.values import Value
 from healthd.nvidia import fake_machines
-from healthd.nvidia.nvml import NvmlLibrary
 from healthd.nvidia.nvml_binding import pynvml
 
 PROFILES = fake_machines.FOLDER
-CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
+CALLS = frozenset(  # of FakeLibrary
+    [
+        *("nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetClockInfo"),
+        *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetCount"),
+        *("nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        *("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrentClocksEventReasons"),
+        *("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetDefaultEccMode", "nvmlDeviceGetEccMode"),
+        *("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfo"),
+        *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMarginTemperature"),
+        *("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"),
+        *("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMigMode"),
+        *("nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkErrorCounter"),
+        *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetPciInfo", "nvmlDeviceGetPcieReplayCounter"),
+        *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetRemappedRows"),
+        *("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRowRemapperHistogram"),
+        *("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold"),
+        *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+        *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
+        "nvmlDeviceValidateInforom",
+    ]
+)
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml()) if name.startswith("NVMLError_"))
 ADDRESS = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 MAX_COUNT = 2**32 - 1

@@ -28,7 +28,7 @@ from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile, op_of
+from healthd.agent.worker.requests import ReadJournal, SaveCopy, TakeInventory, WriteFile, op_of
 from healthd.checks import gpu_xid
 from healthd.common import guard
 from healthd.common.model import (
@@ -214,7 +214,7 @@ def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
 def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_check_could_not_look(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
+    for asked in (TakeInventory(gpus=True), ReadJournal("b", 1, 2, 10), SaveCopy("a", "b", ())):
         reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
         daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}

@@ -24,7 +24,7 @@ PURE_OF = {
     "agent.conditions": ("absorb bounds condition endings events incidents intake ledger log_fields log_lines verdict"),
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia nvidia_driver pcie rule site storage"),
-    "agent.reporting": "endings fault_course next_steps render troubles",
+    "agent.reporting": "endings fault_course next_steps render",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
     "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
@@ -78,7 +78,6 @@ PURE_EXCEPTIONS = {
     ("failslow.mitigation.advice", "json"),
     ("agent.reporting.next_steps", "shlex"),
     ("common.slurm.lemon_command", "shlex"),
-    ("agent.reporting.troubles", "shlex"),
     ("scan.piece_result", "marshal"),
     ("scan.findings", "json"),
     ("scan.prefixes", "json"),
@@ -110,7 +109,7 @@ NOT_IN_CHECKS = {"logging", "threading", "asyncio", "multiprocessing"}
 # Packages that cost start-up time: the modules that may import them, and those that may do so at the top of the file
 # because they are imported late themselves.
 LAZY = {
-    "pynvml": ({"nvidia.nvml_binding", "agent.recording.nvml"}, set()),
+    "pynvml": ({"nvidia.nvml_binding", "agent.recording.host"}, set()),
     "argcomplete": ({"cli.completion"}, set()),  # the extra healthd[completion]
     "yaml": ({"agent.metrics.web_config"}, set()),  # the extra healthd[web]
     "psutil": ({"cli.daemons", "agent.doctor.*"}, set()),
@@ -133,7 +132,7 @@ LAZY = {
 
 # Modules that use files of the package: data files beside them, or the program files themselves.
 USE_PACKAGE_FILES = {
-    "agent.doctor.files",
+    "agent.doctor.service",
     "agent.settings.layers",
     "agent.worker.installed_files",
     "fleet.answers.causes",

@@ -560,6 +560,10 @@ def test_the_errors_are_those_of_pynvml(scenario):
         library.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, 3)
 
 
+def test_a_scenario_may_name_each_call_of_the_fake():
+    assert {name for name in vars(FakeLibrary) if name.startswith("nvml")} == fake_scenario.CALLS
+
+
 def test_the_fake_takes_the_arguments_that_pynvml_takes():
     for name in fake_scenario.CALLS:
         ours = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]

@@ -10,11 +10,14 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, ValidationError, convert, to_builtins
 
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.agent.kernel_log.repeats import BULK_BYTES, coalesced
-from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, RawLine, Source
+from healthd.common.values import Value
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
@@ -29,7 +32,14 @@ IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
 
-class FollowedFile:
+class _Cursor(Value, frozen=True):
+    """files: (inode, offset, fingerprint, skipping) of each file that is read, as in Tail."""
+
+    boot_id: str
+    files: tuple[tuple[int, Annotated[int, Meta(ge=0)], int, bool], ...]
+
+
+class FollowedFile(Source):
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines of an earlier boot are history too, up
@@ -46,26 +56,21 @@ class FollowedFile:
         now: Callable[[], float] = time.time,
         boot_id: str = "",
     ) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.gaps: tuple[Gap, ...] = ()
         self._path = path
         self._accept_injected = accept_injected
         self._now = now
-        self._notes: list[str] = []
         self._why_missing = "is not there yet"
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
-        places = _places(cursor)
-        self._boot_id = boot_id
-        # The boot of the lines that are read next, until this boot's begin.
-        self._boot_of_lines = str(cursor["boot_id"]) if cursor and places is not None else boot_id
-        self._first = places is None
         try:
-            for place in places or ():
+            before = convert(cursor, _Cursor)
+            self._first = False
+        except ValidationError:  # no cursor, or that of another source
+            before, self._first = _Cursor(boot_id, ()), True
+        self._boot_id = boot_id
+        self._boot_of_lines = before.boot_id  # of the lines that are read next, until this boot's begin
+        try:
+            for place in before.files[:MAX_FILES]:
                 self._resume(*place)
             self._look_for_new_file(old=True)
         except OSError:
@@ -77,15 +82,9 @@ class FollowedFile:
 
     @property
     def cursor(self) -> Cursor:
-        files = [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]
-        return {"files": files, "boot_id": self._boot_of_lines}
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left  # a file has no gaps
-
-    def take_notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
+        files = tuple((tail.inode, tail.offset, tail.fingerprint, tail.skipping) for tail in self._tails)
+        cursor: Cursor = to_builtins(_Cursor(self._boot_of_lines, files))
+        return cursor
 
     def close(self) -> None:
         for tail in self._tails:
@@ -118,7 +117,7 @@ class FollowedFile:
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
         """Whether the file holds more than may be read at once."""
         if tail.truncated():
-            self._notes.append(f"{self._path} was truncated: read again from its beginning")
+            self._notes += (f"{self._path} was truncated: read again from its beginning",)
             self.rotations += 1
             tail.rewind()
         more = False
@@ -168,7 +167,7 @@ class FollowedFile:
             os.close(fd)
             return
         if self._tails:
-            self._notes.append(f"{self._path} was rotated")
+            self._notes += (f"{self._path} was rotated",)
             self.rotations += 1
             self._tails[-1].rotated_at = self._tails[-1].rotated_at or self._now()
         self._add(Tail(fd, old_bytes=status.st_size if old else 0))
@@ -191,7 +190,7 @@ class FollowedFile:
             self._add(tail)
             return
         self.overruns += 1
-        self._notes.append(f"{self._path} is not the file that was read last: lines between may be missing")
+        self._notes += (f"{self._path} is not the file that was read last: lines between may be missing",)
 
     def _leave_rotated(self) -> Iterator[RawLine]:
         """Close files that were rotated long ago; a last line without its newline is given then."""
@@ -205,7 +204,7 @@ class FollowedFile:
             tail.close()
 
 
-class Fifo:
+class Fifo(Source):
     """A fifo. It is opened for writing too, so that the reader sees no end when writers come and go.
 
     Its lines are always news: the time of a line is when it is read. A fifo cannot be read again, so it has no cursor.
@@ -213,14 +212,6 @@ class Fifo:
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
-        self.gaps: tuple[Gap, ...] = ()
-        self.cursor: Cursor = None
         self._accept_injected = accept_injected
         self._now = now
         self._data = b""
@@ -268,12 +259,6 @@ class Fifo:
             return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return True
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left
-
-    def take_notes(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         os.close(self._fd)
@@ -396,17 +381,6 @@ def when(found: Stripped, now: float, modified: float) -> float:
     if found.uptime is not None and found.uptime <= uptime:
         return now - uptime + found.uptime
     return min(modified, now)
-
-
-def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
-    """The places in a cursor that a FollowedFile left; None if it is no such cursor."""
-    try:
-        if not cursor or "boot_id" not in cursor:
-            return None
-        files: Any = cursor["files"]
-        return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
-    except (KeyError, OverflowError, TypeError, ValueError):
-        return None
 
 
 def _siblings(path: str, inode: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from healthd.agent.kernel_log.prefix import KERNEL
-from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, RawLine, Source
 from healthd.common.guard import KERNEL_LOG, never_raises
 
 
@@ -94,17 +94,11 @@ def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | No
     return JournalLine(entry["__REALTIME_TIMESTAMP"].timestamp() - late, text, usec, entry["__CURSOR"])
 
 
-class JournalSource:
+class JournalSource(Source):
     """The journal as the live source, from this boot's start or from the cursor's place."""
 
     def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
         self.pending = True
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
-        self.gaps: tuple[Gap, ...] = ()
         self._accept_injected = accept_injected
         self._reader = _open(boot_id)
         place = cursor.get("journal") if isinstance(cursor, dict) else None
@@ -152,12 +146,6 @@ class JournalSource:
         else:
             self.pending = True
         return lines
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left
-
-    def take_notes(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         self._reader.close()

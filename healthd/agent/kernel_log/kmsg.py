@@ -9,16 +9,28 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+
+from msgspec import ValidationError, convert, to_builtins
 
 from healthd.agent.kernel_log.prefix import KERNEL, parse_record
-from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine, Source
+from healthd.common.values import Value, Whole
 
 MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16
 
 
-class Kmsg:
+class _Place(Value, frozen=True):
+    """The cursor."""
+
+    boot_id: str
+    sequence: Whole
+    usec: Whole
+    gaps: tuple[Gap, ...] = ()
+
+
+class Kmsg(Source):
     """/dev/kmsg, one record a read.
 
     The log clock counts like CLOCK_MONOTONIC but NTP does not discipline it: over months of uptime the two drift apart
@@ -29,16 +41,9 @@ class Kmsg:
     def __init__(
         self, path: str, boot_id: str, cursor: Cursor, accept_injected: bool, now: Callable[[], float] = time.time
     ) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
         self._boot_id = boot_id
         self._accept_injected = accept_injected
         self._now = now
-        self._notes: list[str] = []
         self._path = path
         self._witness = -1
         self._must_have = -1
@@ -46,10 +51,12 @@ class Kmsg:
         self._opened = now()
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
-        place = _place(cursor)
-        self._first = self._never_read = place is None  # ever, not only in this boot
-        if place is None or place.boot_id != boot_id:
-            place = _Place(boot_id, -1, 0, ())
+        place = _Place(boot_id, -1, 0)
+        self._first = self._never_read = True  # ever, not only in this boot
+        with suppress(ValidationError):  # no cursor, or that of another source
+            before = convert(cursor, _Place)
+            self._first = self._never_read = False
+            place = before if before.boot_id == boot_id else place
         self._sequence, self._usec, self._gaps = place.sequence, place.usec, place.gaps
 
     def fileno(self) -> int:
@@ -57,8 +64,8 @@ class Kmsg:
 
     @property
     def cursor(self) -> Cursor:
-        cursor: dict[str, Any] = {"boot_id": self._boot_id, "sequence": self._sequence, "usec": self._usec}
-        return {**cursor, "gaps": [list(gap) for gap in self._gaps]} if self._gaps else cursor
+        cursor: Cursor = to_builtins(_Place(self._boot_id, self._sequence, self._usec, self._gaps))
+        return cursor
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -115,7 +122,7 @@ class Kmsg:
             return
         if self._sequence >= 0:
             self.lost += missing
-            self._notes.append(f"{missing} kernel lines were overwritten before they were read")
+            self._notes += (f"{missing} kernel lines were overwritten before they were read",)
         if len(self._gaps) < MAX_GAPS:
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
@@ -140,29 +147,7 @@ class Kmsg:
         self._witness = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(self._witness, 0, os.SEEK_END)
 
-    def take_notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
-
     def close(self) -> None:
         for descriptor in (self._fd, self._witness):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-class _Place(NamedTuple):
-    boot_id: str
-    sequence: int
-    usec: int
-    gaps: tuple[Gap, ...]
-
-
-def _place(cursor: Cursor) -> _Place | None:
-    """The place in a cursor that a Kmsg left; None if it is no such cursor."""
-    if not cursor:
-        return None
-    try:
-        gaps = tuple(Gap(int(g[0]), int(g[1]), any(g[2:])) for g in cursor.get("gaps", ()))
-        return _Place(str(cursor["boot_id"]), int(cursor["sequence"]), int(cursor["usec"]), gaps)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-        return None

@@ -131,13 +131,14 @@ class Listener:
 
     def gap(self) -> Gap | None:
         """The gap to ask the journal about now."""
-        return self._source.gaps[0] if self._source and self._source.gaps and not self._gap_waits else None
+        gaps = self._source.gaps if isinstance(self._source, Kmsg) else ()
+        return gaps[0] if gaps and not self._gap_waits else None
 
     def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
         """The events in the lines that the journal has of a gap. `limit` lines are not all: the rest stays a gap."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
-        if self._source is not None:
+        if isinstance(self._source, Kmsg):
             self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
         self.journal = replace(self.journal, up=True, last_read=self._now(), trouble="")
         return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
@@ -151,7 +152,7 @@ class Listener:
         if not self._gap_waits:
             log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
             self._gap_failures = 0
-            if self._source is not None:
+            if isinstance(self._source, Kmsg):
                 self._source.filled(gap)
 
     def round_is_over(self) -> None:

@@ -8,8 +8,9 @@ parse.parse tells what a line says; coalesce.coalesce_events tells which lines a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -54,33 +55,45 @@ class Gap(NamedTuple):
     history: bool = False
 
 
-class Source(Protocol):
-    """pending: read() stopped at its limit, call it again without waiting. notes: what a person should know, taken by
-    take_notes(). missing: why there is nothing to read yet; "" if there is something.
+class Source(ABC):
+    """A source of the kernel's lines, open since it was made.
 
+    pending: read() stopped at its limit, call it again without waiting.
     overruns: how often lines were lost; lost: how many lines, where that is known; rotations: how often the file was
     replaced or cut; malformed: how often the data was no record, or too long for a line.
-
-    read() raises OSError only if it has no lines to give: lines that were read before the error come first.
     """
 
-    pending: bool
-    overruns: int
-    lost: int
-    rotations: int
-    malformed: int
+    pending = False
+    overruns = 0
+    lost = 0
+    rotations = 0
+    malformed = 0
+    _notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def fileno(self) -> int | None: ...
+
+    @abstractmethod
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        """Raise OSError only if there are no lines to give: lines that were read before the error come first."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     @property
-    def missing(self) -> str: ...
-    def fileno(self) -> int | None: ...
-    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]: ...
+    def cursor(self) -> Cursor:
+        """None: what was read cannot be read again."""
+        return None
+
     @property
-    def cursor(self) -> Cursor: ...
-    @property
-    def gaps(self) -> tuple[Gap, ...]: ...
-    def filled(self, gap: Gap, left: Gap | None = None) -> None: ...
-    def take_notes(self) -> list[str]: ...
-    def close(self) -> None: ...
+    def missing(self) -> str:
+        """Why there is nothing to read yet; "" if there is something."""
+        return ""
+
+    def take_notes(self) -> list[str]:
+        """What a person should know, each note once."""
+        notes, self._notes = self._notes, ()
+        return list(notes)
 
 
 def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:

@@ -7,6 +7,7 @@ MAX_HEAD_BYTES of memory each, for each address that healthd listens on.
 
 from __future__ import annotations
 
+import ctypes
 import html
 import http.server
 import io
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-from healthd.agent.metrics import families, heap
+from healthd.agent.metrics import families
 from healthd.agent.metrics.exposition import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
 from healthd.agent.reporting.status import Snapshot, health_of, limits_of
 from healthd.common.guard import METRICS, drop
@@ -42,6 +43,7 @@ MAX_HEAD_BYTES = 16 << 10  # of a request: its line and its headers
 PAGE_SECONDS = 1.0  # for so long a page is given to all who ask: making one takes the daemon's time
 MOST_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
+ARENA_MAX = -8  # M_ARENA_MAX of malloc.h: mallopt(3)
 TEXT = "text/plain; charset=utf-8"
 LANDING = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -147,7 +149,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
     Returns the port and a function that stops it. Raises OSError in one sentence.
     """
-    heap.one_for_all_threads()
+    one_heap_for_all_threads()
     try:
         server = _Server(address, pages)
     except (OSError, OverflowError) as error:
@@ -369,3 +371,13 @@ def _hang_up(client: _Client) -> None:
     with suppress(OSError):  # its thread has closed it
         # Of the connection below TLS: its thread may be reading, and is to see an end, not to lose its stream.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
+
+
+def one_heap_for_all_threads() -> None:
+    """Make malloc use one heap. To be called before there is a second thread.
+
+    glibc gives threads that run at the same time heaps of their own, up to eight a core, and keeps them for ever: after
+    a crowd at the metrics page 3 MiB. Python's threads take turns. Other libraries than glibc have no such function.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(ARENA_MAX, 1)

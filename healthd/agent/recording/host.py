@@ -1,23 +1,40 @@
-"""A Host that notes what it is asked, and one that answers from a recording: the same in System and NVML."""
+"""A Host that notes what it is asked, and one that answers from a recording: the same in Tree and NVML.
+
+NVML is recorded call by call, below nvml.py, which runs on a recording as on pynvml. Nothing here knows a function of
+NVML. A call is known by its words, "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", in which the call that gave a
+device stands for it. Structures are kept field by field; those that a call fills (passed by reference) are part of its
+answer. An error is NVML's number and words.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
-from healthd.agent.recording.recording import Player, Recorder, Recording
+from healthd.agent.recording.recording import NotRecorded, Player, Recorder, Recording, pack, unpack
+from healthd.common.errors import HealthdError
 from healthd.host.host import Host
-from healthd.host.system import System, Tree
+from healthd.host.system import Tree
 
+if TYPE_CHECKING:
+    from healthd.nvidia.nvml import Nvml
+
+
+_Reference: Any = type(ctypes.byref(ctypes.c_int()))
+_Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
+_Simple: Any = ctypes.c_int.__mro__[1]
 FIRST_ONLY = ("run", "stat", "readlink")  # only the program or path is the question, not the deadline or the place
 
 
 class RecordedSystem:
-    """A `System` that asks another one, and notes its answers."""
+    """Stands for a `Tree`: it asks another one, and notes its answers."""
 
-    def __init__(self, recorder: Recorder, asked: System) -> None:
+    def __init__(self, recorder: Recorder, asked: Tree) -> None:
         self._recorder = recorder
         self._asked = asked
 
@@ -27,7 +44,7 @@ class RecordedSystem:
 
 
 class ReplayedSystem:
-    """A `System` that answers from a recording."""
+    """Stands for a `Tree`: it answers from a recording."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
@@ -37,27 +54,281 @@ class ReplayedSystem:
 
 
 def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
-    def open_nvml() -> Any:
-        from healthd.agent.recording.nvml import open_recorded
-
-        return open_recorded(recorder, fake_nvml)
-
-    asked = cast(System, RecordedSystem(recorder, Tree(root.rstrip("/"))))
-    return Host(root, open_nvml, lambda: recorder.ask("now", time.time), asked, nvml_stands_in=bool(fake_nvml))
+    asked = cast(Tree, RecordedSystem(recorder, Tree(root.rstrip("/"))))
+    return Host(
+        root,
+        partial(open_recorded, recorder, fake_nvml),
+        lambda: recorder.ask("now", time.time),
+        asked,
+        nvml_stands_in=bool(fake_nvml),
+    )
 
 
 def replaying_host(recording: Recording, player: Player) -> Host:
-    def open_nvml() -> Any:
-        from healthd.agent.recording.nvml import open_replayed
-
-        return open_replayed(player)
-
-    system_of_then = cast(System, ReplayedSystem(player))
+    system_of_then = cast(Tree, ReplayedSystem(player))
     now = cast("Callable[[], float]", lambda: player.answer("now"))
-    return Host(recording.root, open_nvml, now, system_of_then, nvml_stands_in=recording.fake_nvml)
+    return Host(recording.root, partial(open_replayed, player), now, system_of_then, nvml_stands_in=recording.fake_nvml)
 
 
 def question(name: str, arguments: Sequence[Any]) -> str:
     """ "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
     asked = arguments[:1] if name in FIRST_ONLY else arguments
     return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
+
+
+def open_recorded(recorder: Recorder, fake_nvml: str) -> Nvml:
+    from healthd.nvidia.nvml import Nvml
+
+    if fake_nvml:
+        from healthd.nvidia.fake_nvml import library
+    else:
+        from healthd.nvidia.nvml_binding import pynvml
+    asked = library(fake_nvml) if fake_nvml else pynvml()
+    return Nvml.open(RecordedLibrary(recorder, asked))
+
+
+def open_replayed(player: Player) -> Nvml:
+    from healthd.nvidia.nvml import Nvml
+
+    return Nvml.open(ReplayedLibrary(player))
+
+
+class ReplayedError(HealthdError):
+    """An error like pynvml's: `value` is NVML's number."""
+
+    def __init__(self, number: int, words: str = "") -> None:
+        self.value = number
+        self._words = words
+
+    def __str__(self) -> str:
+        return self._words or _words_of(self.value)
+
+
+def _words_of(number: int) -> str:
+    import pynvml
+
+    return str(pynvml.NVMLError(number))
+
+
+class Handle:
+    """Stands for a handle of NVML: `words` is the call that gave it."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+
+class RecordedLibrary:
+    """pynvml, or what behaves like it, with each call noted."""
+
+    def __init__(self, recorder: Recorder, library: Any) -> None:
+        self._recorder = recorder
+        self._library = library
+        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); the object is kept so that no other gets that id
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._library, name, None)
+        if found is None or isinstance(found, int | str):
+            # Whether the binding has a name, and the value of a constant, are answers too.
+            self._recorder.ask(f"pynvml {name}", lambda: found)
+            if found is None:
+                raise AttributeError(name)
+            return found
+        return found if isinstance(found, type) or name == "nvmlShutdown" else self._recorded(name, found)
+
+    def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            words = call_words(name, arguments, self._words_of)
+            answer: Any = None
+
+            def ask() -> tuple[Any, list[Any]]:
+                nonlocal answer
+                answer = function(*arguments)
+                return answer, [_referred(item) for item in arguments if isinstance(item, _Reference)]
+
+            self._recorder.ask(words, ask, lambda value: self._pack(value, words))
+            return answer
+
+        return call
+
+    def _words_of(self, handle: Any) -> str:
+        return self._handles.get(id(handle), (None, f"<{type(handle).__name__}>"))[1]
+
+    def _pack(self, value: Any, words: str) -> Any:
+        def other(value: Any) -> Any:
+            return self._pack(value, words)
+
+        if isinstance(value, Exception):
+            if not isinstance(value, self._library.NVMLError):
+                raise TypeError
+            return {"nvml": [getattr(value, "value", 0), str(value)]}
+        if isinstance(value, ctypes.Structure | ctypes.Union):
+            return {"struct": [type(value).__name__, fields_of(value)]}
+        if isinstance(value, ctypes.Array):
+            return [pack(item, other) for item in value]
+        if isinstance(value, _Simple):
+            return pack(value.value, other)
+        if not isinstance(value, _Pointer) and hasattr(value, "__dict__"):  # pynvml's "friendly objects"
+            return {"object": {name: pack(item, other) for name, item in vars(value).items()}}
+        return {"handle": self._handles.setdefault(id(value), (value, words))[1]}
+
+
+class ReplayedLibrary:
+    """What RecordedLibrary noted, as if it were pynvml."""
+
+    NVMLError = ReplayedError
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._others: dict[str, Callable[[Any], Any]] = {
+            "nvml": lambda inner: ReplayedError(*inner),
+            "struct": lambda inner: _structure(*inner),
+            "object": self._object,
+            "handle": Handle,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "nvmlShutdown":
+            return lambda: None  # it asks nothing
+        if self._player.has(f"pynvml {name}"):
+            found = self._player.answer(f"pynvml {name}")
+            if found is None:
+                raise AttributeError(name)
+            return found
+        if name.startswith("nvml") and not _is_type(name):
+            return lambda *arguments: self._replay(name, arguments)
+        import pynvml
+
+        if not hasattr(pynvml, name):
+            raise NotRecorded(f"not in the recording, nor in the installed nvidia-ml-py: {name}")
+        return getattr(pynvml, name)
+
+    def _object(self, inner: Any) -> SimpleNamespace:
+        return SimpleNamespace(**{name: unpack(item, self._others) for name, item in inner.items()})
+
+    def _replay(self, name: str, arguments: Sequence[Any]) -> Any:
+        words = call_words(name, arguments, lambda handle: getattr(handle, "words", f"<{type(handle).__name__}>"))
+        answer, filled = self._player.answer(words, self._others)
+        targets = [_referred(item) for item in arguments if isinstance(item, _Reference)]
+        for target, source in zip(targets, filled, strict=True):
+            _put(target, source)
+        return answer
+
+
+def _put(target: Any, source: Any) -> None:
+    """Put what the call left there into the target of byref()."""
+    if isinstance(target, _Simple):
+        target.value = source
+    elif isinstance(target, ctypes.Array):
+        for place, item in enumerate(source):
+            target[place] = item
+    else:
+        ctypes.pointer(target)[0] = source
+
+
+def _is_type(name: str) -> bool:
+    import pynvml
+
+    return isinstance(getattr(pynvml, name, None), type | int)
+
+
+def _referred(reference: Any) -> Any:
+    """The object that byref() was given."""
+    return reference._obj
+
+
+# --- the words of a call
+
+
+def call_words(name: str, arguments: Sequence[Any], words_of: Callable[[Any], str]) -> str:
+    return f"{name}({', '.join(_words(item, words_of) for item in arguments)})"
+
+
+def _words(value: Any, words_of: Callable[[Any], str]) -> str:
+    """The words of an argument. A structure is its fields that are not zero: its version and what is asked for."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_words(item, words_of) for item in value)}]"
+    if isinstance(value, _Reference):
+        return _words(_referred(value), words_of)
+    if isinstance(value, _Simple):
+        return repr(value.value)
+    if isinstance(value, ctypes.Array):
+        return _words(list(value), words_of)
+    if isinstance(value, ctypes.Structure):
+        given = [f"{name}={inner}" for name, inner in _members(value, words_of) if inner]
+        return f"{type(value).__name__}({', '.join(given)})"
+    return words_of(value)
+
+
+def _members(structure: Any, words_of: Callable[[Any], str]) -> Iterator[tuple[str, str]]:
+    for name, _kind in _layout(type(structure)):
+        value = _field(structure, name)
+        plain = isinstance(value, int | float | bytes)
+        yield name, repr(value) if plain and value else ""
+
+
+# --- structures, field by field
+
+
+def _layout(kind: Any) -> list[tuple[str, Any]]:
+    """(name, type) of each field, inherited ones too."""
+    return [(entry[0], entry[1]) for owner in reversed(kind.__mro__) for entry in vars(owner).get("_fields_", ())]
+
+
+def _field(structure: Any, name: str) -> Any:
+    """The field as ctypes has it: pynvml's classes make text of bytes, and fail if it is no text."""
+    return getattr(type(structure), name).__get__(structure)
+
+
+def fields_of(structure: Any) -> Any:
+    """The fields of a structure by name, or the bytes of a union. Addresses are left out."""
+    if isinstance(structure, ctypes.Union):
+        return bytes(structure).hex()
+    return {
+        name: _packed(_field(structure, name))
+        for name, kind in _layout(type(structure))
+        if not issubclass(kind, _Pointer | ctypes.c_void_p | ctypes.c_char_p)
+    }
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, ctypes.Structure | ctypes.Union):
+        return fields_of(value)
+    return [_packed(item) for item in value] if isinstance(value, ctypes.Array) else pack(value)
+
+
+def _structure(name: str, fields: Any) -> Any:
+    import pynvml
+
+    kind = getattr(pynvml, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, ctypes.Structure | ctypes.Union)):
+        raise ValueError(f"the installed nvidia-ml-py has no {name}")
+    made = kind.from_buffer_copy(bytes(ctypes.sizeof(kind)))
+    _fill(made, fields)
+    return made
+
+
+def _fill(structure: Any, fields: Any) -> None:
+    """Raises ValueError if this binding's structure is another."""
+    if isinstance(structure, ctypes.Union):
+        data = bytes.fromhex(fields)
+        if len(data) != ctypes.sizeof(structure):
+            raise ValueError(f"the installed nvidia-ml-py has another {type(structure).__name__}")
+        ctypes.memmove(ctypes.addressof(structure), data, len(data))
+        return
+    layout = dict(_layout(type(structure)))
+    for name, value in fields.items():
+        if name not in layout:
+            raise ValueError(f"the installed nvidia-ml-py has no {type(structure).__name__}.{name}")
+        there = _field(structure, name)
+        if isinstance(there, ctypes.Structure | ctypes.Union):
+            _fill(there, value)
+        elif isinstance(there, ctypes.Array):
+            for place, item in enumerate(value):
+                if isinstance(there[place], ctypes.Structure | ctypes.Union):
+                    _fill(there[place], item)
+                else:
+                    there[place] = unpack(item)
+        else:
+            getattr(type(structure), name).__set__(structure, unpack(value))

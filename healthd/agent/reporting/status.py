@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import field
 from msgspec.structs import asdict
@@ -11,7 +12,6 @@ from msgspec.structs import asdict
 from healthd.agent.conditions.impairments import limits, shown_health
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.reporting.endings import remedy_of
-from healthd.agent.reporting.troubles import Trouble
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
     CheckResult,
@@ -36,6 +36,27 @@ from healthd.common.model import (
 from healthd.common.values import Value
 
 NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
+
+
+class Trouble(NamedTuple):
+    """A problem of healthd itself. next: a command that can be pasted into a shell; "" = there is none."""
+
+    sentence: str
+    next: str = ""
+
+
+def labelled(label: str, trouble: str) -> str:
+    """Return "LABEL: TROUBLE", or "" if there is no trouble."""
+    return f"{label}: {trouble}" if trouble else ""
+
+
+def command_for_kernel_log(log: KernelLogStatus) -> str:
+    """Return the command that shows why the kernel log is not read. The settings explain a log that is read but only
+    observed, or switched off."""
+    if log.source == "off" or (log.alive and log.observed):
+        return "healthd config show | grep kernel_log"
+    known = {"kmsg": "ls -l /dev/kmsg; dmesg | tail -1", "journal": "journalctl -k -n 1"}
+    return known.get(log.source) or f"ls -l {shlex.quote(log.source)}"
 
 
 class Snapshot(Value, frozen=True):

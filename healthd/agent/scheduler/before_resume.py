@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from healthd.common.model import CheckResult, Condition, ConditionState, Program, RunName, Severity
 from healthd.host.child_process import Child
+from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
-FOREVER = float("inf")
 ENDING_SECONDS = 10.0  # so long before the end of its time it is asked to end
 LOOK_SECONDS = 900.0  # so long its check is waited for, which looks within a minute
 BUSY_SECONDS = 5.0  # how often a node is looked at on which such a program runs that is not ours

@@ -21,7 +21,7 @@ from healthd.agent.kernel_log.source import Gap, RawLine
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, ReadJournal
+from healthd.agent.worker.requests import ReadJournal
 from healthd.common import guard
 from healthd.common.guard import KERNEL_LOG, SLURM
 from healthd.common.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
@@ -226,21 +226,21 @@ class Hearing:
             return None
         accept_injected = self.configured.settings.kernel_log.accept_injected
         boot_id = self._memory.ledger.boot_id
-        lost = JournalGap(boot_id, gap.since_usec, gap.until_usec, JOURNAL_LINES, accept_injected)
-        return Request("journal", JOURNAL_SECONDS, ReadJournal(lost, gap.history))
+        asked = ReadJournal(boot_id, gap.since_usec, gap.until_usec, JOURNAL_LINES, accept_injected, gap.history)
+        return Request("journal", JOURNAL_SECONDS, asked)
 
     def hear_from_journal(self, reply: Reply) -> Kinds:
         """Take in what the journal had for a gap in the ring buffer."""
         asked = reply.request.asked
         assert isinstance(asked, ReadJournal)
-        gap = Gap(asked.gap.since_usec, asked.gap.until_usec, asked.history)
+        gap = Gap(asked.since_usec, asked.until_usec, asked.history)
         if reply.outcome is not Outcome.COMPLETED:
             self.kernel.not_filled(gap, reply.error)
             return ()
         try:
             assert isinstance(reply.answer, tuple)
             lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.answer]
-            events = self.kernel.filled(gap, lines, asked.gap.limit)
+            events = self.kernel.filled(gap, lines, asked.limit)
         except Exception as error:
             guard.drop(KERNEL_LOG, error, "the journal's lines")
             self.kernel.not_filled(gap, f"healthd makes a mistake with the journal's lines: {guard.words(error)}")

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.store import Memory
-from healthd.agent.scheduler.event_delivery import Delivery
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.scheduler.worker_queue import EARLY_AGAIN_SECONDS, Step
 from healthd.agent.scheduler.worker_tasks import (
     CLUSTER_NAME,
     INVENTORY,
+    Delivery,
     InstalledFiles,
     InventoryTask,
     LedgerCopy,

@@ -18,6 +18,7 @@ from healthd.agent.scheduler.due import ScheduledRun
 from healthd.agent.worker.client import CLOSE_NVML, Reply, Request, Runner
 from healthd.agent.worker.requests import Run
 from healthd.common.model import Outcome, RoundStatus, RunName
+from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
@@ -26,7 +27,6 @@ EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
 # In one round, whoever wishes for more: so a round ends, also one of checks that time out and have each other look
 # once more. What is wished for beyond that is in the next one, which begins at once.
 MOST_TURNS = 2
-FOREVER = float("inf")
 
 
 class Step(NamedTuple):

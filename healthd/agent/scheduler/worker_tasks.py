@@ -1,7 +1,4 @@
-"""Tasks of the worker beside the checks. Each type makes the requests of one task and takes the replies.
-
-The delivery of events to the stream is in event_delivery.py.
-"""
+"""Tasks of the worker beside the checks. Each type makes the requests of one task and takes the replies."""
 
 from __future__ import annotations
 
@@ -12,8 +9,15 @@ from healthd.agent.conditions.store import NAMES, Memory
 from healthd.agent.scheduler.worker_queue import TASK_SECONDS
 from healthd.agent.worker import installed_files
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import LookAtOwnFiles, ReadClusterName, SaveCopy, TakeInventory, WriteFile
-from healthd.common.model import Inventory, Observation, Outcome
+from healthd.agent.worker.requests import (
+    AppendEvents,
+    LookAtOwnFiles,
+    ReadClusterName,
+    SaveCopy,
+    TakeInventory,
+    WriteFile,
+)
+from healthd.common.model import Inventory, Observation, Outcome, StreamStatus
 from healthd.common.text import without_class
 from healthd.host.inventory import when_whole
 
@@ -139,3 +143,46 @@ def outgrown(inventory: Inventory, observations: Iterable[Observation]) -> bool:
         or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)
         for seen in observations
     )
+
+
+class Delivery:
+    """Events on their way to the stream's files: lines of the ledger's outbox, one write at a time."""
+
+    def __init__(self, memory: Memory, state_dir: str) -> None:
+        self._memory = memory
+        self._state_dir = state_dir
+        self._under_way = False
+        self._again = True  # they may stand in the file already: of a daemon that was killed, or after a failure
+        self._failures = 0
+        self._journal_lost = 0
+        self.trouble = ""  # why no line can be written, until one can
+
+    @property
+    def status(self) -> StreamStatus:
+        waiting = len(self._memory.ledger.outbox.lines)
+        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.trouble)
+
+    @property
+    def is_due(self) -> bool:
+        """Only once the ledger with these lines is saved: who is killed after the write knows that they were told, and
+        gives no other line their numbers."""
+        return bool(self._memory.ledger.outbox.lines) and not self._under_way and not self._memory.unsaved
+
+    def request(self) -> Request:
+        self._under_way = True
+        asked = AppendEvents(self._state_dir, tuple(self._memory.ledger.outbox.lines), self._again)
+        return Request("state_dir", TASK_SECONDS, asked)
+
+    def ended(self, reply: Reply) -> None:
+        self._under_way = False
+        before, self.trouble = self.trouble, failure(reply)
+        self._again = self.trouble != ""
+        if self._again:
+            self._failures += 1
+            if not before:
+                log.error("the worker could not write events: %s", self.trouble)
+            return
+        assert isinstance(reply.answer, int)
+        assert isinstance(reply.request.asked, AppendEvents)
+        self._journal_lost += reply.answer
+        self._memory.stream.written(reply.request.asked.lines)

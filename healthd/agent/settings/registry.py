@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -193,21 +194,12 @@ class Check(Value, frozen=True):
         return load(Finding, dump(item))
 
     def explain(self, code: str) -> Explain | None:
-        def ask() -> Explain | None:
-            by_code = self.declares.explain or self.declares.EXPLAIN.get
-            found = by_code(code)
-            return None if found is None else load(Explain, dump(found))
-
-        return self._asked("explain", ask, None)
+        declares = self.declares
+        return self._asked("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
         """The text for a name that is no code, but stands in a finding's message: "nvlink5/149:4"."""
-
-        def ask() -> Explain | None:
-            found = self.declares.explain_more(code)
-            return None if found is None else load(Explain, dump(found))
-
-        return self._asked("explain_more", ask, None)
+        return self._asked("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
 
     def known_more(self) -> list[str]:
         """Names that explain_more() knows."""
@@ -215,12 +207,8 @@ class Check(Value, frozen=True):
 
     def codes(self) -> list[str]:
         """The codes that it can explain; of codes that are numbers (Xids), those in the catalogue."""
-
-        def ask() -> list[str]:
-            known = self.declares.known_codes
-            return [str(code) for code in (known() if known else sorted(self.declares.EXPLAIN))]
-
-        return self._asked("explain", ask, [])
+        known = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
+        return self._asked("explain", lambda: list(map(str, known())), [])
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -281,6 +269,11 @@ class Check(Value, frozen=True):
         except BaseException as error:  # a site's file may raise what it likes
             log().error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
+
+
+def _as_explain(found: Explain | None) -> Explain | None:
+    """Return the explanation with its types checked: a site's check may give values of any type."""
+    return None if found is None else load(Explain, dump(found))
 
 
 def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:

@@ -11,12 +11,11 @@ from healthd.agent.conditions import absorb, endings
 from healthd.agent.conditions.store import Memory, tell
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import action_log, fleet_limit
-from healthd.agent.slurm.driver import SlurmDriver
+from healthd.agent.slurm.driver import SlurmDriver, SlurmdStart
 from healthd.agent.slurm.flapping import Flapping, answered_for
 from healthd.agent.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
 from healthd.agent.slurm.prolog_files import of_this_node, refusal_times
 from healthd.agent.slurm.reconcile import ReconcileReport
-from healthd.agent.slurm.slurmd_start import SlurmdStart
 from healthd.common.model import (
     Condition,
     Decision,
@@ -28,8 +27,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.slurm.commands import Command, CommandResult
-
-FOREVER = float("inf")
+from healthd.host.wakeup import FOREVER
 
 
 class Hand:

@@ -1,4 +1,4 @@
-"""Drives look.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
+"""Drives reconcile.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
 
 A Slurm that hangs, is away or refuses is never the node's fault: the generator gets a CommandResult, and the daemon
 looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
@@ -7,6 +7,7 @@ looks again later, with backoff and jitter so that ten thousand nodes do not com
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Callable, Generator, Iterator
 
@@ -19,6 +20,7 @@ from healthd.agent.slurm.reconcile import ReconcileReport, Remember, reconcile
 from healthd.common.guard import SLURM, drop, words
 from healthd.common.model import SlurmMemory, SlurmStatus, Verdict
 from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult, shown
+from healthd.common.text import is_decimal
 from healthd.host.child_process import Child
 
 log = logging.getLogger("healthd.agent.slurm")
@@ -29,6 +31,7 @@ LAST_RETRY_SECONDS = 300.0
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 # slurmd registers within seconds of its start.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
+LOOK_SECONDS = 1.0  # between two looks for a slurmd that has started
 
 
 class SlurmDriver:
@@ -188,3 +191,43 @@ class SlurmDriver:
         if self._command.changes:
             self._tell(self._command, result)
         return result
+
+
+class SlurmdStart:
+    """Whether slurmd was just started here: it registers within seconds, and then slurmctld may take a drain away.
+
+    It looks, only while that is wanted, among the processes that are new since the last look.
+    """
+
+    def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
+        self._proc = os.path.join(root, "proc")
+        self._monotonic = monotonic
+        self._known: set[str] = set()
+        self.deadline = float("inf")
+
+    def watch(self, wanted: bool) -> None:
+        if not wanted:
+            self.deadline = float("inf")
+        elif self.deadline == float("inf"):
+            self._known, self.deadline = self._processes(), self._monotonic() + LOOK_SECONDS
+
+    def step(self) -> bool:
+        """Whether there is a slurmd that was not there at the last look."""
+        if self._monotonic() < self.deadline:
+            return False
+        before, self._known = self._known, self._processes()
+        self.deadline = self._monotonic() + LOOK_SECONDS
+        return any(self._name(pid) == "slurmd" for pid in self._known - before)
+
+    def _processes(self) -> set[str]:
+        try:
+            return {name for name in os.listdir(self._proc) if is_decimal(name)}
+        except OSError:
+            return set()
+
+    def _name(self, pid: str) -> str:
+        try:
+            with open(os.path.join(self._proc, pid, "comm"), encoding="utf-8", errors="replace") as file:
+                return file.read().strip()
+        except OSError:
+            return ""

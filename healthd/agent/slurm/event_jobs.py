@@ -15,11 +15,11 @@ from healthd.common.slurm.commands import ENVIRONMENT, listpids
 from healthd.common.slurm.output import parse_processes
 from healthd.host.child_process import Child
 from healthd.host.job_processes import job_of, job_processes, jobs_holding
+from healthd.host.wakeup import FOREVER
 
 STILL_THERE_SECONDS = 10.0  # how long after a line its pid is looked up; later the pid may belong to another process
 LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm
 ASK_AGAIN_SECONDS = 2.0  # nor does it start scontrol in a storm
-FOREVER = float("inf")
 
 
 class JobAtSource:

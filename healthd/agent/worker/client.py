@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -41,12 +41,16 @@ from healthd.common.model import Outcome, RunName
 from healthd.common.values import DecodeError, Value, decode, encode
 from healthd.host import shortage
 
+if TYPE_CHECKING:
+    from healthd.agent.worker.forked import Copy
+
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
 NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it looks at once when a reply is in `nvml_trouble`
 BELIEVED_SECONDS = 10.0  # a library that a worker loaded so lately is the installed one
 END_SECONDS = 0.2  # a worker's end takes a moment to show: we wait so long, then it counts as lost
 WORKERS_FILE = "workers.json"
+Process: TypeAlias = "subprocess.Popen[bytes] | Copy"
 
 
 class Request(Value, frozen=True):
@@ -103,19 +107,6 @@ class Identity(Value, frozen=True):
     pid: int
     start: int
     resource: str
-
-
-class Process(Protocol):
-    """What is asked of a worker's process, as subprocess.Popen has it."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def kill(self) -> None: ...
 
 
 class _Lost(Struct):

@@ -322,8 +322,8 @@ class Worker:
         """Read kernel lines of this boot that the ring buffer no longer has."""
         from healthd.agent.kernel_log.journal import read_journal
 
-        gap = asked.gap
-        return tuple(read_journal(gap.boot_id, gap.since_usec, gap.until_usec, gap.limit, gap.accept_injected))
+        lines = read_journal(asked.boot_id, asked.since_usec, asked.until_usec, asked.limit, asked.accept_injected)
+        return tuple(lines)
 
 
 def _kind(item: object, check: str) -> type:

@@ -82,20 +82,15 @@ class LookAtOwnFiles(Value, frozen=True, tag_field="op", tag="look_at_own_files"
     paths: tuple[str, ...]
 
 
-class JournalGap(Value, frozen=True):
-    """Microseconds of the log's clock, both exclusive; at most `limit` lines."""
+class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
+    """Read lines that the ring buffer lost: between two moments of the log's clock in microseconds, both exclusive, and
+    at most `limit` lines. history: the lines are older than healthd's first start."""
 
     boot_id: str
     since_usec: int
     until_usec: int
     limit: int
     accept_injected: bool = False
-
-
-class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
-    """Read lines that the ring buffer lost. history: they are older than healthd's first start."""
-
-    gap: JournalGap
     history: bool = False
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurm_text import columns
 from status_daemon import StatusDaemon
 
-from healthd.agent.doctor import files, parallel, service, slurm, visibility
+from healthd.agent.doctor import parallel, service, slurm, visibility
 from healthd.agent.doctor.result import Line, State, absent, fails, limited, line_json, status, text, works
 from healthd.agent.settings import layers
 from healthd.agent.settings.config import MetricsConfig, Settings
@@ -329,7 +329,7 @@ def test_settings_that_anybody_can_write_fail_with_what_mends_them(tmp_path: Pat
     file = tmp_path / "healthd.toml"
     file.write_text("")
     file.chmod(0o666)
-    (line,) = [line for line in files.lines(None, str(file)) if str(file) in line.says]
+    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.says]
     assert "is writable by anybody" in line.says
     assert line.mend == (f"chown root:root {file}", f"chmod go-w {file}")
 
@@ -340,13 +340,13 @@ def test_what_mends_it_names_the_folder_that_others_can_write_and_not_what_lies_
     folder.chmod(0o777)
     file = folder / "healthd.toml"
     file.write_text("")
-    (line,) = [line for line in files.lines(None, str(file)) if str(file) in line.says]
+    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.says]
     assert line.mend == (f"chown root:root {folder}", f"chmod go-w {folder}")
 
 
 def test_room_is_looked_for_above_what_is_not_there_yet() -> None:
-    assert [line.about for line in files.room("/var/lib/no/such/folder", "/run", 1)] == ["room"]
-    assert {line.state for line in files.room("/", "/", 1 << 60)} == {State.LIMITED}
+    assert [line.about for line in service.room("/var/lib/no/such/folder", "/run", 1)] == ["room"]
+    assert {line.state for line in service.room("/", "/", 1 << 60)} == {State.LIMITED}
 
 
 # --- the command

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[3]
 # of addresses each, at a multiple of that, the first part of which can be written (glibc's arena.c).
 CROWD = """
 import socket, sys
-from healthd.agent.metrics import heap
+from healthd.agent.metrics import http_server
 from healthd.agent.metrics.http_server import CLIENTS, Pages, serve
 if "no limit" in sys.argv:
-    heap.one_for_all_threads = lambda: None
+    http_server.one_heap_for_all_threads = lambda: None
 port, stop = serve(("127.0.0.1", 0), Pages(lambda: None))
 crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(CLIENTS)]
 for one in crowd:

@@ -26,10 +26,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.kernel_log.source import RawLine
-from healthd.agent.recording import nvml as nvml_recording
 from healthd.agent.recording import recording
-from healthd.agent.recording.host import recording_host, replaying_host
-from healthd.agent.recording.nvml import RecordedLibrary, ReplayedLibrary
+from healthd.agent.recording.host import (
+    RecordedLibrary,
+    ReplayedLibrary,
+    _structure,
+    open_recorded,
+    open_replayed,
+    recording_host,
+    replaying_host,
+)
 from healthd.agent.recording.recording import (
     KernelLine,
     Notes,
@@ -329,12 +335,12 @@ def both(taped: Any, fake: str) -> tuple[list[Any], list[Any]]:
     first: list[Any] = []
 
     def look(recorder: Recorder) -> None:
-        nvml = nvml_recording.open_recorded(recorder, fake)
+        nvml = open_recorded(recorder, fake)
         first.extend(all_of(nvml))
         nvml.close()
 
     player = taped(look)
-    again = nvml_recording.open_replayed(player)
+    again = open_replayed(player)
     given = all_of(again)
     again.close()
     return first, given
@@ -349,8 +355,8 @@ def test_every_call_of_every_machine_is_answered_again(taped, profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_recording_keeps_the_contract_of_every_nvml(taped, profile):
-    player = taped(lambda recorder: assert_contract(nvml_recording.open_recorded(recorder, profile)))
-    assert_contract(nvml_recording.open_replayed(player))
+    player = taped(lambda recorder: assert_contract(open_recorded(recorder, profile)))
+    assert_contract(open_replayed(player))
 
 
 SCENARIOS = {
@@ -446,8 +452,8 @@ def test_calls_that_nobody_thought_of_are_recorded_too(taped):
 
 
 def test_a_call_that_is_not_in_the_recording_is_no_error_of_nvml(taped):
-    player = taped(lambda recorder: nvml_recording.open_recorded(recorder, "dgx-h100"))
-    again = nvml_recording.open_replayed(player)
+    player = taped(lambda recorder: open_recorded(recorder, "dgx-h100"))
+    again = open_replayed(player)
     with pytest.raises(NotRecorded, match=r"not in the recording: nvmlDeviceGetCount\(\)"):
         again.gpus()
     with pytest.raises(NotRecorded, match="nor in the installed nvidia-ml-py: c_newer_t"):
@@ -457,7 +463,7 @@ def test_a_call_that_is_not_in_the_recording_is_no_error_of_nvml(taped):
 def test_a_structure_that_this_binding_does_not_have_is_said():
     for name, fields in (("c_none_t", {}), ("c_nvmlFieldValue_t", {"none": 1}), ("c_nvmlValue_t", "00")):
         with pytest.raises(ValueError, match="the installed nvidia-ml-py has"):
-            nvml_recording._structure(name, fields)
+            _structure(name, fields)
 
 
 def test_the_library_that_is_recorded_is_the_fake_as_it_is():

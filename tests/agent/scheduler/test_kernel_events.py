@@ -15,7 +15,7 @@ from healthd.agent.scheduler.kernel_events import Hearing
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import JobAtSource
 from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import JournalGap, JournalLines, ReadJournal
+from healthd.agent.worker.requests import JournalLines, ReadJournal
 from healthd.common import guard
 from healthd.common.model import Gpu, Inventory, Mode, Outcome
 from tests.agent.test_daemon_guards import settings
@@ -89,7 +89,7 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
 
 
 def of_the_journal(outcome: Outcome, lines: JournalLines | None = None) -> Reply:
-    request = Request("journal", 1.0, ReadJournal(JournalGap("b", 1, 10, 5)))
+    request = Request("journal", 1.0, ReadJournal("b", 1, 10, 5))
     return Reply(request, outcome, 0.1, "" if outcome is Outcome.COMPLETED else "no journal here", True, lines)
 
 
@@ -110,7 +110,7 @@ def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeyp
     request = ears.hearing.journal_request()
     assert request is not None
     assert isinstance(request.asked, ReadJournal)
-    assert (request.asked.gap.boot_id, request.asked.history) == ("b", False)
+    assert (request.asked.boot_id, request.asked.history) == ("b", False)
 
 
 def test_what_was_heard_before_the_gpus_were_known_is_named_once_they_are(ears: Ears) -> None:

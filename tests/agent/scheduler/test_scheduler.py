@@ -18,7 +18,7 @@ from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import LOOK_AGAIN_SECONDS
 from healthd.agent.worker.client import Reply, Request, Runner
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import JournalGap, ReadJournal, Run, RunAnswer, TakeInventory
+from healthd.agent.worker.requests import ReadJournal, Run, RunAnswer, TakeInventory
 from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
 from tests.agent.test_daemon_guards import settings
 
@@ -129,7 +129,7 @@ def test_what_is_for_others_is_returned_and_not_done_here(parts: Parts) -> None:
     seen = parts.replies.handle(Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=inventory), Received())
     assert seen == Received(inventory=inventory)
     assert parts.memory.ledger.inventory == Inventory(), "whoever listens names with it what was heard before"
-    request = Request("journal", 1.0, ReadJournal(JournalGap("b", 1, 2, 3)))
+    request = Request("journal", 1.0, ReadJournal("b", 1, 2, 3))
     reply = Reply(request, Outcome.FAILED, 0.1, "no journal")
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.slurm.slurmd_start import LOOK_SECONDS, SlurmdStart
+from healthd.agent.slurm.driver import LOOK_SECONDS, SlurmdStart
 
 
 class Node:

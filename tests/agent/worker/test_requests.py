@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.worker.process import Worker
-from healthd.agent.worker.requests import ANSWERS, Asked, CloseNvml, JournalGap, Message, Response, WriteFile, op_of
+from healthd.agent.worker.requests import ANSWERS, Asked, CloseNvml, Message, Response, WriteFile, op_of
 from healthd.common.values import DecodeError, decode, encode
 
 NUMBERS = st.integers(-(2**63), 2**63)
@@ -25,7 +25,8 @@ FIELDS = {
     "again": st.booleans(),
     "gpus": st.booleans(),
     "history": st.booleans(),
-    "gap": st.builds(JournalGap, st.text(), NUMBERS, NUMBERS, NUMBERS, st.booleans()),
+    **dict.fromkeys(("since_usec", "until_usec", "limit"), NUMBERS),
+    "accept_injected": st.booleans(),
 }
 KINDS = typing.get_args(Asked)
 asked = st.sampled_from(KINDS).flatmap(
@@ -50,7 +51,7 @@ def test_message_keeps_bytes_of_a_path_that_are_not_utf8() -> None:
     "table",
     [
         {"op": "save_copy"},
-        {"op": "read_journal", "gap": 7},
+        {"op": "read_journal", "boot_id": 7},
         {"op": "inventory"},
         {"op": "inventory", "gpus": True, "cpus": 1},
         {"op": "no_such_request"},

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import Rule, event
+from healthd.agent.kernel_log.rules.rule import Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -87,10 +87,6 @@ def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_device(match, code, "ext4", _JOURNAL_INODE.sub("", match[1].rstrip(".")))
 
 
-def _jbd2(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, "io_error", "ext4", None)
-
-
 # --- XFS (sda3): ...
 # XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       where no device is known
 _XFS = regex(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
@@ -119,10 +115,6 @@ _XFS_MEMORY = regex(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
 
 def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_device(match, _code_of(match[2], _XFS_SAYS), "xfs", match[1])
-
-
-def _xfs_memory(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, "memory", "xfs", None)
 
 
 # --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
@@ -172,10 +164,6 @@ def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_device(match, _code_of(says, _OTHER_SAYS), name.lower().removesuffix("-fs"), device)
 
 
-def _zfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, "io_error", "zfs", None)
-
-
 # --- servers
 #
 # nfs: server 100.73.159.36 not responding, still trying / timed out          and, when it does:
@@ -209,14 +197,6 @@ def _of_server(match: re.Match[str], code: str, fs: str, server: str | None) -> 
 
 def _cifs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_server(match, "not_responding", "cifs", match[1].lstrip("\\"))
-
-
-def _cifs_says(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_server(match, "client_error", "cifs", None)
-
-
-def _nfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_server(match, "client_error", "nfs", None)
 
 
 # Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection to scratch-MDT0000 (at 172.31.126.88@o2ib) was lost; ...
@@ -278,31 +258,23 @@ def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_server(match, _code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
 
 
-def _beegfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_server(match, "client_error", "beegfs", None)
-
-
-def _gpfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_server(match, "client_error", "gpfs", None)
-
-
 RULES: tuple[Rule, ...] = (
     Rule("fs", ("EXT4-fs ", "EXT3-fs ", "EXT2-fs "), _EXT, _ext),
     Rule("fs", ("Aborting journal", "JBD2: ", "JBD: "), _JOURNAL, _journal),
-    Rule("fs", ("JBD2: ",), _JBD2, _jbd2),
+    Rule("fs", ("JBD2: ",), _JBD2, reads("io_error", fs="ext4")),
     Rule("fs", ("XFS",), _XFS, _xfs),
-    Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, _xfs_memory),
+    Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, reads("memory", fs="xfs")),
     Rule("fs", ("BTRFS",), _BTRFS, _btrfs),
     Rule("fs", ("BTRFS",), _BTRFS_BARE, _btrfs_bare),
     Rule("fs", ("F2FS-fs", "FAT-fs", "bcachefs", "SQUASHFS"), _OTHER, _other),
-    Rule("fs", ("has encountered an uncorrectable",), _ZFS, _zfs),
+    Rule("fs", ("has encountered an uncorrectable",), _ZFS, reads("io_error", fs="zfs")),
     Rule("fs", (": server ",), _RPC, _rpc),
     Rule("fs", ("CIFS",), _CIFS, _cifs),
-    Rule("fs", ("CIFS",), _CIFS_SAYS, _cifs_says),
-    Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, _nfs),
-    Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, _nfs),
+    Rule("fs", ("CIFS",), _CIFS_SAYS, reads("client_error", fs="cifs")),
+    Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, reads("client_error", fs="nfs")),
+    Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, reads("client_error", fs="nfs")),
     Rule("fs", ("Lustre", "LNet"), _LUSTRE, _lustre),
     Rule("fs", ("ceph: ",), _CEPH, _ceph),
-    Rule("fs", ("beegfs: ",), _BEEGFS, _beegfs),
-    Rule("fs", ("GPFS ", "mmfs: "), _GPFS, _gpfs),
+    Rule("fs", ("beegfs: ",), _BEEGFS, reads("client_error", fs="beegfs")),
+    Rule("fs", ("GPFS ", "mmfs: "), _GPFS, reads("client_error", fs="gpfs")),
 )

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event
+from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import is_decimal, regex
 
@@ -38,10 +38,6 @@ _BLOCKED_ON = regex(r"INFO: task [\s\S]{0,63}:\d{1,10} (?:<\w{1,8}> )?(?:is )?bl
 
 def _hung(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "hung", fields=(("seconds", match[3]),), pid=int(match[2]), process=match[1])
-
-
-def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL)
 
 
 # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
@@ -65,18 +61,6 @@ _WORKQUEUE = regex(r"BUG: workqueue lockup - pool [^\n]{0,256} stuck for (\d{1,1
 def _soft(kind: str, match: re.Match[str]) -> KernelEvent:
     fields = (("cpu", match[1] if is_decimal(match[1]) else None), ("seconds", match[2]))
     return event(kind, match, "soft", fields=fields, pid=int(match[4]) if match[4] else None, process=match[3])
-
-
-def _hard(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "hard", fields=(("cpu", match[1] or match[2] or match[3]),))
-
-
-def _rcu(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "rcu_stall")
-
-
-def _workqueue(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "workqueue", fields=(("seconds", match[1]),))
 
 
 # BUG: unable to handle page fault for address: ffff..., BUG: kernel NULL pointer dereference, address: 0000...
@@ -108,21 +92,9 @@ def _bug(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "oops", fields=(("driver", driver[1] if driver else None),))
 
 
-def _oops(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "oops")
-
-
-def _bad_page(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "bad_page")
-
-
 def _panic(kind: str, match: re.Match[str]) -> KernelEvent | None:
     why = (match[1] or "").strip()
     return None if _ON_PURPOSE.search(why) else event(kind, match, "panic", fields=(("why", why or None),))
-
-
-def _where(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, fields=(("driver", match[1]),))
 
 
 # Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, ...; before 5.2: Kill process
@@ -180,32 +152,20 @@ def _throttled(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, fields=(("cpu", match[1]), ("level", (match[2] or "").lower() or None)))
 
 
-def _critical(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "critical")
-
-
 # VFS: file-max limit 1000000 reached                                                      fs/file_table.c
 _FILE_MAX = regex(r"VFS: file-max limit (\d{1,20}) reached")
 # unregister_netdevice: waiting for lo to become free. Usage count = 1    net/core/dev.c, every 10 s; %d: also -1
 _UNREGISTER = regex(r"unregister_netdevice: waiting for ([^\s/]{1,15}) to become free\. Usage count = -?\d")
 
 
-def _file_max(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "file_max", fields=(("limit", match[1]),))
-
-
-def _unregister(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "unregister", fields=(("netdev", match[1]),))
-
-
 RULES = (
     Rule("hung_task", ("INFO: task ",), _HUNG, _hung, varies=("seconds",)),
-    Rule("hung_task", ("INFO: task ",), _BLOCKED_ON, _detail),
+    Rule("hung_task", ("INFO: task ",), _BLOCKED_ON, reads(DETAIL)),
     Rule("soft_lockup", ("BUG: soft lockup",), _SOFT, _soft, varies=("seconds",)),
-    Rule("soft_lockup", ("ard LOCKUP",), _HARD, _hard),
-    Rule("soft_lockup", ("detected stall", "detected expedited stall"), _RCU, _rcu),
-    Rule("soft_lockup", ("kthread starved for", "kthread timer wakeup"), _RCU_MORE, _detail),
-    Rule("soft_lockup", ("BUG: workqueue lockup",), _WORKQUEUE, _workqueue, varies=("seconds",)),
+    Rule("soft_lockup", ("ard LOCKUP",), _HARD, reads("hard", cpu=(1, 2, 3))),
+    Rule("soft_lockup", ("detected stall", "detected expedited stall"), _RCU, reads("rcu_stall")),
+    Rule("soft_lockup", ("kthread starved for", "kthread timer wakeup"), _RCU_MORE, reads(DETAIL)),
+    Rule("soft_lockup", ("BUG: workqueue lockup",), _WORKQUEUE, reads("workqueue", seconds=1), varies=("seconds",)),
     Rule(
         "oops",
         (
@@ -220,17 +180,17 @@ RULES = (
         _bug,
         varies=("driver",),
     ),
-    Rule("oops", (" [#",), _OOPS, _oops),
-    Rule("oops", ("BUG: Bad ", "BUG: scheduling while"), _BAD_PAGE, _bad_page),
+    Rule("oops", (" [#",), _OOPS, reads("oops")),
+    Rule("oops", ("BUG: Bad ", "BUG: scheduling while"), _BAD_PAGE, reads("bad_page")),
     Rule("oops", ("Kernel panic - not",), _PANIC, _panic),
-    Rule("oops", ("RIP: 0", "pc : "), _WHERE, _where, varies=("driver",)),
+    Rule("oops", ("RIP: 0", "pc : "), _WHERE, reads(DETAIL, driver=1), varies=("driver",)),
     Rule("oom", ("Kill process", "Killed process", "oom_reaper: reaped"), _KILLED, _killed, varies=("scope",)),
     Rule("oom", ("oom-kill:constraint=",), _OOM_KILL, _oom_kill, varies=("scope", "cgroup")),
     Rule("oom", ("killed as a result of limit",), _TASK_IN, _task_in, varies=("scope", "cgroup")),
     Rule("oom", (" invoked oom-killer: ",), _INVOKED, _invoked),
-    Rule("limit", ("file-max limit",), _FILE_MAX, _file_max),
-    Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, _unregister),
+    Rule("limit", ("file-max limit",), _FILE_MAX, reads("file_max", limit=1)),
+    Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, reads("unregister", netdev=1)),
     Rule("thermal", ("above threshold",), _THROTTLED, _throttled),
     Rule("thermal", ("emperature/speed normal",), _NORMAL, _throttled),
-    Rule("thermal", ("ritical temperature", "HARDWARE PROTECTION"), _CRITICAL, _critical),
+    Rule("thermal", ("ritical temperature", "HARDWARE PROTECTION"), _CRITICAL, reads("critical")),
 )

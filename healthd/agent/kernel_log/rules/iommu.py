@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -51,14 +51,6 @@ def _intel(kind: str, match: re.Match[str]) -> KernelEvent:
     code = "interrupt_fault" if interrupt else "dma_fault"
     fields = (("operation", operation.lower() if operation else None),)
     return event(kind, match, code, device.replace("0x", ""), fields)
-
-
-def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL)
-
-
-def _stuck(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "stuck")
 
 
 # --- AMD-Vi
@@ -98,14 +90,6 @@ def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "dma_fault", device or "", (("operation", operation), ("driver", driver)))
 
 
-def _amd_stuck(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "stuck", fields=(("iommu", match[1] or match[2] or match[3]),))
-
-
-def _unnamed(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dma_fault")
-
-
 # --- Arm SMMU
 #
 # arm-smmu-v3 arm-smmu-v3.3.auto: event: F_TRANSLATION client: 0000:01:00.0 sid: 0x100 ssid: 0x0 iova: 0x1000 ipa: 0x0
@@ -124,18 +108,6 @@ _ARM_STUCK = regex(
 )
 
 
-def _arm(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dma_fault", match[2] or "", (("iommu", match[1]),))
-
-
-def _arm_unnamed(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dma_fault", fields=(("iommu", match[1]),))
-
-
-def _arm_stuck(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "stuck", fields=(("iommu", match[1]),))
-
-
 # dmar_fault: 655 callbacks suppressed          lib/ratelimit.c: the function that prints, and how many lines it dropped
 _SUPPRESSED = regex(
     r"(?:dmar_fault|amd_iommu_report_page_fault|amd_iommu_report_rmp_\w{1,16}|arm_smmu_evtq_thread|arm_smmu_dump_event"
@@ -144,14 +116,14 @@ _SUPPRESSED = regex(
 
 RULES = (
     Rule("iommu", ("Request device [",), _INTEL, _intel),
-    Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, _detail),
-    Rule("iommu", ("DMAR:",), _INTEL_STUCK, _stuck),
+    Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, reads(DETAIL)),
+    Rule("iommu", ("DMAR:",), _INTEL_STUCK, reads("stuck")),
     Rule("iommu", ("AMD-Vi: ",), _AMD, _amd, varies=("driver",)),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, _amd_stuck),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, _unnamed),
-    Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, _detail),
-    Rule("iommu", ("arm-smmu",), _ARM, _arm),
-    Rule("iommu", ("arm-smmu",), _ARM_UNNAMED, _arm_unnamed),
-    Rule("iommu", ("arm-smmu",), _ARM_STUCK, _arm_stuck),
-    Rule("iommu", ("callbacks suppressed",), _SUPPRESSED, _unnamed),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, reads("stuck", iommu=(1, 2, 3))),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, reads("dma_fault")),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, reads(DETAIL)),
+    Rule("iommu", ("arm-smmu",), _ARM, reads("dma_fault", pci=2, iommu=1)),
+    Rule("iommu", ("arm-smmu",), _ARM_UNNAMED, reads("dma_fault", iommu=1)),
+    Rule("iommu", ("arm-smmu",), _ARM_STUCK, reads("stuck", iommu=1)),
+    Rule("iommu", ("callbacks suppressed",), _SUPPRESSED, reads("dma_fault")),
 )

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -119,19 +119,7 @@ def _section(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]), ("section", match[3].rstrip())))
 
 
-def _error_type(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]), ("error_type", match[3])))
-
-
-def _further(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]),))
-
-
 _LAST_BOOT = regex(r"BERT: Error records from previous boot:")
-
-
-def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "last_boot")
 
 
 # --- EDAC
@@ -167,18 +155,6 @@ def _edac_device(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _EDAC_CODES[match[2]], fields=(("part", f"device{int(match[1])}"),))
 
 
-def _edac_further(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL)
-
-
-def _edac_pci(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "pci_parity", match[2] or "")
-
-
-def _nmi(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "pci_parity")
-
-
 # --- pages
 
 # Memory failure: 0x7740c0: recovery action for dirty page: Recovered                 (4.2 and newer)
@@ -203,17 +179,13 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
 
 
-def _soft_offline(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL)
-
-
 # Each literal is sought in every line of a scanned log: so there are few, and forms share them.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),
-    Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, _edac_further),
-    Rule("mce_edac", ("EDAC ",), _EDAC_PCI, _edac_pci),
-    Rule("mce_edac", ("NMI: ",), _NMI, _nmi),
+    Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, reads(DETAIL)),
+    Rule("mce_edac", ("EDAC ",), _EDAC_PCI, reads("pci_parity", pci=2)),
+    Rule("mce_edac", ("NMI: ",), _NMI, reads("pci_parity")),
     Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check, varies=("bank", "status")),
     Rule(
         "mce_edac",
@@ -222,10 +194,16 @@ RULES = (
         _mce_says,
     ),
     Rule("mce_edac", ("Memory failure: ", "MCE 0x"), _PAGE, _page),
-    Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, _soft_offline),
-    Rule("mce_edac", ("BERT: ",), _LAST_BOOT, _last_boot),
+    Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, reads(DETAIL)),
+    Rule("mce_edac", ("BERT: ",), _LAST_BOOT, reads("last_boot")),
     Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity, varies=("record",)),
     Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section, varies=("record", "section")),
-    Rule("mce_edac", ("[Hardware Error]",), _ERROR_TYPE, _error_type, varies=("record", "error_type")),
-    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, _further, varies=("record",)),
+    Rule(
+        "mce_edac",
+        ("[Hardware Error]",),
+        _ERROR_TYPE,
+        reads(DETAIL, record=(1, 2), error_type=3),
+        varies=("record", "error_type"),
+    ),
+    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, reads(DETAIL, record=(1, 2)), varies=("record",)),
 )

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -148,14 +148,6 @@ _BOND_MEMBER = regex(
 _BOND = regex(rf"(?:bonding: )?({_IF}): now running without any active interface")
 
 
-def _bond_member(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "link_down", fields=(("bond", match[1]), ("netdev", match[2] or match[3])))
-
-
-def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "bond_down", fields=(("bond", match[1]),))
-
-
 # ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
 # The pattern holds the line's end, since a process may be called "a: b Link down".
 _LINK_DOWN = regex(
@@ -166,10 +158,6 @@ _LINK_DOWN = regex(
 )
 # bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
 _PORT = regex(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
-
-
-def _link_down(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "link_down", match[1] or "", (("netdev", match[2] or match[3]),))
 
 
 def _port(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -329,10 +317,6 @@ def _card(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return None
 
 
-def _transmit(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "tx_timeout", fields=(("netdev", match[1]),))
-
-
 def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
     kind = "mlx5" if (match[2] or match[3]) == "mlx5_core" else kind
     return event(kind, match, "tx_timeout", match[4] or "", (("netdev", match[1] or match[5]),))
@@ -348,13 +332,18 @@ def _mlx4(kind: str, match: re.Match[str]) -> KernelEvent:
 
 RULES = (
     Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5, varies=("status", "cqn", "leaks")),
-    Rule("mlx5", ("link status definitely down", "link status down"), _BOND_MEMBER, _bond_member),
-    Rule("mlx5", ("running without any active interface",), _BOND, _bond),
+    Rule(
+        "mlx5",
+        ("link status definitely down", "link status down"),
+        _BOND_MEMBER,
+        reads("link_down", bond=1, netdev=(2, 3)),
+    ),
+    Rule("mlx5", ("running without any active interface",), _BOND, reads("bond_down", bond=1)),
     Rule(
         "ib",
         ("Link is Down", "Link is down", "Link Down", "Link down", "link is down", "link down"),
         _LINK_DOWN,
-        _link_down,
+        reads("link_down", pci=1, netdev=(2, 3)),
     ),
     Rule("ib", (" Link DOWN", " Link ACTIVE", " Link INIT", " Link ARMED"), _PORT, _port),
     Rule(
@@ -387,7 +376,7 @@ RULES = (
     ),
     # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
-    Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
+    Rule("ib", ("transmit timeout: latency",), _TRANSMIT, reads("tx_timeout", netdev=1)),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
     Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),
     Rule("ib", ("mlx4_core",), _MLX4, _mlx4),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import FURTHER, PCI, SM, Rule, event
+from healthd.agent.kernel_log.rules.rule import FURTHER, PCI, SM, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -173,24 +173,12 @@ _GONE = regex(
 )
 
 
-def _lost(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "fallen_off_bus", match[1] or match[2] or "")
-
-
-def _gone(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "gpu_is_lost", match[1] or "", (("gpu", match[2] or match[3]),))
-
-
 # NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168); old drivers do not say which GPU.
 # NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6
 _RM_INIT = regex(
     rf"NVRM: (?:GPU (?:at )?{PCI}: )?(?:RmInitAdapter failed!(?: \(([0-9A-Fa-fx:]{{1,40}})\))?"
     r"|rm_init_adapter failed\b)"
 )
-
-
-def _rm_init(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "rm_init_failed", match[1] or "", (("status", match[2]),))
 
 
 # NVRM: The NVIDIA probe routine failed for 1 device(s).           (kernel-open/nvidia/nv.c, when the module is loaded)
@@ -203,24 +191,16 @@ _PROBE = regex(
 )
 
 
-def _probe(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "probe_failed", fields=(("count", match[1]),))
-
-
 # nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing
 _PEERMEM = regex(r"nvidia-peermem:? \w{1,64}:\d{1,6} ERROR detected invalid context")
-
-
-def _peermem(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "invalid_context")
 
 
 RULES = (
     Rule("xid", ("Xid (", "NVRM: "), _XID, _xid, varies=("recovery_from", "register", "caused_by", SM)),
     Rule("sxid", ("Xid (",), _SXID, _sxid),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, _lost),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, _gone),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init, varies=("status",)),
-    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, _probe, varies=("count",)),
-    Rule("peermem", ("nvidia-peermem",), _PEERMEM, _peermem),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, reads("fallen_off_bus", pci=(1, 2))),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, reads("gpu_is_lost", pci=1, gpu=(2, 3))),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, reads("rm_init_failed", pci=1, status=2), varies=("status",)),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, reads("probe_failed", count=1), varies=("count",)),
+    Rule("peermem", ("nvidia-peermem",), _PEERMEM, reads("invalid_context")),
 )

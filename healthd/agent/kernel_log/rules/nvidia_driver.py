@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import PCI, Rule, event
+from healthd.agent.kernel_log.rules.rule import PCI, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -90,10 +90,6 @@ def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
 _WATCHDOG = regex(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
 
 
-def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dump")
-
-
 # NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]
 # NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ ...
 # NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: ... returned from kgspWaitForRmInitDone(pGpu, pKernelGsp) @ ...
@@ -112,20 +108,12 @@ def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
 _RC_WATCHDOG = regex(r"NVRM: (?:GPU(\d{1,3}) )?krcWatchdog\w{0,40}: RC watchdog: GPU is probably locked!")
 
 
-def _rc_watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "locked", "", (("gpu", match[1]),))
-
-
 # Lines that follow a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
 # NVRM: GPU4 RPC history (CPU -> GSP): / NVRM:      0    76   GSP_RM_CONTROL        0x0000000020801813 ...
 _DUMP = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(?:GSP RPC buffer contains function|RPC (?:event )?history \(CPU|kflcnCoreDump\w{0,32}: "
     r"|_?kcrashcat\w{0,40}: | {3,}[^\s\n]| *-{8,}\[ end crash report)"
 )
-
-
-def _dump(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dump", "", (("gpu", match[1]),))
 
 
 # NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
@@ -176,12 +164,12 @@ def _nvlink_fault(
 
 
 RULES = (
-    Rule("rc_watchdog", ("RC watchdog",), _RC_WATCHDOG, _rc_watchdog),
+    Rule("rc_watchdog", ("RC watchdog",), _RC_WATCHDOG, reads("locked", gpu=1)),
     Rule("gsp", ("NVRM: ",), _GSP_WORDS, _gsp_words),
     Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_OTHER, _gsp_other),
-    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, _watchdog),
+    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, reads("dump")),
     Rule("gsp", ("NVRM: ",), _ASSERTION, _assertion),
-    Rule("gsp", ("NVRM: ",), _DUMP, _dump),
+    Rule("gsp", ("NVRM: ",), _DUMP, reads("dump", gpu=1)),
     Rule("nvlink", ("NVRM: ",), _KNVLINK, _knvlink),
     Rule("nvlink", ("NVRM: ",), _NVLINK_WORDS, _nvlink_words),
     Rule("nvlink", ("nvidia-nv",), _NVLINK_CORE, _nvlink_core),

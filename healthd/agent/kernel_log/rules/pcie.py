@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, pci_address
+from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, pci_address, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -65,10 +65,6 @@ def _slot_says(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _SLOT_CODES[match[3]], match[1], (("slot", match[2]),))
 
 
-def _no_link(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "no_link", match[1])
-
-
 def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _SLOT_CODES[match[2]], match[1], (("slot", match[3]),))
 
@@ -83,10 +79,6 @@ _INACCESSIBLE = regex(
     r"|[Rr]efused to change power state(?:,? \(?currently (?:in )?D3|, currently in D3| from \w{2,8} to D0\b)"
     r"|not ready \d{1,9}ms after [\w ]{1,32}; giving up)"
 )
-
-
-def _inaccessible(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "inaccessible", match[2], (("driver", match[1]),))
 
 
 # --- errors
@@ -160,10 +152,6 @@ _DETAIL = regex(
 )
 
 
-def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, match[2], (("bit", match[3]), ("driver", match[1])))
-
-
 # tg3 0000:04:00.0: AER: aer_uncor_severity: 0x000ef030     (firmware first: only uncorrected errors)
 # pcieport 0004:00:00.0: AER: subordinate device reset failed
 # pcieport 0000:00:07.1: AER: device recovery successful
@@ -208,10 +196,6 @@ def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "contained", sender or port, (("reporter", pci_address(port) if sender else None),))
 
 
-def _edr(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, match[1])
-
-
 # {2}[Hardware Error]:   section_type: PCIe error
 # {2}[Hardware Error]:   device_id: 0000:03:00.0
 # {2}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x04500000
@@ -232,8 +216,14 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_SAYS, _slot_says),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),
-    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, _no_link),
-    Rule("pcie_hotplug", ("change power state", "; giving up"), _INACCESSIBLE, _inaccessible, varies=("driver",)),
+    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, reads("no_link", pci=1)),
+    Rule(
+        "pcie_hotplug",
+        ("change power state", "; giving up"),
+        _INACCESSIBLE,
+        reads("inaccessible", pci=2, driver=1),
+        varies=("driver",),
+    ),
     Rule(
         "pcie_aer",
         ("PCIe Bus Error", "CXL Bus Error"),
@@ -244,12 +234,12 @@ RULES = (
     Rule("pcie_aer", ("AER",), _RECEIVED, _received, varies=("reporter",)),
     Rule("pcie_aer", ("AER", "aer_"), _OUTCOME, _outcome, varies=("driver",)),
     Rule("pcie_aer", ("DPC",), _DPC, _contained, varies=("reporter",)),
-    Rule("pcie_aer", ("EDR event",), _EDR, _edr),
+    Rule("pcie_aer", ("EDR event",), _EDR, reads(DETAIL, pci=1)),
     Rule(
         "pcie_aer",
         ("AER", "aer_", "DPC", "error status/mask=", ":    [", "(First)", "TLP Header"),
         _DETAIL,
-        _detail,
+        reads(DETAIL, pci=2, bit=3, driver=1),
         varies=("bit", "driver"),
     ),
     Rule("pcie_aer", ("[Hardware Error]",), _RECORD, _record, varies=("record",)),

@@ -23,6 +23,9 @@ PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 # 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). What is behind that in a longer line is nobody's.
 MAX_TEXT = 1024
 
+Build = Callable[[str, re.Match[str]], KernelEvent | None]
+Groups = int | tuple[int, ...] | str
+
 
 class Rule(NamedTuple):
     """One form of message.
@@ -38,7 +41,7 @@ class Rule(NamedTuple):
     kind: str
     needs: tuple[str, ...]
     pattern: re.Pattern[str]
-    build: Callable[[str, re.Match[str]], KernelEvent | None]
+    build: Build
     varies: tuple[str, ...] = ()
 
 
@@ -81,3 +84,23 @@ def event(
         process=process,
         fields=tuple([(name, value) for name, value in fields if value is not None]),
     )
+
+
+def reads(code: str, pci: Groups = "", **fields: Groups) -> Build:
+    """Return a function that makes an event of this code, with an address and fields from groups of the pattern.
+
+    Groups: the number of a group; several numbers: the first of them that matched; a text stands for itself.
+    """
+
+    def build(kind: str, match: re.Match[str]) -> KernelEvent:
+        found = [(name, _value(match, groups)) for name, groups in fields.items()]
+        return event(kind, match, code, _value(match, pci) or "", found)
+
+    return build
+
+
+def _value(match: re.Match[str], groups: Groups) -> str | None:
+    if isinstance(groups, str):
+        return groups
+    values = [match[number] for number in (groups if isinstance(groups, tuple) else (groups,))]
+    return next(filter(None, values), values[-1])

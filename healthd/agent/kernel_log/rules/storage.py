@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import PCI, Rule, event
+from healthd.agent.kernel_log.rules.rule import PCI, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -85,10 +85,6 @@ def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # block nvme0n1: no usable path - requeuing I/O
 _NVME_PATH = regex(rf"block {DEVICE}: no (?:usable|available) path - ")
-
-
-def _nvme_path(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "path_error", fields=(("device", match[1]),))
 
 
 # nvme0n1: I/O Cmd(0x2) @ LBA 32545872, 8 blocks, I/O Error (sct 0x3 / sc 0x71)      without NVME_VERBOSE_ERRORS
@@ -176,19 +172,11 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
 _BEYOND = regex(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
 
 
-def _beyond(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "beyond_end", fields=(("device", match[1]),))
-
-
 # nvme2n1: detected capacity change from 800166076416 to 0         block/genhd.c: in bytes to 5.9, in sectors since
 # sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr do so when they are let go)
 _NO_CAPACITY = regex(
     r"(nvme\d{1,5}(?:c\d{1,5})?n\d{1,9}|sd[a-z]{1,4}): detected capacity change from [1-9]\d{0,19} to 0\s*$"
 )
-
-
-def _no_capacity(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "io_error", fields=(("device", match[1]),))
 
 
 # --- SCSI: sd 0:0:0:0: [sda] tag#12 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE cmd_age=2s
@@ -222,10 +210,6 @@ _SCSI_PATH = regex(
     r" {0,2}(connection\d{1,5}:\d{1,5}|session\d{1,5}|rport-\d{1,5}:\d{1,5}-\d{1,5}): {1,2}"
     r"(?:detected conn error|session recovery timed out|blocked FC remote port time out)"
 )
-
-
-def _scsi_path(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "path_error", fields=(("path", match[1]),))
 
 
 # --- ATA: ata1.00: exception Emask 0x0 SAct 0x0 SErr 0x0 action 0x6 frozen
@@ -304,10 +288,6 @@ def _multipath(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, fields=(("path", match[2]),))
 
 
-def _dm(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "dm_error")
-
-
 def _md(kind: str, match: re.Match[str]) -> KernelEvent:
     array, disk, how, says = match.groups()
     if says == "Operation continuing on":
@@ -321,18 +301,14 @@ def _md(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, fields=(("device", array), ("disk", disk)))
 
 
-def _md_superblock(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "raid_disk")
-
-
 RULES: tuple[Rule, ...] = (
     Rule("nvme", ("nvme nvme", "nvme 0", "nvme 1"), _NVME, _nvme),
-    Rule("nvme", ("able path - ",), _NVME_PATH, _nvme_path),
+    Rule("nvme", ("able path - ",), _NVME_PATH, reads("path_error", device=1)),
     Rule("block", ("(sct 0x",), _NVME_STATUS, _nvme_status),
     Rule("block", (" error, dev ",), _REQUEST, _request),
     Rule("block", ("Buffer I/O error on", "lost page write due"), _BUFFER, _buffer),
-    Rule("block", ("attempt to access beyond",), _BEYOND, _beyond),
-    Rule("block", ("capacity change from",), _NO_CAPACITY, _no_capacity),
+    Rule("block", ("attempt to access beyond",), _BEYOND, reads("beyond_end", device=1)),
+    Rule("block", ("capacity change from",), _NO_CAPACITY, reads("io_error", device=1)),
     Rule(
         "block",
         (
@@ -342,7 +318,12 @@ RULES: tuple[Rule, ...] = (
         _SCSI,
         _scsi,
     ),
-    Rule("block", ("detected conn error", "session recovery timed", "FC remote port time"), _SCSI_PATH, _scsi_path),
+    Rule(
+        "block",
+        ("detected conn error", "session recovery timed", "FC remote port time"),
+        _SCSI_PATH,
+        reads("path_error", path=1),
+    ),
     Rule(
         "block",
         (
@@ -359,7 +340,7 @@ RULES: tuple[Rule, ...] = (
         _adapter,
     ),
     Rule("block", ("device-mapper: ",), _MULTIPATH, _multipath),
-    Rule("block", ("device-mapper: ",), _DM, _dm),
+    Rule("block", ("device-mapper: ",), _DM, reads("dm_error")),
     Rule("block", ("Disk failure on ", "md/raid"), _MD, _md),
-    Rule("block", ("super_written gets",), _MD_SUPERBLOCK, _md_superblock),
+    Rule("block", ("super_written gets",), _MD_SUPERBLOCK, reads("raid_disk")),
 )

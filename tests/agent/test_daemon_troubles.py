@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from healthd.agent.reporting.troubles import Trouble, troubles
+from healthd.agent.daemon import Daemon
+from healthd.agent.reporting.status import Trouble
+from healthd.agent.settings.config import Settings
+from healthd.common import guard
 from healthd.common.model import KernelLogStatus, SlurmStatus, StreamStatus
+from healthd.host import shortage
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd started the daemon, and no other test has recorded a shortage."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setattr(shortage, "_last", {})
 
 
 def found(**changes: Any) -> tuple[Trouble, ...]:
-    well: dict[str, Any] = {
-        "runtime_dir": "/run/healthd",
-        "state_dir": "/var/lib/healthd",
+    """Return the troubles of a daemon whose parts have these values."""
+    parts: dict[str, Any] = {
         "settings_file": "/etc/healthd/healthd.toml",
-        "reload": "systemctl reload healthd",
         "reload_trouble": "",
         "files_trouble": "",
         "metrics_troubles": (),
@@ -24,17 +35,33 @@ def found(**changes: Any) -> tuple[Trouble, ...]:
         "textfile_trouble": "",
         "save_failed": False,
         "verdict_trouble": "",
-        "shortages": (),
         "copy_trouble": "",
         "stream": StreamStatus(),
         "lost_events": 0,
         "kernel_log": KernelLogStatus("kmsg", True),
         "slurm": SlurmStatus(),
-        "failslow_trouble": "",
-        "before_resume": "",
-        "mistakes": (),
+        **changes,
     }
-    return troubles(**{**well, **changes})
+    has = SimpleNamespace
+    daemon = has(
+        settings=Settings(runtime_dir="/run/healthd", state_dir="/var/lib/healthd"),
+        settings_file=parts["settings_file"],
+        reload_trouble=parts["reload_trouble"],
+        publisher=has(**{name: parts[name] for name in ("metrics_troubles", "web_trouble", "verdict_trouble")}),
+        replies=has(
+            files=has(trouble=parts["files_trouble"]),
+            textfile=has(trouble=parts["textfile_trouble"]),
+            ledger_copy=has(trouble=parts["copy_trouble"]),
+            delivery=has(status=parts["stream"]),
+        ),
+        memory=has(save_failed=parts["save_failed"], ledger=has(outbox=has(dropped=parts["lost_events"]))),
+        hearing=has(kernel=has(status=parts["kernel_log"])),
+        hand=has(status=parts["slurm"]),
+        watching=has(trouble=""),
+        before_resume=has(trouble=""),
+        now=time.time,
+    )
+    return Daemon.troubles(cast(Daemon, daemon))
 
 
 def test_where_all_is_well_there_is_none():
@@ -48,6 +75,8 @@ def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
 
 
 def test_each_has_its_command_and_what_needs_a_person_comes_first():
+    shortage.record(shortage.THREADS)
+    guard.drop(guard.SLURM, ValueError("no number"))
     every = found(
         files_trouble="healthd's files are gone",
         reload_trouble="no",
@@ -61,8 +90,6 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         kernel_log=KernelLogStatus("kmsg", False, trouble="Operation not permitted"),
         slurm=SlurmStatus(trouble="slurmctld does not answer"),
         verdict_trouble="/run/healthd/verdict: the verdict cannot be written: Input/output error",
-        shortages=("healthd could not get threads once since it started",),
-        mistakes=("slurm: 1 input was dropped",),
     )
     begin = [(trouble.sentence.split(":")[0], (shlex.split(trouble.next) or [""])[0]) for trouble in every]
     assert begin == [
@@ -78,7 +105,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
         ("no metrics in /x/a.prom", "healthd"),
-        ("healthd could not get threads once since it started", "systemctl"),
+        ("healthd could not get threads once since it started; some work was skipped and is tried again", "systemctl"),
         ("slurm", "journalctl"),
     ]
 

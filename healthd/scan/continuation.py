@@ -42,28 +42,19 @@ Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
 
 
-def known_heads(heads: Heads, lines: int) -> Heads:
-    """What the lines behind line `lines` may still ask of, for whoever numbers these from 1 on."""
-    return {stamp: (last - lines, head) for stamp, (last, head) in heads.items() if last - lines > -LINES_KEPT}
-
-
 class Neighbours:
-    """The lines before the one that is looked at, which is one of the block that was entered last.
+    """The lines before a line of the current block, which is the block that was entered last.
 
-    prefix_width   how many columns stand before a line's text, 0 = no prefix, None = another program wrote it
-    heads          what is known of the lines before line 1, as known_heads() gave it; None: nothing stands before it
-    asked          of which times more could have been known: what head() says would be the same for other `heads` that
-                   know none of these
+    prefix_width   returns the number of columns before a line's text: 0 = no prefix, None = written by another program
     """
 
-    def __init__(self, prefix_width: PrefixWidth, heads: Heads | None = None) -> None:
+    def __init__(self, prefix_width: PrefixWidth) -> None:
         self._prefix_width = prefix_width
         self._blocks: deque[tuple[bytes, int]] = deque()  # this one and those before it, with how many lines each has
         self._lines = 0
         self._without_owner: int | None = None  # the number of the last bare line that stands for itself
         self._heads: Heads = {}
-        self._heads_before: Heads = dict(heads or {})  # those that came before the first of the others
-        self.asked: set[Stamp] | None = None if heads is None else set()
+        self._heads_before: Heads = {}  # heads of lines before the first one in _heads
         self._widths: dict[bytes, int | None] = {}
         self._stamps: dict[bytes, Stamp | None] = {}
         self._looked_at = (-1, (b"", b""))  # the last line with a stamp, by its number; line 0 may be one
@@ -74,10 +65,6 @@ class Neighbours:
         self._lines += count
         while self._lines - count - self._blocks[0][1] >= LINES_KEPT:
             self._lines -= self._blocks.popleft()[1]
-
-    def heads(self, lines: int) -> Heads:
-        """known_heads(), when `lines` lines have been looked at."""
-        return known_heads(self._heads_before | self._heads, lines)
 
     def before(self, begins: int) -> Iterator[bytes]:
         """The lines before the one that begins there in the block, the nearest first."""
@@ -121,8 +108,6 @@ class Neighbours:
     def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
         """Found in the lines, and behind many of others from what was found before."""
         last, known = self._heads.get(stamp) or self._heads_before.get(stamp) or (None, line)
-        if last is None and number <= LINES_KEPT and self.asked is not None:
-            self.asked.add(stamp)
         head, others, place = line, 0, number
         for earlier in self.before(begins):
             place -= 1

@@ -45,8 +45,7 @@ PURE_OF = {
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",
     "scan": (
-        "candidates continuation coupled_events events findings lines literals messages piece_result "
-        "prefixes quoted table unrecognised"
+        "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
     ),
     "validation": "assessment document history measurement passes reservation text transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
@@ -78,10 +77,9 @@ PURE_EXCEPTIONS = {
     ("agent.reporting.next_steps", "shlex"),
     ("common.slurm.lemon_command", "shlex"),
     ("agent.reporting.troubles", "shlex"),
-    ("scan.piece_result", "marshal"),
     ("scan.findings", "json"),
     ("scan.prefixes", "json"),
-    ("scan.literals", "re2"),
+    ("scan.candidates", "re2"),
     ("events.schema", "json"),
     ("events.outbox", "json"),
     ("events.parse", "json"),

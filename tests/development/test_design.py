@@ -35,7 +35,7 @@ PURE_OF = {
     "events": "emitted outbox parse rows schema sequence",
     "failslow": (
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
-        "period report slow_groups slow_nodes steps stream suspects times windows"
+        "period report steps stream suspects times windows"
     ),
     "failslow.live": ("budget datagram document evidence iterations jobs node_reading series settings suspect"),
     "failslow.mitigation": "advice micro_batches planner replay stages",

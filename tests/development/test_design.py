@@ -37,8 +37,8 @@ PURE_OF = {
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
         "period report steps stream suspects times windows"
     ),
-    "failslow.live": ("budget datagram document evidence iterations jobs node_reading series settings suspect"),
-    "failslow.mitigation": "advice micro_batches planner replay stages",
+    "failslow.live": "datagram document evidence iterations jobs node_reading series settings",
+    "failslow.mitigation": "micro_batches planner stages",
     "failslow.readers": "clean columns",
     "fleet": "lint table tables unreadable",
     "fleet.status": "node text",
@@ -73,7 +73,6 @@ PURE_EXCEPTIONS = {
     ("common.page", "time"),
     ("failslow.live.datagram", "struct"),
     ("failslow.live.document", "json"),
-    ("failslow.mitigation.advice", "json"),
     ("agent.reporting.next_steps", "shlex"),
     ("common.slurm.lemon_command", "shlex"),
     ("agent.reporting.troubles", "shlex"),
@@ -120,7 +119,7 @@ LAZY = {
         {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
-    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*", "failslow.chart"}),
+    "vl_convert": ({"fleet.*", "failslow.plot"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),

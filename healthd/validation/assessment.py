@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from healthd.validation.document import Against, Result, Verdict
+from healthd.validation.document import Against, Key, Result, Verdict
 from healthd.validation.measurement import Measurement, family_of
 
 COMPUTE_SHARE = 0.9
 TRANSFER_FACTOR = 1.1
 TRANSFERS = ("pcie", "p2p", "nccl", "ib")
 LEAST_PAST = 3
-
-Key = tuple[str, str, str]  # test, part, source
 
 
 def least_share(test: str) -> float:

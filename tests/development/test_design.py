@@ -47,7 +47,7 @@ PURE_OF = {
     "scan": (
         "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
     ),
-    "validation": "assessment document history measurement passes reservation text transfers",
+    "validation": "assessment document measurement passes reservation text transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}
@@ -84,7 +84,6 @@ PURE_EXCEPTIONS = {
     ("events.parse", "json"),
     ("validation.document", "json"),
     ("validation.reservation", "json"),
-    ("validation.history", "json"),
     *((f"validation.tools.{tool}", "json") for tool in ("cpu", "dcgmi", "nvbandwidth", "pytorch")),
 }
 IMPURE_CALLS = {

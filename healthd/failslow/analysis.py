@@ -15,14 +15,14 @@ MANY_SAMPLES = 20_000  # below, to import numpy takes longer than it saves
 
 
 def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
-    """Return the points of each series. numpy, if it is installed, excludes most healthy series of many."""
-    quiet: set[int] = set()
+    """Of each series its points: by numpy where there are many samples, and the extra that brings it."""
     if sum(len(one.value) for one in series) >= MANY_SAMPLES:
         with suppress(ImportError):
-            from healthd.failslow.prescreen import quiet_series
+            from healthd.failslow import detect_many
 
-            quiet = quiet_series(series)
-    return tuple(() if at in quiet else detect(one.value, one.regimes, one.starts) for at, one in enumerate(series))
+            values, regimes, starts = zip(*((one.value, one.regimes, one.starts) for one in series), strict=True)
+            return tuple(detect_many.detect(values, regimes, starts))
+    return tuple(detect(one.value, one.regimes, one.starts) for one in series)
 
 
 def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judgement:

@@ -14,6 +14,7 @@ The memory is constant: runs of RUNS - 1 samples and more are one, which forgets
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 HAZARD_SAMPLES = 250
@@ -78,6 +79,11 @@ class RunLengths:
         self.chances = [chance * share for chance in chances]
         self.chances[0] = 1 - GOES_ON
         self.means, self.betas = means, betas
-        if sum(self.chances[: RECENT + 1]) <= LEAST_CHANCE:
-            return 0
-        return max(range(1, RECENT + 1), key=self.chances.__getitem__)
+        return newest(self.chances[: RECENT + 1])
+
+
+def newest(chances: Sequence[float]) -> int:
+    """Of the chances of runs of 0 to RECENT samples: the likeliest run's length, 0 if together they are too small."""
+    if sum(chances) <= LEAST_CHANCE:
+        return 0
+    return max(range(1, RECENT + 1), key=chances.__getitem__)

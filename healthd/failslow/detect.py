@@ -75,11 +75,24 @@ def detect(
     starts: Sequence[int] = (0,),
     kind: Kind = Kind.ITERATION,
 ) -> tuple[Point, ...]:
-    """Return all points of one series, oldest first."""
+    """All points of one series, oldest first: what a Detector says of its samples, one by one."""
+    return run(value, None, regimes, starts, kind)
+
+
+def run(
+    value: Sequence[float],
+    newest: Sequence[int] | None,
+    regimes: Sequence[str] | None,
+    starts: Sequence[int],
+    kind: Kind,
+) -> tuple[Point, ...]:
+    """The same; newest: what RunLengths says of each sample, where that was computed before (detect_many.py)."""
     detector = Detector(kind)
     begins = frozenset(starts)
-    for at, (one, regime) in enumerate(zip(value, repeat("") if regimes is None else regimes, strict=False)):
-        detector.add(one, regime, at in begins)
+    regime = repeat("") if regimes is None else regimes
+    told = repeat(None) if newest is None else newest
+    for at, (one, its_regime, its_newest) in enumerate(zip(value, regime, told, strict=False)):
+        detector.add(one, its_regime, at in begins, its_newest)
     return tuple(detector.points)
 
 
@@ -112,7 +125,7 @@ class Detector:
     def __post_init__(self) -> None:
         self._limits = LIMITS[self.kind]
 
-    def add(self, value: float, regime: str = "", begins: bool = False) -> None:
+    def add(self, value: float, regime: str = "", begins: bool = False, newest: int | None = None) -> None:
         """Takes one time; what is none (0, NaN) has its position and tells nothing. begins: the job started anew."""
         self._position += 1
         if begins:
@@ -125,7 +138,8 @@ class Detector:
                 return
             level = self._levels[regime] = Level()
         sample = math.log(value)
-        newest = self._run_lengths.add(self._smoothed(sample) - (level.at if regime else 0.0))
+        if newest is None:
+            newest = self._run_lengths.add(self._smoothed(sample) - (level.at if regime else 0.0))
         if self._starting is not None and not self._lies_still(sample):
             return
         if not level.count:

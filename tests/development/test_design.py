@@ -114,8 +114,8 @@ LAZY = {
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
     "numpy": (
-        {"fleet.*", "failslow.prescreen", "validation.tools.cpu_program"},
-        {"fleet.*", "failslow.prescreen"},
+        {"fleet.*", "failslow.detect_many", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "vl_convert": ({"fleet.*", "failslow.plot"}, {"fleet.*"}),

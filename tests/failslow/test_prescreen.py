@@ -8,8 +8,7 @@ import random
 import pytest
 
 from healthd.failslow import detect
-from healthd.failslow.analysis import MANY_SAMPLES, points_of
-from healthd.failslow.model import Kind, Series
+from healthd.failslow.model import Kind
 
 pytestmark = pytest.mark.one_python
 
@@ -31,7 +30,7 @@ def made(seed: int) -> list[float]:
 def test_a_quiet_series_has_no_point(kind: Kind) -> None:
     import numpy as np
 
-    from healthd.failslow.prescreen import quiet
+    from healthd.failslow.detect_many import quiet
 
     values = [made(seed) for seed in range(400)]
     longest = max(map(len, values))
@@ -44,30 +43,7 @@ def test_a_quiet_series_has_no_point(kind: Kind) -> None:
 def test_nearly_all_of_many_healthy_series_are_quiet() -> None:
     import numpy as np
 
-    from healthd.failslow.prescreen import quiet
+    from healthd.failslow.detect_many import quiet
 
     samples = np.random.default_rng(1).normal(0, 0.05, (1000, 100))
     assert quiet(samples, np.full(1000, 100), Kind.ITERATION).sum() > 950
-
-
-def test_points_are_the_same_with_and_without_numpy() -> None:
-    from healthd.failslow.prescreen import quiet_series
-
-    values = [made(seed) for seed in range(400)]
-    series = [
-        Series(
-            str(n),
-            value,
-            range(len(value)),
-            regimes=["a" if at % 2 else "b" for at in range(len(value))] if n % 10 == 0 else None,
-            starts=(0, len(value) // 2) if n % 7 == 0 and len(value) > 1 else (0,),
-        )
-        for n, value in enumerate([*values, []])
-    ]
-    alone = tuple(detect.detect(one.value, one.regimes, one.starts) for one in series)
-    assert sum(len(one.value) for one in series) > MANY_SAMPLES
-    assert points_of(series) == alone
-    assert sum(map(len, alone)) > 30
-    quiet = quiet_series(series)
-    assert len(quiet) > 40
-    assert all(series[at].regimes is None and series[at].starts == (0,) for at in quiet)

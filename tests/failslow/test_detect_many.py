@@ -1,0 +1,90 @@
+"""numpy's way finds what the standard library's does, in each series."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from healthd.failslow import detect
+from healthd.failslow.bocd import RunLengths
+from healthd.failslow.model import Kind
+
+pytestmark = pytest.mark.one_python
+
+
+def made(seed: int) -> list[float]:
+    chance = random.Random(seed)
+    count, cv = chance.randrange(1, 900), chance.choice((0.01, 0.05, 0.1, 0.3))
+    begin, end, height = chance.randrange(count), chance.randrange(count + 200), chance.choice((0.0, 0.15, 0.4, 2.0))
+    value = [math.exp(chance.gauss(1, cv)) * (1 + height * (begin <= at < end)) for at in range(count)]
+    for at in range(count):
+        if chance.random() < 0.01:
+            value[at] = chance.choice((0.0, math.nan, 50.0, -1.0, math.inf))
+    return value
+
+
+@pytest.mark.parametrize("kind", [Kind.ITERATION, Kind.TRANSFER])
+def test_both_ways_find_the_same_points(kind: Kind) -> None:
+    from healthd.failslow import detect_many
+
+    values = [made(seed) for seed in range(150)] + [[], [0.0], [1.0]]
+    regimes = [
+        ["a" if at % 2 else "b" for at in range(len(value))] if n % 10 == 0 else None for n, value in enumerate(values)
+    ]
+    starts = [(0, len(value) // 2) if n % 7 == 0 else (0,) for n, value in enumerate(values)]
+    alone = [
+        detect.detect(value, regime, start, kind) for value, regime, start in zip(values, regimes, starts, strict=True)
+    ]
+    assert detect_many.detect(values, regimes, starts, kind) == alone
+    assert sum(map(len, alone)) > 30
+
+
+def restless(seed: int) -> list[float]:
+    """Of levels that come and go, drift and pauses, long enough for stretches that are passed over."""
+    chance = random.Random(seed)
+    cv, wander, height, drift, value = chance.choice((0.01, 0.05, 0.1)), chance.choice((0, 0.02)), 1.0, 0.0, []
+    for _ in range(chance.choice((700, 5000))):
+        if chance.random() < 0.003:
+            height = chance.choice((1.0, 1.0, 1.08, 1.15, 1.4, 0.7, 2.0))
+        drift = 0.9 * drift + chance.gauss(0, wander)
+        value.append(math.exp(chance.gauss(0, cv) + drift) * height * (8 if chance.random() < 0.01 else 1))
+    return value
+
+
+def test_what_is_passed_over_changes_no_point() -> None:
+    from healthd.failslow import detect_many
+
+    values = [restless(seed) for seed in range(16)]
+    starts = [(0, len(value) // 3, len(value) // 2) if n % 3 == 0 else (0,) for n, value in enumerate(values)]
+    alone = [detect.detect(value, None, start) for value, start in zip(values, starts, strict=True)]
+    assert detect_many.detect(values, [None] * len(values), starts) == alone
+    assert sum(map(len, alone)) > 15
+
+
+def test_the_pieces_of_a_long_series_tell_what_the_whole_does() -> None:
+    import numpy as np
+
+    from healthd.failslow import detect_many
+
+    chance = np.random.default_rng(1)
+    samples = chance.normal(0, 0.05, (40, 2 * detect_many.PIECE + detect_many.FORGOTTEN + 100))
+    for row in range(40):
+        samples[row, detect_many.PIECE + 100 * row : detect_many.PIECE + 100 * row + 500] += 0.4
+    told = detect_many.in_pieces(samples)
+    assert told.any()
+    assert (told == detect_many.newest(samples)).all()
+
+
+def test_run_lengths_are_the_same_for_each_sample() -> None:
+    import numpy as np
+
+    from healthd.failslow import detect_many
+
+    logs = [[math.log(abs(one)) if math.isfinite(one) and one else 0.0 for one in made(seed)] for seed in range(40)]
+    logs = [one for one in logs if len(one) >= 100]
+    told = detect_many.newest(np.array([one[:100] for one in logs]))
+    for row, one in zip(told.tolist(), logs, strict=True):
+        runs = RunLengths()
+        assert row == [runs.add(sample) for sample in one[:100]]

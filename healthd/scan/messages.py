@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
@@ -120,7 +121,7 @@ def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Tol
     if beginning is None:
         return
     reader = Reader(now)
-    every = _chain(beginning, iterator)
+    every = chain((beginning,), iterator)
     if beginning.text.startswith(EXPORTED):
         yield from reader.exported(every, tally)
     else:
@@ -272,11 +273,6 @@ def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
 @functools.lru_cache(maxsize=1000)
 def _unproven(message: Message) -> Message:
     return message_of(replace(message.event, observed=True))
-
-
-def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
-    yield first
-    yield from rest
 
 
 def slot(address: str) -> str:

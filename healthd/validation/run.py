@@ -28,7 +28,6 @@ from healthd.validation.document import (
     LOCK,
     NotAValidation,
     Past,
-    Result,
     StoppedBy,
     Validation,
     Why,
@@ -337,12 +336,8 @@ def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measureme
 
 
 def _of_text(parse: Callable[[str], list[Measurement]]) -> Callable[[Sequence[Ended]], list[Measurement]]:
-    """What a tool that prints all on standard output told; where that is nothing, standard error says why."""
-
-    def parsed(ended: Sequence[Ended]) -> list[Measurement]:
-        return parse(ended[-1].stdout)
-
-    return parsed
+    """Parse the output of a tool that prints its results to standard output."""
+    return lambda ended: parse(ended[-1].stdout)
 
 
 def _nccl(test: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
@@ -465,9 +460,3 @@ def keep(state_dir: str, validation: Validation, past: Past) -> None:
 
 def is_no_right(error: OSError) -> bool:
     return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def slowest(results: Sequence[Result]) -> list[Result]:
-    """Those that need a person first."""
-    order = {"failed": 0, "slow": 1, "ok": 2, "not_looked": 3}
-    return sorted(results, key=lambda one: order[one.verdict])

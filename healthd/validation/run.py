@@ -21,7 +21,7 @@ from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 from healthd.host import job_processes
 from healthd.host.lock import lock_file
-from healthd.validation import assessment, parts, programs
+from healthd.validation import parts, programs
 from healthd.validation.document import (
     FILE,
     HISTORY_FILE,
@@ -38,7 +38,7 @@ from healthd.validation.document import (
     with_new_values,
     with_unanswered,
 )
-from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
+from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood, judge
 from healthd.validation.programs import Command, Ended
 from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
@@ -205,7 +205,7 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
     known = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
         not_seen.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
-    results = assessment.judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
+    results = judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
     return Validation(
         wanted.node, _boot_id(wanted.root), began, time.time(), wanted.why, stopped_by, tuple(results), tuple(not_seen)
     )

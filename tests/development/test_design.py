@@ -47,7 +47,7 @@ PURE_OF = {
     "scan": (
         "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
     ),
-    "validation": "assessment document measurement passes reservation transfers",
+    "validation": "document measurement passes reservation transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}

@@ -56,8 +56,8 @@ from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
 from healthd.scan import table
 from healthd.scan.lines import Block, Tally
-from healthd.validation import assessment as validation_judge
 from healthd.validation import document as validation_document
+from healthd.validation import measurement as validation_measurement
 from healthd.validation.measurement import Measurement, NotUnderstood
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
 from tests.agent.conditions.test_ledger import FULL
@@ -385,7 +385,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """healthd validate: what tools of others print, and the two files that it keeps."""
     seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
     measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
-    results = tuple(validation_judge.judge(measured, {}, {}, lambda part: ""))
+    results = tuple(validation_measurement.judge(measured, {}, {}, lambda part: ""))
     last = validation_document.Validation("n1", "b", 1.0, 2.0, "hand", "", results[:50], ("heat",))
     seeds += [validation_document.as_text(last).encode()]
     seeds += [validation_document.history_as_text(validation_document.with_new_values({}, results[:50])).encode()]

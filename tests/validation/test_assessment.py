@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from trees import write
 
 from healthd.validation import parts
-from healthd.validation.assessment import judge, least_share
 from healthd.validation.document import Past, history_as_text, parse_history, with_new_values
-from healthd.validation.measurement import Measurement
+from healthd.validation.measurement import Measurement, judge, least_share
 
 
 def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", says=""):

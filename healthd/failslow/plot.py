@@ -173,7 +173,7 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
     """From the back to the front."""
     slow = [{"x": _place(panel, one.onset), "x2": _place(panel, one.end)} for one in panel.stretches]
-    bands = [{"x": _place(panel, one.begin), "x2": _place(panel, one.end)} for one in panel.bands]
+    bands = [{"x": _place(panel, begin), "x2": _place(panel, end)} for begin, end in panel.bands]
     earlier = _place(panel, panel.begin + (panel.end - panel.begin) / 4) - _place(panel, panel.begin)
     before, during = [], []
     for one, at in zip(panel.stretches, slow, strict=True):

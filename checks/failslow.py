@@ -1,7 +1,7 @@
 """Jobs on this node that became slower than they were, and the GPU whose rank makes them so.
 
 Rules: healthd/failslow/detect.py says when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than 10 %
-is jitter), healthd/failslow/live/suspect.py whom that accuses. Which jobs tell their times is the job's matter
+is jitter), healthd/failslow/live/jobs.py whom that accuses. Which jobs tell their times is the job's matter
 (healthd.client); what is sampled without them is `sample`. Both are off by default, and then nothing runs, and nothing
 is read.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from healthd.cli.flags import DEFAULT_FILE, Command, Parser, wrong_settings_are_wrong_use
 from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
@@ -13,11 +12,7 @@ from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
 if TYPE_CHECKING:
     from healthd.common.model import Finding, Inventory, KernelEvent
     from healthd.scan.findings import Judged
-    from healthd.scan.lines import Tally
-    from healthd.scan.messages import Told
-    from healthd.scan.parallel import Sizes
-
-T = TypeVar("T")
+    from healthd.scan.lines import Block, Tally
 
 
 def _scan_arguments(parser: Parser) -> None:
@@ -33,15 +28,18 @@ def _scan_arguments(parser: Parser) -> None:
     )
 
 
-def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
+def _scan(args: argparse.Namespace) -> int:
     import gc
     import itertools
     import time
+    from contextlib import closing
 
     from healthd.common.model import Severity
+    from healthd.scan import log_file
     from healthd.scan.events import happened
     from healthd.scan.findings import event_line, judged
     from healthd.scan.lines import Tally
+    from healthd.scan.messages import messages
 
     # What is kept has no cycles but those of the events that wait, which end with them: to look for others among a
     # million messages takes a tenth of the time.
@@ -60,7 +58,7 @@ def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
             yield one
 
     name = "standard input" if args.file == "-" else args.file
-    with _told(args.file, time.time(), tally, trouble, sizes) as told:
+    with closing(messages(_until_damaged(log_file.blocks(args.file), trouble), time.time(), tally)) as told:
         if args.json:
             stream(itertools.chain((event_line(one) for one in watched()), _unrecognised(tally, args.unknown)))
         else:
@@ -113,28 +111,12 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
             yield unrecognised_line(driver, text, line, left.pop(driver))
 
 
-def _told(
-    path: str, now: float, tally: Tally, trouble: list[str], sizes: Sizes | None
-) -> AbstractContextManager[Iterator[Told]]:
-    """What the lines of a log say, up to an error, which goes to `trouble`."""
-    from contextlib import closing
-
-    from healthd.scan import log_file, parallel
-    from healthd.scan.messages import messages
-
-    sizes = sizes or parallel.Sizes()
-    large = parallel.open_large(path, sizes)
-    if large is None:
-        return closing(messages(_until_damaged(log_file.blocks(path), trouble), now, tally))
-    return closing(_until_damaged(parallel.messages(large, path, now, tally, sizes), trouble))
-
-
-def _until_damaged(read: Generator[T, None, None], trouble: list[str]) -> Generator[T, None, None]:
-    """What is read up to an error, which goes to `trouble`."""
+def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
+    """Yield the blocks up to an error, which is added to `trouble`."""
     from healthd.scan.log_file import LogError
 
     try:
-        yield from read
+        yield from blocks
     except LogError as error:
         trouble.append(str(error))
 

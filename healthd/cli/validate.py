@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import REFUSED, UNKNOWN, Stop, as_json, complain, page, say
+from healthd.common.page import Page, plain
 from healthd.common.text import is_decimal
 
 if TYPE_CHECKING:
@@ -107,20 +109,20 @@ def _measure_nodes(args: argparse.Namespace) -> int:
 
 
 def _measure_pair(text: str, loaded: Loaded) -> int:
-    from healthd.validation import node_pair
+    from healthd.validation import across_nodes
     from healthd.validation import tool_paths as found
     from healthd.validation.programs import end_on_signals
 
     settings, config = loaded.settings, _config(loaded)
     node = settings.node_name or os.uname().nodename
     try:
-        role = node_pair.role_of(text, node)
-    except node_pair.NotAPass as error:
+        role = across_nodes.role_of(text, node)
+    except across_nodes.NotAPass as error:
         raise Stop(f"healthd validate: {error}") from None
     stop = end_on_signals()
     tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
-    sent = node_pair.transfer(role, tools, settings.root, stop) if role else []
-    return say(as_json(node_pair.as_document(node, sent)))
+    sent = across_nodes.transfer(role, tools, settings.root, stop) if role else []
+    return say(as_json(across_nodes.pair_document(node, sent)))
 
 
 # --- this node
@@ -152,7 +154,6 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
 
 def _told(validation: Validation, as_document: bool) -> int:
     from healthd.validation import document
-    from healthd.validation.text import text
 
     told = document.as_document(validation)
     return say(as_json(told) if as_document else text(told, page()), STATUS[told["verdict"]])
@@ -239,6 +240,113 @@ def _keep(state_dir: str, validation: Validation, past: dict[tuple[str, str, str
     except OSError as error:
         why = "not as root" if run.is_no_right(error) and os.geteuid() != 0 else (error.strerror or str(error))
         complain(f"healthd validate: nothing is kept in {state_dir}: {why}: the daemon does not see this", REFUSED)
+
+
+# --- the result as text: what is wrong first
+
+WORDS = {"failed": "Failed", "slow": "Slow", "not_looked": "Not looked at"}
+HEADS = {
+    "failed": "failed",
+    "slow": "something is slow",
+    "ok": "all is well",
+    "not_looked": "nothing could be looked at",
+}
+COLOURS = {"failed": "critical", "slow": "warning", "ok": "healthy", "not_looked": "unknown"}
+
+Result = Mapping[str, Any]
+
+
+def text(document: Mapping[str, Any], page: Page) -> str:
+    """document: what `healthd validate --json` prints."""
+    return "\n".join(_lines(document, page)) + "\n"
+
+
+def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
+    by_verdict: dict[str, list[Result]] = {"failed": [], "slow": [], "ok": [], "not_looked": []}
+    for result in document["results"]:
+        by_verdict[result["verdict"]].append(result)
+    verdict = document["verdict"]
+    took = f"{document['ended'] - document['began']:.0f} s"
+    words = "what was looked at is well" if verdict == "ok" and by_verdict["not_looked"] else HEADS[verdict]
+    head = f"{plain(document['node']) or 'this node'}: {page.paint(words, COLOURS[verdict])}"
+    counts = [f"{len(by_verdict[word])} {name}" for word, name in _COUNTED if by_verdict[word]]
+    began = datetime.fromtimestamp(document["began"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    yield page.heading(f"{head}; {', '.join([*counts, took])}, {began}")
+    if document["stopped_by"]:
+        yield f"It was stopped by {document['stopped_by']}: what was measured until then counts, the rest is not known."
+    for word in ("failed", "slow"):
+        if by_verdict[word]:
+            yield ""
+            yield page.paint(WORDS[word], COLOURS[word])
+            for result in by_verdict[word]:
+                yield from page.item(_sentence(result), "  ")
+    measured = [result for result in by_verdict["ok"] if result["value"] is not None]
+    if measured:
+        yield ""
+        yield from page.table(("fine", "parts", "least", "median", "unit", "beside", "by"), list(_rows(measured)))
+    for source, names in _passed(by_verdict["ok"]).items():
+        yield ""
+        yield from page.wrap(f"Passed by {source}: {', '.join(names)}")
+    if by_verdict["not_looked"]:
+        yield ""
+        yield WORDS["not_looked"]
+        for says, names in _together(by_verdict["not_looked"]).items():
+            yield from page.item(f"{', '.join(names)}: {says}", "  ")
+    yield ""
+    yield "Not seen here"
+    for sentence in filter(str.strip, document["not_seen"]):
+        yield from page.item(plain(sentence), "  ")
+
+
+_COUNTED = (("failed", "failed"), ("slow", "slow"), ("ok", "fine"), ("not_looked", "not looked at"))
+
+
+def _name(result: Result) -> str:
+    return " ".join(plain(word) for word in (result["test"], result["part"]) if word)
+
+
+def _sentence(result: Result) -> str:
+    by = f" ({plain(result['source'])})" if result["source"] else ""
+    return f"{_name(result)}: {plain(result['says'])}{by}"
+
+
+def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each test and tool: all parts that are fine together."""
+    from statistics import median
+
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result["test"], result["source"]), []).append(result)
+    for (test, source), some in groups.items():
+        values = [one["value"] for one in some]
+        least, middle = _number(min(values)), _number(median(values))
+        beside = {"floor": "a floor", "peers": "its peers", "own": "its past", "": "nothing"}
+        against = ", ".join(dict.fromkeys(beside[one["against"]] for one in some))
+        yield plain(test), str(len(some)), least, middle, plain(some[0]["unit"]), against, plain(source)
+
+
+def _passed(results: Sequence[Result]) -> dict[str, list[str]]:
+    """Tool -> its tests that only pass or fail, each with the number of its parts."""
+    counts: dict[str, dict[str, int]] = {}
+    for result in results:
+        if result["value"] is None:
+            of_tool = counts.setdefault(plain(result["source"]), {})
+            of_tool[plain(result["test"])] = of_tool.get(plain(result["test"]), 0) + 1
+    return {
+        tool: [f"{test} ({count})" if count > 1 else test for test, count in tests.items()]
+        for tool, tests in counts.items()
+    }
+
+
+def _together(results: Sequence[Result]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for result in results:
+        found.setdefault(plain(result["says"]), []).append(_name(result))
+    return {says: names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"] for says, names in found.items()}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # --- the plan

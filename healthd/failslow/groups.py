@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import gt
 from typing import NamedTuple
 
@@ -46,15 +46,12 @@ def pools(series: Sequence[Series]) -> list[Pool]:
     order = sorted(range(len(series)), key=lambda one: identity(series[one]))
     signs = _signs(series)
     gangs: list[list[int]] = []
-    leads: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by `known`: `up` of a gang's first, and which gang
     alone: list[int] = []
     for one in order:
-        likely = _likely(leads, signs[one])
-        nth = next((nth for nth in likely if _alike(signs[gangs[nth][0]], signs[one])), None)
-        if nth is not None:
-            gangs[nth].append(one)
+        gang = next((gang for gang in gangs if _alike(signs[gang[0]], signs[one])), None)
+        if gang is not None:
+            gang.append(one)
         elif len(gangs) < MOST_GANGS:
-            leads[signs[one].known].append((signs[one].up, len(gangs)))
             gangs.append([one])
         else:
             alone.append(one)
@@ -142,21 +139,6 @@ def _signs(series: Sequence[Series]) -> list[_Signs]:
 def _bits(ones: bytes) -> int:
     """A number with the bit n set if the byte n is 1; the others are 0."""
     return int(ones[::-1].translate(_DIGITS), 2) if ones else 0
-
-
-def _likely(leads: Mapping[int, Sequence[tuple[int, int]]], one: _Signs) -> list[int]:
-    """The gangs whose first has as many signs in common as _alike wants, ascending. Hardly any has: of 100,000 series
-    there are 25 million pairs, which are counted here in the fewest steps."""
-    found = []
-    for known, some in leads.items():
-        both = known & one.known
-        up = one.up & known
-        most = (1 - SAME_SIGNS) * both.bit_count()
-        if both == known:
-            found += [gang for its, gang in some if (its ^ up).bit_count() <= most]
-        else:
-            found += [gang for its, gang in some if ((its ^ up) & both).bit_count() <= most]
-    return sorted(found)
 
 
 def _alike(one: _Signs, other: _Signs, share: float = SAME_SIGNS) -> bool:

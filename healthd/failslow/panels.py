@@ -49,14 +49,6 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """An interval in which the whole job was slow."""
-
-    begin: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
     """above: samples that lie higher than `top`, which a pause of one sample does not set. peers: their band, or empty;
     thin: a line of each peer, where they are too few for a band. Both are at the level of the line before its onset.
@@ -68,7 +60,7 @@ class Panel:
     peers: tuple[Column, ...]
     thin: tuple[tuple[Column, ...], ...]
     stretches: tuple[Stretch, ...]
-    bands: tuple[Band, ...]
+    bands: tuple[tuple[float, float], ...]  # begin and end of each time in which the whole job was slow
     begin: float
     end: float
     bottom: float
@@ -361,14 +353,16 @@ def _before(one: Series, ys: Sequence[float], point: Point, healthy: Sequence[in
     return median(during) / (1 + point.slowdown) if during else math.nan
 
 
-def _job_bands(one: Series, xs: Sequence[float], by_index: bool, jobs: Sequence[JobSlow]) -> Iterator[Band]:
+def _job_bands(
+    one: Series, xs: Sequence[float], by_index: bool, jobs: Sequence[JobSlow]
+) -> Iterator[tuple[float, float]]:
     last = len(xs) - 1
     for job in jobs:
         if job.group != one.group or job.point.onset_index > last:
             continue
         relief = last if job.point.relief_index is None else min(job.point.relief_index, last)
         onset = min(max(job.onset, xs[0]), xs[-1]) if by_index else xs[job.point.onset_index]
-        yield Band(onset, max(onset, xs[relief]))
+        yield onset, max(onset, xs[relief])
 
 
 def _range(line: Sequence[Column], peers: Sequence[Column], stretches: Sequence[Stretch]) -> tuple[float, float]:

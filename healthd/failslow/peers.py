@@ -11,7 +11,7 @@ which varies more (its table 2: a CoV of 0.29 between nodes against 0.01 for a c
 takes 1.2); in addition CLEAR standard errors, of the series' own scatter and of the peers' spread. In a gang the time
 that rose must also make up EXPLAINS of what an iteration lost. The median is the upper one of all peers, the suspect's
 too: half of a role or more is no minority, and nobody is named, unless it is one of four nodes or more, which are
-peers then (slow_nodes.py).
+peers then (suspects.py).
 
 What an iteration is made of: busy (compute), transfer, wait, and the rest, which is the host's. A rank that only waits
 is a victim. Peers of one role: groups.py; in a role of fewer than FEWEST nobody is named, nor a group of fewer groups.
@@ -52,10 +52,8 @@ from healthd.failslow.outliers import (
     link,
     outliers,
 )
-from healthd.failslow.slow_groups import slow_groups
-from healthd.failslow.slow_nodes import cause_of, slow_node, suspect, too_few_nodes
 from healthd.failslow.steps import LASTING, STEPS, TOGETHER, Observed, Step
-from healthd.failslow.suspects import named
+from healthd.failslow.suspects import cause_of, named, slow_groups, slow_node, suspect, too_few_nodes
 from healthd.failslow.windows import Change, changed, position
 
 SLACK_LIMIT = 1.25  # busy alone

@@ -1,19 +1,23 @@
-"""Which lines of a log may be the kernel's and say something. Pure.
+"""Find the lines of a log that may be the kernel's and that a rule may recognise. Pure.
 
-Of a storm of one line only the first is looked at: those that repeat it but for its time are given with it.
+A rule recognises only lines that contain one of its literals. Most lines of a log repeat an earlier line with other
+numbers. So a line is looked up by its skeleton (the line without digits and a-f), and only a new skeleton is searched
+for the literals. With re2 (the extra healthd[scan]) the text is searched for all literals at once and is not cut into
+lines. Both find the same lines (tests/scan/test_scan_fast.py).
+
+Of a storm only the first line is examined. The lines that repeat it with another time are returned with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, pairwise
+from itertools import accumulate, compress, count, islice, pairwise
 from operator import le, lt
 
-from healthd.scan import literals as literals_of
+from healthd.agent.kernel_log import parse as kernel_parse
 from healthd.scan.continuation import Neighbours
 from healthd.scan.lines import Block, Tally
-from healthd.scan.literals import IN_NUMBERS, Search, Skeletons
 from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
@@ -30,28 +34,31 @@ _WRITTEN_BY = re.compile(
 _BLANK = (b" ", b"\t")
 
 
+SKELETON_BYTES = 2048  # a longer skeleton is not kept
+SKELETONS_BYTES = 8 << 20  # for all skeletons
+A_SKELETON = 100  # bytes that one takes beside its own
+
+VARIES = b"0123456789abcdef"
+# journalctl -o json writes a message that is no UTF-8 as the numbers of its bytes: any literal may be in it.
+IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for after in ("", " "))
+
+
 # (number, begins, line, literals, again) of a line that may be the kernel's and has `literals` of rules. `begins`:
 # where, in its block's text; `again`: whole lines behind it that repeat it within its second, each later than the last.
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
-def candidates(
-    blocks: Iterable[Block],
-    tally: Tally,
-    near: Neighbours | None = None,
-    skeletons: Skeletons | None = None,
-    with_re2: Search | None = None,
-) -> Iterator[Candidate]:
-    """`near` knows the lines around the one that is given. `skeletons`: those of other lines; `with_re2`: by_re2(),
-    for who reads more than this."""
-    skeletons = skeletons or Skeletons()
+def candidates(blocks: Iterable[Block], tally: Tally, near: Neighbours | None = None) -> Iterator[Candidate]:
+    """`near`: is given each block before its lines are returned."""
+    skeletons = Skeletons()
+    with_re2: Search | None = None
     owner = b""
     for place, block in enumerate(blocks):
         text = block.text
         if near is not None:
             near.enter(text, block.size)
-        if place == BLOCKS_WITHOUT_RE2 and with_re2 is None:
-            with_re2 = literals_of.by_re2()
+        if place == BLOCKS_WITHOUT_RE2:
+            with_re2 = by_re2()
         tally.lines = block.last
         tally.binary = tally.binary or (b"\0" in text and any(b"\0" in line for line in block.lines[:100]))
         tally.kernel = tally.kernel or _has_the_kernels(block.lines)
@@ -71,7 +78,7 @@ def candidates(
             literals = skeletons.of(line) if _may_be_the_kernels(line) else ()
             if literals and literals[-1] in IN_NUMBERS:
                 of_a_rule = tuple([literal for literal in literals if literal not in IN_NUMBERS])
-                literals = literals_of.of_rules() if line.startswith(JSON) else of_a_rule
+                literals = of_rules() if line.startswith(JSON) else of_a_rule
             if not literals:
                 found = found or (with_re2 or skeletons.search)(text, at)
                 continue
@@ -173,3 +180,98 @@ def _rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[b
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
     return next(place for place, (one, other) in enumerate(pairwise(times), 1) if not in_order(one, other))
+
+
+# --- literals
+
+
+def of_rules() -> tuple[str, ...]:
+    """The literals of all rules, the site's included."""
+    return tuple(kernel_parse.LITERALS)
+
+
+def _searched() -> tuple[tuple[bytes, bytes, str], ...]:
+    """(skeleton, bytes, text) of each literal."""
+    return tuple((text.encode().translate(None, VARIES), text.encode(), text) for text in (*of_rules(), *IN_NUMBERS))
+
+
+Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
+
+
+class Skeletons:
+    """The literals of lines, by what is left of a line without numbers. `search` is a Search."""
+
+    def __init__(self) -> None:
+        self._literals = _searched()
+        self._known: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
+        self._size = 0
+
+    def of(self, line: bytes) -> tuple[str, ...]:
+        """The literals in a line, in their order."""
+        skeleton = line.translate(None, VARIES)
+        literals = self._known.get(skeleton)
+        if literals is None:
+            literals = self._learn(skeleton)
+        return tuple([text for literal, text in literals if literal in line]) if literals else ()
+
+    def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
+        """Where the lines begin and end that have a literal, from `start` on, where a line begins."""
+        rest = text[start:] if start else text
+        skeletons = rest.translate(None, VARIES).split(b"\n")
+        here, known = set(skeletons), self._known
+        there = {skeleton for skeleton in here if known.get(skeleton)}
+        new = here.difference(known)
+        if not new and not there:
+            return
+        there.update(skeleton for skeleton in new if self._learn(skeleton))
+        if there:
+            lines = rest.split(b"\n")
+            ends = list(accumulate(map(len, lines)))  # without the ends of lines
+            for place in compress(count(), map(there.__contains__, skeletons)):
+                line, literals = lines[place], known.get(skeletons[place])
+                if literals is not None:  # None: it had no room
+                    for literal, _ in literals:
+                        if literal in line:
+                            break
+                    else:
+                        continue
+                end = start + ends[place] + place
+                yield end - len(line), end
+
+    def _learn(self, skeleton: bytes) -> tuple[tuple[bytes, str], ...]:
+        literals = tuple((literal, text) for left, literal, text in self._literals if left in skeleton)
+        if self._has_room(skeleton):
+            self._known[skeleton] = literals
+        return literals
+
+    def _has_room(self, skeleton: bytes) -> bool:
+        if len(skeleton) > SKELETON_BYTES:
+            return False
+        self._size += len(skeleton) + A_SKELETON
+        if self._size > SKELETONS_BYTES:
+            self._known.clear()
+            self._size = len(skeleton) + A_SKELETON
+        return True
+
+
+def by_re2() -> Search | None:
+    """A Search that finds the literals themselves; None without google-re2."""
+    try:
+        import re2
+
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1  # bytes are bytes
+        pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _searched()), options)
+    except (ImportError, AttributeError, TypeError):  # other packages have a module of this name (pyre2, fb-re2)
+        return None
+
+    def search(text: bytes, start: int) -> Iterator[tuple[int, int]]:
+        while (found := pattern.search(text, start)) is not None:
+            begins, end = text.rfind(b"\n", 0, found.start()) + 1, text.find(b"\n", found.end())
+            end = len(text) if end < 0 else end
+            yield begins, end
+            if end == len(text):
+                return
+            start = end + 1
+
+    return search

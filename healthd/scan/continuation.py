@@ -10,11 +10,11 @@ keeps that as one record; what cuts it into lines leaves one of three marks (Lin
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TypeVar
 
 RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): so far back a record may have begun
 LINES_KEPT = 2100  # of the blocks before: a record may be line breaks only
@@ -33,39 +33,25 @@ _DATE = re.compile(
 )
 
 PrefixWidth = Callable[[bytes], "int | None"]
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 # Which machine's kernel log a line is of, by what stands before the time; and the kernel's time, as written.
 Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
 
 
-def known_heads(heads: Heads, lines: int) -> Heads:
-    """What the lines behind line `lines` may still ask of, for whoever numbers these from 1 on."""
-    return {stamp: (last - lines, head) for stamp, (last, head) in heads.items() if last - lines > -LINES_KEPT}
-
-
 class Neighbours:
-    """The lines before the one that is looked at, which is one of the block that was entered last.
+    """The lines before a line of the current block, which is the block that was entered last.
 
-    prefix_width   how many columns stand before a line's text, 0 = no prefix, None = another program wrote it
-    heads          what is known of the lines before line 1, as known_heads() gave it; None: nothing stands before it
-    asked          of which times more could have been known: what head() says would be the same for other `heads` that
-                   know none of these
+    prefix_width   returns the number of columns before a line's text: 0 = no prefix, None = written by another program
     """
 
-    def __init__(self, prefix_width: PrefixWidth, heads: Heads | None = None) -> None:
-        self._prefix_width = prefix_width
+    def __init__(self, prefix_width: PrefixWidth) -> None:
+        self._width = functools.lru_cache(KEPT)(prefix_width)
         self._blocks: deque[tuple[bytes, int]] = deque()  # this one and those before it, with how many lines each has
         self._lines = 0
         self._without_owner: int | None = None  # the number of the last bare line that stands for itself
         self._heads: Heads = {}
-        self._heads_before: Heads = dict(heads or {})  # those that came before the first of the others
-        self.asked: set[Stamp] | None = None if heads is None else set()
-        self._widths: dict[bytes, int | None] = {}
-        self._stamps: dict[bytes, Stamp | None] = {}
+        self._heads_before: Heads = {}  # heads of lines before the first one in _heads
         self._looked_at = (-1, (b"", b""))  # the last line with a stamp, by its number; line 0 may be one
 
     def enter(self, text: bytes, count: int) -> None:
@@ -74,10 +60,6 @@ class Neighbours:
         self._lines += count
         while self._lines - count - self._blocks[0][1] >= LINES_KEPT:
             self._lines -= self._blocks.popleft()[1]
-
-    def heads(self, lines: int) -> Heads:
-        """known_heads(), when `lines` lines have been looked at."""
-        return known_heads(self._heads_before | self._heads, lines)
 
     def before(self, begins: int) -> Iterator[bytes]:
         """The lines before the one that begins there in the block, the nearest first."""
@@ -96,7 +78,7 @@ class Neighbours:
         """The line whose record line `number` seems to go on with; None if it stands for itself."""
         if line[:1] in (b" ", b"\t"):
             return self._owner_of_indented(begins, line)
-        stamp = self._stamp(line)
+        stamp = _stamp(line)
         if stamp is not None:
             return self._same_time(number, begins, line, stamp)
         if self._width(line) == 0:
@@ -121,12 +103,10 @@ class Neighbours:
     def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
         """Found in the lines, and behind many of others from what was found before."""
         last, known = self._heads.get(stamp) or self._heads_before.get(stamp) or (None, line)
-        if last is None and number <= LINES_KEPT and self.asked is not None:
-            self.asked.add(stamp)
         head, others, place = line, 0, number
         for earlier in self.before(begins):
             place -= 1
-            found = self._stamp(earlier)
+            found = _stamp(earlier)
             if found == stamp:
                 head, others = earlier, 0
                 if place == last:
@@ -168,26 +148,11 @@ class Neighbours:
                 break
         return None
 
-    def _width(self, line: bytes) -> int | None:
-        if line not in self._widths:
-            _kept(self._widths)[line] = self._prefix_width(line)
-        return self._widths[line]
 
-    def _stamp(self, line: bytes) -> Stamp | None:
-        if line not in self._stamps:
-            _kept(self._stamps)[line] = _stamp(line)
-        return self._stamps[line]
-
-
+@functools.lru_cache(KEPT)
 def _stamp(line: bytes) -> Stamp | None:
     found = _STAMP.match(line)
     return None if found is None else (_without_date(found[1]), found[2])
-
-
-def _kept(known: dict[K, V]) -> dict[K, V]:
-    if len(known) >= KEPT:
-        known.clear()
-    return known
 
 
 def _without_date(before: bytes) -> bytes:

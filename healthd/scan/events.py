@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,14 +24,6 @@ MOST_DEVICES = 256  # of a host
 REBOOT_SECONDS = 60.0  # an uptime so far before the last one belongs to another boot
 
 
-class Device(NamedTuple):
-    """What a log shows of a PCI device; of model.PciDevice it has no more."""
-
-    pci: str
-    kind: str
-    upstream: str
-
-
 @dataclass(slots=True)
 class Machine:
     """What the log has shown of one host. `clock`: time of its last line; `offset`: epoch at its boot, if a line had
@@ -42,24 +33,22 @@ class Machine:
     offset: float | None = None
     uptime: float = 0.0
     boot: int = 0
-    devices: dict[str, Device] = field(default_factory=dict)
-    shown: dict[str, PciDevice] = field(default_factory=dict)  # the same, as checks are shown them
-    by_slot: dict[str, dict[str, Device]] = field(default_factory=dict)  # ... and those below a slot, by address
+    devices: dict[str, PciDevice] = field(default_factory=dict)
+    by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # ... and those below a slot, by address
     same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message's name, fault and part
     near: deque[Seen] = field(
         default_factory=lambda: deque(maxlen=coupled_events.MOST_NEAR)
     )  # of this boot, of coupled.KINDS
 
-    def learn(self, device: Device, old: Device | None) -> None:
+    def learn(self, device: PciDevice, old: PciDevice | None) -> None:
         pci = device.pci
         self.devices[pci] = device
-        self.shown[pci] = PciDevice(pci, "", "", "", device.kind, device.upstream)
         if old is not None and old.upstream != device.upstream and slot(old.upstream) != slot(pci):
             del self.by_slot[slot(old.upstream)][pci]
         for name in (slot(pci), slot(device.upstream)):
             self.by_slot.setdefault(name, {})[pci] = device
 
-    def beside(self, message: Message) -> tuple[Device, ...]:
+    def beside(self, message: Message) -> tuple[PciDevice, ...]:
         """The devices that a message names, whatever their function, and those behind them."""
         below = self.by_slot
         return tuple([device for name in message.slots if name in below for device in below[name].values()])
@@ -78,7 +67,7 @@ class Machine:
 
     def inventory(self) -> Inventory:
         """Of thousands of meanings each has one: their devices are the same objects."""
-        return Inventory(devices=tuple(self.shown.values()))
+        return Inventory(devices=tuple(self.devices.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -238,4 +227,4 @@ def _learn(machine: Machine, message: Message) -> None:
             return
     if not (kind or upstream) or len(machine.devices) >= MOST_DEVICES:
         return
-    machine.learn(Device(pci, kind or "other", upstream), old)
+    machine.learn(PciDevice(pci, "", "", "", kind or "other", upstream), old)

@@ -50,21 +50,9 @@ class Tally:
 
     def count_unrecognised(self, driver: str, text: str, line: int, count: int) -> None:
         self.drivers[driver] = self.drivers.get(driver, 0) + count
-        self._keep((driver, text[:TEXT_LENGTH]), line, count)
-
-    def _keep(self, name: tuple[str, str], line: int, count: int) -> None:
+        name = (driver, text[:TEXT_LENGTH])
         known = self.texts.get(name)
         if known is not None:
             self.texts[name] = (known[0], known[1] + count)
         elif len(self.texts) < MOST_TEXTS:
             self.texts[name] = (line, count)
-
-    def add(self, behind: Tally) -> None:
-        """What was read behind this."""
-        for driver, count in behind.drivers.items():
-            self.drivers[driver] = self.drivers.get(driver, 0) + count
-        for name, (line, count) in behind.texts.items():
-            self._keep(name, self.lines + line, count)
-        self.lines += behind.lines
-        self.kernel = self.kernel or behind.kernel
-        self.binary = self.binary or behind.binary

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import IO
 
 from healthd.common.errors import HealthdError
@@ -33,7 +33,7 @@ def blocks(path: str) -> Generator[Block, None, None]:
         with _open(path) as file:
             yield from lines_of(_unpacked(file, name))
     except OSError as error:  # gzip's own errors are of this kind and have no errno
-        raise LogError(f"{name}: {why(error)}") from None
+        raise LogError(f"{name}: {_why(error)}") from None
     except EOFError:
         raise LogError(f"{name}: ends in the middle of compressed data") from None
     except Exception as error:
@@ -42,17 +42,12 @@ def blocks(path: str) -> Generator[Block, None, None]:
         raise LogError(f"{name}: its compressed data are damaged: {error}") from None
 
 
-def why(error: OSError) -> str:
+def _why(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):
         return "is a directory, no log"
     return f"cannot be read: {error.strerror}" if error.errno else f"its compressed data are damaged: {error}"
-
-
-def is_plain(begins: bytes) -> bool:
-    """Whether a file that begins so is text as it stands there."""
-    return not begins.startswith((_JOURNAL, *_COMPRESSED))
 
 
 def _open(path: str) -> io.BufferedReader:
@@ -90,19 +85,14 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
 def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
     """The lines as they come: a reader of a pipe need not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
-    return lines_in(iter(lambda: read(block), b""), max_line)
-
-
-def lines_in(chunks: Iterable[bytes], max_line: int = MAX_LINE, beginning: bool = True) -> Iterator[Block]:
-    """`beginning`: of a file, which may have a byte order mark there; else of a line."""
     first, rest, skipping = 1, b"", False
-    for data in chunks:
+    for data in iter(lambda: read(block), b""):
         if skipping:  # skips the rest of a line that was too long
             over = data.find(b"\n") + 1
             if not over:
                 continue
             data, skipping = data[over:], False
-        if beginning and first == 1 and not rest:
+        if first == 1 and not rest:
             data = data.removeprefix(_BYTE_ORDER_MARK)
         whole = rest + data
         end = whole.rfind(b"\n")

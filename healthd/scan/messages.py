@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
@@ -19,10 +20,9 @@ from healthd.agent.kernel_log import parse as kernel_parse
 from healthd.agent.kernel_log.prefix import Stripped, strip_prefix
 from healthd.common.model import Clears, Inventory, KernelEvent, Severity
 from healthd.common.text import regex
-from healthd.scan.candidates import candidates
-from healthd.scan.continuation import Heads, Neighbours
+from healthd.scan.candidates import candidates, of_rules
+from healthd.scan.continuation import Neighbours
 from healthd.scan.lines import Block, Tally
-from healthd.scan.literals import Search, Skeletons, of_rules
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 from healthd.scan.unrecognised import Unrecognised, unrecognised_driver
@@ -121,29 +121,23 @@ def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Tol
     if beginning is None:
         return
     reader = Reader(now)
-    every = _chain(beginning, iterator)
+    every = chain((beginning,), iterator)
     if beginning.text.startswith(EXPORTED):
         yield from reader.exported(every, tally)
     else:
-        yield from reader.messages(every, tally, reader.neighbours())
+        yield from reader.messages(every, tally)
 
 
 EXPORTED = b"__CURSOR="  # how journalctl -o export begins
 
 
 class Reader:
-    """What lines say, each text parsed once. `now`: epoch seconds, for dates without a year; `search`: by_re2(), for
-    who reads more than a few megabytes."""
+    """The messages of a log, each text parsed once. `now`: epoch seconds, for dates without a year."""
 
-    def __init__(self, now: float, search: Search | None = None) -> None:
+    def __init__(self, now: float) -> None:
         self._now = now
-        self._search = search
         self._texts = Known(MESSAGES_BYTES)
         self._lines = Known(MESSAGES_BYTES)
-        self._skeletons = Skeletons()
-
-    def neighbours(self, heads: Heads | None = None) -> Neighbours:
-        return Neighbours(functools.partial(prefix_width, now=self._now), heads)
 
     def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
         for number, found in exported(blocks, tally):
@@ -153,10 +147,9 @@ class Reader:
             elif message is not None:
                 tally.count_unrecognised(*message, number, found.lines)
 
-    def messages(self, blocks: Iterable[Block], tally: Tally, near: Neighbours) -> Iterator[Told]:
-        """`near` enters the blocks, and may know what stands before them."""
-        said = self._said
-        for number, begins, line, literals, again in candidates(blocks, tally, near, self._skeletons, self._search):
+    def messages(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
+        near, said = Neighbours(functools.partial(prefix_width, now=self._now)), self._said
+        for number, begins, line, literals, again in candidates(blocks, tally, near):
             told = said(line, literals)
             if told is None:
                 continue
@@ -280,11 +273,6 @@ def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
 @functools.lru_cache(maxsize=1000)
 def _unproven(message: Message) -> Message:
     return message_of(replace(message.event, observed=True))
-
-
-def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
-    yield first
-    yield from rest
 
 
 def slot(address: str) -> str:

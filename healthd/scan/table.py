@@ -52,32 +52,17 @@ class Row:
     def line(self) -> int:
         return self.first.line
 
-    @property
-    def at(self) -> When:
-        return _when(self.first)
+
+def _moment(seen: Seen) -> str:
+    if seen.epoch is not None:
+        return _local(seen.epoch).strftime("%H:%M:%S")
+    return f"{seen.uptime:.3f}" if seen.uptime is not None else f"line {seen.line}"
 
 
-@dataclass(frozen=True, slots=True)
-class When:
-    """Epoch seconds, or seconds since the boot, or neither: then only the line is known."""
-
-    epoch: float | None
-    uptime: float | None
-    line: int
-
-    def moment(self) -> str:
-        if self.epoch is not None:
-            return _local(self.epoch).strftime("%H:%M:%S")
-        return f"{self.uptime:.3f}" if self.uptime is not None else f"line {self.line}"
-
-    def date(self) -> str:
-        if self.epoch is not None:
-            return _local(self.epoch).strftime("%Y-%m-%d %H:%M:%S")
-        return f"{self.uptime:.3f} s after boot" if self.uptime is not None else f"line {self.line}"
-
-
-def _when(seen: Seen) -> When:
-    return When(seen.epoch, seen.uptime, seen.line)
+def _date(seen: Seen) -> str:
+    if seen.epoch is not None:
+        return _local(seen.epoch).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{seen.uptime:.3f} s after boot" if seen.uptime is not None else f"line {seen.line}"
 
 
 def _local(epoch: float) -> datetime:
@@ -306,7 +291,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
         lines += ["", *page.wrap(f"{unrecognised_words(tally)}; list them with --unknown")]
     if found.notes:
         lines += ["", page.heading("Noted: no fault of the node by itself")]
-        rows = [(f"x{row.count}", row.code, row.at.date(), row.worst.message) for row in found.notes.values()]
+        rows = [(f"x{row.count}", row.code, _date(row.first), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
     if tally.drivers and unknown:
         lines += unrecognised_lines(tally, page)
@@ -337,8 +322,8 @@ def _page(page: Page, indent: int) -> Page:
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
     """By time if all have one, else in the file's order."""
-    dated = all(incident.first.at.epoch is not None for incident in found.incidents.values())
-    return lambda incident: ((incident.first.at.epoch or 0.0) if dated else 0.0, incident.first.line)
+    dated = all(incident.first.first.epoch is not None for incident in found.incidents.values())
+    return lambda incident: ((incident.first.first.epoch or 0.0) if dated else 0.0, incident.first.line)
 
 
 def _title(found: Summary, name: str, tally: Tally) -> str:
@@ -353,12 +338,12 @@ def _counted(found: Summary, severity: Severity) -> str:
 
 
 def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
-    worst, first = incident.worst, incident.first
+    worst, first = incident.worst, incident.first.first
     severity = worst.severity.name.lower()
     place = f"  {plain(incident.host)}" if incident.host and hosts else ""
     part = f"  {plain(worst.part)}" if worst.part else ""
-    line = f"  (line {first.line})" if first.at.epoch is not None or first.at.uptime is not None else ""
-    yield f"{page.paint(severity)}  {page.heading(first.at.date() + place + part)}{line}"
+    line = f"  (line {first.line})" if first.epoch is not None or first.uptime is not None else ""
+    yield f"{page.paint(severity)}  {page.heading(_date(first) + place + part)}{line}"
     rows = sorted(incident.rows.values(), key=lambda row: row.line)
     cells = [_cells(row, worst.part) for row in rows]
     widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
@@ -368,14 +353,14 @@ def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
         yield f"  and {incident.left_out} more of its lines"
     if incident.again:
         times = "once more" if incident.again == 1 else f"{incident.again} times more"
-        yield f"  {times}, last {_when(incident.until).date()} (line {incident.until.line})"
+        yield f"  {times}, last {_date(incident.until)} (line {incident.until.line})"
     yield f"  healthd explain {worst.code}"
 
 
 def _cells(row: Row, part: str) -> tuple[str, ...]:
     elsewhere = row.part if row.part != part else ""
     return (
-        row.at.moment(),
+        _moment(row.first),
         row.severity.name.lower(),
         f"x{row.count}" if row.count > 1 else "",
         plain(row.code),

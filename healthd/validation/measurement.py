@@ -1,10 +1,22 @@
-"""What a tool said of one part, before anybody judged it."""
+"""Measurements of the parts of a node, and their assessment against a floor, peers and their own past.
+
+- A floor is the least value that the site, or a profile of the machine's type, requires of such a part.
+- Peers are the same test, by the same tool, of other parts of this node that lie alike. Below 0.9 of their median
+  is slow: FALCON (arXiv 2410.12588, section 4.2) takes less than 10 % for jitter. A transfer is slow if it takes longer
+  than 1.1 x the median (section 4.3): so its rate is below the median / 1.1.
+- Its own past: the same, compared with the median of the last good values, from three on.
+
+The floor decides first, then the peers, then the past: an absolute number says more than a comparison.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from healthd.common.errors import HealthdError
+from healthd.validation.document import Against, Key, Result, Verdict
 
 # What can be asked for, and the tests of each (docs/validation.md says what they are).
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -66,3 +78,82 @@ def family_of(test: str) -> str:
         if test in tests:
             return family
     return "dcgm"
+
+
+# --- assessment
+
+COMPUTE_SHARE = 0.9
+TRANSFER_FACTOR = 1.1
+TRANSFERS = ("pcie", "p2p", "nccl", "ib")
+LEAST_PAST = 3
+
+
+def least_share(test: str) -> float:
+    """The smallest share of the median that is not slow."""
+    return 1 / TRANSFER_FACTOR if family_of(test) in TRANSFERS else COMPUTE_SHARE
+
+
+def judge(
+    measurements: Sequence[Measurement],
+    floors: Mapping[str, float],
+    past: Mapping[Key, Sequence[float]],
+    relation: Callable[[str], str],
+) -> list[Result]:
+    """floors: test, or "TEST PART", -> the least value in its unit. past: values of earlier validations. relation: how
+    a part lies; only those that lie alike are peers."""
+    groups: dict[tuple[str, str, str], list[Measurement]] = {}
+    for one in measurements:
+        if one.state == "measured" and one.value is not None:
+            groups.setdefault((one.test, one.source, relation(one.part)), []).append(one)
+    return [
+        _result(one, floors, past.get((one.test, one.part, one.source), ()), _others(one, groups, relation(one.part)))
+        for one in measurements
+    ]
+
+
+def _others(
+    one: Measurement, groups: Mapping[tuple[str, str, str], Sequence[Measurement]], lies: str
+) -> Sequence[float]:
+    group = groups.get((one.test, one.source, lies), ())
+    return [other.value for other in group if other.part != one.part and other.value is not None]
+
+
+def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float], peers: Sequence[float]) -> Result:
+    if one.state == "failed":
+        return _told(one, "failed", "", None, one.says)
+    if one.state == "passed":
+        return _told(one, "ok", "", None, one.says)
+    if one.state != "measured" or one.value is None:
+        return _told(one, "not_looked", "", None, one.says)
+    compared: list[tuple[Against, float, str]] = []  # against what, at least so much, and what that is
+    if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
+        compared.append(("floor", floor, f"the floor {_number(floor)}"))
+    share = least_share(one.test)
+    if peers:
+        middle = median(peers)
+        who = f"the median of its {len(peers)} peers" if len(peers) > 1 else "its only peer"
+        compared.append(("peers", middle * share, f"{who} {_number(middle)}"))
+    if len(past) >= LEAST_PAST:
+        middle = median(past)
+        compared.append(("own", middle * share, f"the median of its last {len(past)} validations {_number(middle)}"))
+    for against, least, what in compared:
+        if one.value < least:
+            reference = least if against == "floor" else least / share
+            below = 100 * (1 - one.value / reference)
+            return _told(one, "slow", against, least, f"{_value(one)}: {below:.0f} % below {what}")
+    if not compared:
+        return _told(one, "ok", "", None, f"{_value(one)}: nothing to compare it with")
+    against, least, what = compared[0]
+    return _told(one, "ok", against, least, f"{_value(one)}, beside {what}")
+
+
+def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, says: str) -> Result:
+    return Result(one.test, one.part, one.value, one.unit, verdict, against, expected, says, one.source)
+
+
+def _value(one: Measurement) -> str:
+    return f"{_number(one.value or 0.0)} {one.unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

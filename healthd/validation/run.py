@@ -21,20 +21,24 @@ from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 from healthd.host import job_processes
 from healthd.host.lock import lock_file
-from healthd.validation import assessment, history, parts, programs
+from healthd.validation import parts, programs
 from healthd.validation.document import (
     FILE,
+    HISTORY_FILE,
     LOCK,
     NotAValidation,
-    Result,
+    Past,
     StoppedBy,
     Validation,
     Why,
     as_text,
+    history_as_text,
     parse,
+    parse_history,
+    with_new_values,
+    with_unanswered,
 )
-from healthd.validation.history import with_unanswered
-from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
+from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood, judge
 from healthd.validation.programs import Command, Ended
 from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
@@ -142,7 +146,7 @@ def _told_by_a_job(wanted: Wanted, lock: str) -> bool:
     return True
 
 
-def validate(wanted: Wanted, tools: Tools, past: history.Past, stop: int, lock: str = "") -> Validation:
+def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = "") -> Validation:
     """stop: a descriptor that ends it all when it can be read. lock: the path of the lock that is held meanwhile."""
     began, until = time.time(), time.monotonic() + wanted.seconds
     here = parts.look(wanted.root)
@@ -201,7 +205,7 @@ def validate(wanted: Wanted, tools: Tools, past: history.Past, stop: int, lock: 
     known = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
         not_seen.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
-    results = assessment.judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
+    results = judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
     return Validation(
         wanted.node, _boot_id(wanted.root), began, time.time(), wanted.why, stopped_by, tuple(results), tuple(not_seen)
     )
@@ -332,12 +336,8 @@ def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measureme
 
 
 def _of_text(parse: Callable[[str], list[Measurement]]) -> Callable[[Sequence[Ended]], list[Measurement]]:
-    """What a tool that prints all on standard output told; where that is nothing, standard error says why."""
-
-    def parsed(ended: Sequence[Ended]) -> list[Measurement]:
-        return parse(ended[-1].stdout)
-
-    return parsed
+    """Parse the output of a tool that prints its results to standard output."""
+    return lambda ended: parse(ended[-1].stdout)
 
 
 def _nccl(test: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
@@ -434,16 +434,16 @@ def _boot_id(root: str) -> str:
 # --- what is kept
 
 
-def read_past(state_dir: str) -> history.Past:
+def read_past(state_dir: str) -> Past:
     """What earlier validations measured; {} where there is none, or no right to read it."""
     try:
-        text = ownership.read(os.path.join(state_dir, history.FILE)).decode("utf-8", "replace")
+        text = ownership.read(os.path.join(state_dir, HISTORY_FILE)).decode("utf-8", "replace")
     except OSError:
         return {}
-    return history.parse(text)
+    return parse_history(text)
 
 
-def keep(state_dir: str, validation: Validation, past: history.Past) -> None:
+def keep(state_dir: str, validation: Validation, past: Past) -> None:
     """Write the document, with the faults of an earlier one that were not tested again, and add the good values to the
     history. Raises ownership.Untrusted, OSError."""
     with ownership.folder(state_dir, make_mode=0o700):
@@ -454,15 +454,9 @@ def keep(state_dir: str, validation: Validation, past: history.Past) -> None:
         before = parse(ownership.read(path).decode("utf-8"))
     replace_file(path, as_text(with_unanswered(validation, before)), 0o644, durable=True)
     if not validation.stopped_by:
-        new = history.with_new(past, validation.results)
-        replace_file(os.path.join(state_dir, history.FILE), history.as_text(new), 0o600, durable=True)
+        new = with_new_values(past, validation.results)
+        replace_file(os.path.join(state_dir, HISTORY_FILE), history_as_text(new), 0o600, durable=True)
 
 
 def is_no_right(error: OSError) -> bool:
     return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def slowest(results: Sequence[Result]) -> list[Result]:
-    """Those that need a person first."""
-    order = {"failed": 0, "slow": 1, "ok": 2, "not_looked": 3}
-    return sorted(results, key=lambda one: order[one.verdict])

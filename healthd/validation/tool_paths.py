@@ -24,13 +24,7 @@ FOLDERS = (
     "/usr/local/*/bin",
 )
 PYTHONS = ("python3", "/opt/conda/bin/python3", "/opt/*/bin/python3", "/usr/local/*/bin/python3")
-NAMES = {
-    "nvbandwidth": ("nvbandwidth",),
-    "all_reduce_perf": ("all_reduce_perf",),
-    "sendrecv_perf": ("sendrecv_perf",),
-    "ib_write_bw": ("ib_write_bw",),
-    "dcgmi": ("dcgmi",),
-}
+TOOLS = ("nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
 MOST_PYTHONS = 6
 
 
@@ -45,8 +39,8 @@ def find(named: Mapping[str, str], path: str) -> Tools:
     """named: tool -> path, of the settings ("python" too). path: folders with ":" between."""
     found = Tools()
     refused: dict[str, str] = {}
-    for tool, names in NAMES.items():
-        for place in [named[tool]] if tool in named else _places(names, path):
+    for tool in TOOLS:
+        for place in [named[tool]] if tool in named else _places((tool,), path):
             why = _why_not(place)
             if why is None:
                 found[tool] = place

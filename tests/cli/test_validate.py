@@ -15,8 +15,7 @@ from trees import write
 from waiting import until
 
 from healthd.cli.validate import _alone, _keep
-from healthd.validation.document import Validation, parse
-from healthd.validation.history import parse as parse_history
+from healthd.validation.document import Validation, parse, parse_history
 from healthd.validation.run import somebody_waits
 
 ROOT = Path(__file__).parents[2]

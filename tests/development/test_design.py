@@ -36,20 +36,19 @@ PURE_OF = {
     "events": "emitted outbox parse rows schema sequence",
     "failslow": (
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
-        "period report slow_groups slow_nodes steps stream suspects times windows"
+        "period report steps stream suspects times windows"
     ),
-    "failslow.live": ("budget datagram document evidence iterations jobs node_reading series settings suspect"),
-    "failslow.mitigation": "advice micro_batches planner replay stages",
+    "failslow.live": "datagram document evidence iterations jobs node_reading series settings",
+    "failslow.mitigation": "micro_batches planner stages",
     "failslow.readers": "clean columns",
     "fleet": "lint table tables unreadable",
     "fleet.status": "node text",
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",
     "scan": (
-        "candidates continuation coupled_events events findings lines literals messages piece_result "
-        "prefixes quoted table unrecognised"
+        "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
     ),
-    "validation": "assessment document history measurement passes reservation text transfers",
+    "validation": "document measurement passes reservation transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_OF.items() for name in names.split()}
@@ -75,19 +74,16 @@ PURE_EXCEPTIONS = {
     ("common.page", "time"),
     ("failslow.live.datagram", "struct"),
     ("failslow.live.document", "json"),
-    ("failslow.mitigation.advice", "json"),
     ("agent.reporting.next_steps", "shlex"),
     ("common.slurm.lemon_command", "shlex"),
-    ("scan.piece_result", "marshal"),
     ("scan.findings", "json"),
     ("scan.prefixes", "json"),
-    ("scan.literals", "re2"),
+    ("scan.candidates", "re2"),
     ("events.schema", "json"),
     ("events.outbox", "json"),
     ("events.parse", "json"),
     ("validation.document", "json"),
     ("validation.reservation", "json"),
-    ("validation.history", "json"),
     *((f"validation.tools.{tool}", "json") for tool in ("cpu", "dcgmi", "nvbandwidth", "pytorch")),
 }
 IMPURE_CALLS = {
@@ -122,7 +118,7 @@ LAZY = {
         {"fleet.*", "failslow.detect_many"},
     ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
-    "vl_convert": ({"fleet.*", "failslow.chart"}, {"fleet.*"}),
+    "vl_convert": ({"fleet.*", "failslow.plot"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),
     "sqlglot": ({"fleet.*"}, set()),
     "prometheus_client": ({"agent.metrics.exposition", "agent.metrics.http_server"}, {"agent.metrics.http_server"}),

@@ -17,10 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
-from healthd.failslow.chart import BEFORE, JOB, PEERS, SERIES, SLOW, spec
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, Suspect
 from healthd.failslow.panels import COLUMNS, MOST_PANELS, panels
-from healthd.failslow.plot import MOST_ROWS, MissingExtra, NoPlot, check, headline, more, plot
+from healthd.failslow.plot import (
+    BEFORE,
+    JOB,
+    MOST_ROWS,
+    PEERS,
+    SERIES,
+    SLOW,
+    MissingExtra,
+    NoPlot,
+    check,
+    headline,
+    more,
+    plot,
+    spec,
+)
 from healthd.failslow.times import TimeStyle
 
 pytestmark = pytest.mark.one_python  # vl-convert is of healthd[failslow]

@@ -56,9 +56,8 @@ from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
 from healthd.scan import table
 from healthd.scan.lines import Block, Tally
-from healthd.validation import assessment as validation_judge
 from healthd.validation import document as validation_document
-from healthd.validation import history as validation_history
+from healthd.validation import measurement as validation_measurement
 from healthd.validation.measurement import Measurement, NotUnderstood
 from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
 from tests.agent.conditions.test_ledger import FULL
@@ -386,10 +385,10 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     """healthd validate: what tools of others print, and the two files that it keeps."""
     seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
     measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
-    results = tuple(validation_judge.judge(measured, {}, {}, lambda part: ""))
+    results = tuple(validation_measurement.judge(measured, {}, {}, lambda part: ""))
     last = validation_document.Validation("n1", "b", 1.0, 2.0, "hand", "", results[:50], ("heat",))
     seeds += [validation_document.as_text(last).encode()]
-    seeds += [validation_history.as_text(validation_history.with_new({}, results[:50])).encode()]
+    seeds += [validation_document.history_as_text(validation_document.with_new_values({}, results[:50])).encode()]
     parsers = (nvbandwidth.parse, dcgmi.parse, pytorch.parse, cpu.parse)
     more = (lambda text: nccl_tests.parse(text, "nccl_sendrecv"), lambda text: perftest.parse(text, "mlx5_0/1"))
 
@@ -398,7 +397,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
             for one in _measured(parse_one, data):
                 one_line(one.part)
                 one_line(one.says)
-        validation_history.parse(_text(data))
+        validation_document.parse_history(_text(data))
         with suppress(validation_document.NotAValidation):
             validation_document.as_text(validation_document.parse(_text(data)))
 

@@ -30,7 +30,7 @@ from healthd.agent.kernel_log.prefix import strip_prefix
 from healthd.cli.main import main
 from healthd.cli.scan import correlate_all
 from healthd.common.model import Finding, Inventory, KernelEvent, PciDevice, Severity
-from healthd.scan import candidates, literals, messages, prefixes
+from healthd.scan import candidates, messages, prefixes
 from healthd.scan import events as scan
 from healthd.scan import findings as scan_judged
 from healthd.scan import table as scan_table
@@ -425,7 +425,7 @@ def test_a_literal_is_found_by_what_is_left_of_it(literal):
     line = f"[ 1.5] 0af1{literal}9c".encode()
     ((_, _, _, found, _),) = candidates.candidates([Block.of(1, [line])], Tally())
     assert literal in found
-    assert len(literal.encode().translate(None, literals.VARIES)) >= 2, "everything has it"
+    assert len(literal.encode().translate(None, candidates.VARIES)) >= 2, "everything has it"
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))

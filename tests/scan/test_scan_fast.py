@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from healthd.cli.scan import correlate_all
-from healthd.scan import candidates, literals
+from healthd.scan import candidates, messages
 from healthd.scan.events import events
 from healthd.scan.findings import event_json, judged
 from healthd.scan.lines import Block, Tally
@@ -97,6 +97,15 @@ OTHERS = st.sampled_from(
 LOGS = st.lists(storms() | OTHERS.map(lambda line: [line]), max_size=8).map(
     lambda parts: "\n".join(line for part in parts for line in part).encode()
 )
+# Faults of one part that take turns, with a detail: which of them a line belongs to depends on what came before.
+IN_TURN = [
+    "nvme nvme1: frozen state error detected, reset controller",
+    "nvme nvme1: I/O 775 QID 2 timeout, aborting",
+    "nvme nvme1: Abort status: 0x6",
+    "{1}[Hardware Error]: event severity: corrected",
+    "{2}[Hardware Error]: event severity: corrected",
+    XID,
+]
 RISING = "\n".join(f"[   10.{micro:06}] {XID}" for micro in (1, 2, 3, 3, 4, 2, 5))
 
 
@@ -114,7 +123,7 @@ def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: byte
 
 
 @pytest.mark.parametrize("search", ["skeletons", "re2"])
-@pytest.mark.parametrize("room", [200, literals.SKELETONS_BYTES])
+@pytest.mark.parametrize("room", [200, candidates.SKELETONS_BYTES])
 def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search: str, room: int) -> None:
     """Also where the table of what is left of lines is full again and again."""
     rows = (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()
@@ -122,16 +131,16 @@ def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search:
     text = "\n".join(f"{usual.format(place, place)}\n{json.loads(row)['text']}" for place, row in enumerate(rows))
     monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
     expected, _ = line_by_line(text.encode())
-    monkeypatch.setattr(literals, "SKELETONS_BYTES", room)
+    monkeypatch.setattr(candidates, "SKELETONS_BYTES", room)
     assert len(expected) > 100
     for size in (1000, 1 << 20):
         assert told(lines_of(io.BytesIO(text.encode()), size))[0] == expected
 
 
 def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
-    search = literals.by_re2()
+    search = candidates.by_re2()
     assert search is not None, "google-re2 is in the extra `dev`"
-    for literal in (*literals.of_rules(), *literals.IN_NUMBERS):
+    for literal in (*candidates.of_rules(), *candidates.IN_NUMBERS):
         text = b"\xff\x00 first\n\nbefore " + literal.encode() + b" behind\nlast"
         ((begins, end),) = search(text, 0)
         assert text[begins:end] == b"before " + literal.encode() + b" behind"
@@ -141,11 +150,20 @@ def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
 def test_another_package_of_that_name_is_none(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
     """pyre2 and fb-re2 have a module re2 without Options."""
     monkeypatch.setitem(sys.modules, "re2", other)  # type: ignore[arg-type]
-    assert literals.by_re2() is None
+    assert candidates.by_re2() is None
 
 
 def test_without_re2_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
-    assert literals.by_re2() is None
+    assert candidates.by_re2() is None
     monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0)
     assert told(lines_of(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())
+
+
+@given(texts=st.lists(st.sampled_from(IN_TURN), max_size=12))
+def test_emptying_the_table_of_messages_changes_no_event(texts: list[str]) -> None:
+    log = "".join(f"[   10.{micro:06}] {text}\n" for micro, text in enumerate(texts)).encode()
+    expected, _ = told(lines_of(io.BytesIO(log)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "MESSAGES_BYTES", 1)
+        assert told(lines_of(io.BytesIO(log)))[0] == expected

@@ -105,14 +105,6 @@ def test_kept_texts_are_bounded_and_all_lines_are_counted():
     assert max(len(text) for _, text in tally.texts) == scan_lines.TEXT_LENGTH
 
 
-def test_counts_of_pieces_add_up_to_those_of_the_whole():
-    parts = ([UNKNOWN, CARD], [XID, UNKNOWN], [CUT])
-    whole = Tally()
-    for part in parts:
-        whole.add(counted(*part))
-    assert whole == counted(*(line for part in parts for line in part))
-
-
 def scan(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
     log = tmp_path / "kern.log"
     log.write_text("".join(f"[   1{place}.000000] {line}\n" for place, line in enumerate((UNKNOWN, CARD, UNKNOWN))))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import write
 
-from healthd.validation import history, parts
-from healthd.validation.assessment import judge, least_share
-from healthd.validation.measurement import Measurement
+from healthd.validation import parts
+from healthd.validation.document import Past, history_as_text, parse_history, with_new_values
+from healthd.validation.measurement import Measurement, judge, least_share
 
 
 def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", says=""):
@@ -114,18 +114,18 @@ def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor
 
 def test_only_what_is_fine_is_remembered_and_the_newest_ten():
     results = judge(measured("memory", 3000, 3000, 3000, 1000), {}, {}, lambda part: "")
-    past: history.Past = {}
+    past: Past = {}
     for _ in range(15):
-        past = history.with_new(history.parse(history.as_text(past)), results)
+        past = with_new_values(parse_history(history_as_text(past)), results)
     assert {part: len(values) for (_, part, _), values in past.items()} == {f"0000:{n:02x}:00.0": 10 for n in range(3)}
-    assert history.parse(history.as_text(past)) == past
+    assert parse_history(history_as_text(past)) == past
 
 
 @given(
     st.text(max_size=300) | st.lists(st.dictionaries(st.text(max_size=6), st.integers()), max_size=3).map(json.dumps)
 )
 def test_any_text_is_a_past(text):
-    for values in history.parse(text).values():
+    for values in parse_history(text).values():
         assert all(value > 0 for value in values)
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_line_is_passed_over():
     good = json.dumps({"test": "memory", "part": "a", "source": "x", "value": 3.0})
     bad = ['{"test": 1}', "nonsense", good[:-4], good.replace("3.0", "true"), good.replace("3.0", "-1"), "[" * 5000]
     bad.append(good.replace("3.0", "9" * 400))
-    assert history.parse("\n".join([*bad, good])) == {("memory", "a", "x"): [3.0]}
+    assert parse_history("\n".join([*bad, good])) == {("memory", "a", "x"): [3.0]}
 
 
 # --- the parts

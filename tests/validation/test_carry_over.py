@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.validation.document import FILE, Result, Validation, Verdict, as_text, parse, worst
-from healthd.validation.history import with_unanswered
+from healthd.validation.document import FILE, Result, Validation, Verdict, as_text, parse, with_unanswered, worst
 from healthd.validation.run import keep
 
 A, B = "0000:1b:00.0", "0000:43:00.0"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_text import columns
 
 from healthd.common.slurm.commands import Argv, CommandResult
-from healthd.validation.node_pair import NotAPass, Role, role_of
+from healthd.validation.across_nodes import NotAPass, Role, role_of
 from healthd.validation.reservation import (
     STATE_COLUMNS,
     Found,

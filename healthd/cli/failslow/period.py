@@ -63,9 +63,13 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubts(found: dict[str, Period]) -> Iterator[str]:
-    """The ranks of which another period is about as good, those of one such pair together; and those of which the time
-    is not known well."""
+    """Yield a sentence for each two periods that are about equally good, and one if iteration times are uncertain."""
     from healthd.failslow.period import SURE_WITHIN
+
+    def of(some: list[str]) -> str:
+        if len(found) == 1:
+            return ""
+        return f" of rank {some[0]}" + (f" and {len(some) - 1:,} more" if some[1:] else "")
 
     ranks: dict[tuple[int, int], list[str]] = {}
     for rank, one in found.items():
@@ -74,21 +78,15 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
     for (operations, other), some in ranks.items():
         one = found[some[0]]
         seconds = one.other[1] if one.other else 0.0
-        who = "" if len(found) == 1 else f" of rank {some[0]}" + (f" and {len(some) - 1:,} more" if some[1:] else "")
         yield (
-            f"doubtful: an iteration{who} may have {other:,} operations and take {seconds:.6g} s as well as "
+            f"doubtful: an iteration{of(some)} may have {other:,} operations and take {seconds:.6g} s as well as "
             f"{operations:,} and {one.iteration_seconds:.6g} s"
         )
     unsure = [rank for rank, one in found.items() if one.within > SURE_WITHIN]
     if unsure:
         one = found[unsure[0]]
-        who = (
-            ""
-            if len(found) == 1
-            else f" of rank {unsure[0]}" + (f" and {len(unsure) - 1:,} more" if unsure[1:] else "")
-        )
         yield (
-            f"doubtful: by the {len(one.seconds):,} iterations{who} that were seen the time of one may be "
+            f"doubtful: by the {len(one.seconds):,} iterations{of(unsure)} that were seen the time of one may be "
             f"{one.within:.1%} off"
         )
 

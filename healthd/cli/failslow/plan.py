@@ -14,8 +14,7 @@ from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, say
 from healthd.common.text import is_decimal, printable
 
 if TYPE_CHECKING:
-    from healthd.failslow.mitigation.planner import Overheads
-    from healthd.failslow.mitigation.replay import Stretch, Taken
+    from healthd.failslow.mitigation.planner import Overheads, Stretch, Taken
     from healthd.failslow.model import Series
 
 Document = dict[str, Any]
@@ -158,7 +157,7 @@ def _plan(args: argparse.Namespace) -> int:
     with told_as_sentence("failslow plan"):
         from healthd.failslow.analysis import judged
         from healthd.failslow.detect import LASTS
-        from healthd.failslow.mitigation.replay import replayed
+        from healthd.failslow.mitigation.planner import replayed
         from healthd.failslow.readers.folder import read
 
         series, notes, unread, _ = read(args.files, columns)

@@ -1,5 +1,9 @@
 """Advice to the jobs on this node: RUNTIME_DIR/advice/JOB.json, which root writes and the job's user alone may read.
 
+A node knows its own ranks, not the gang. But all wait for the slowest, so that the gang loses as many seconds as each
+of its ranks does. The cost of a remedy is seconds of the gang too: loss and cost are compared in seconds, and the
+number of GPUs cancels out.
+
 The file stays root's: one that belongs to the user could be filled by him until the node's /run is full. He gets an
 entry of his own in its access list (acl(5)), for which neither chown nor a capability is needed; where the file system
 has no such lists there is no advice, and the trouble is told.
@@ -7,21 +11,22 @@ has no such lists there is no advice, and the trouble is told.
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from healthd.common.atomic_files import replace_file
 from healthd.common.text import regex
 from healthd.failslow.live.document import JobTold
-from healthd.failslow.mitigation.advice import Followed, Seen, advice, follow
-from healthd.failslow.mitigation.planner import Overheads
+from healthd.failslow.live.jobs import CLIENT
+from healthd.failslow.mitigation.planner import HEALTHY, Action, Look, Overheads, State, due, step
 from healthd.failslow.model import Cause
 
 FOLDER = "advice"
 FOLDER_MODE = 0o711  # who does not know a job's number sees nothing
-CLIENT = "client"  # only who tells his times can be told something
 _JOB = regex(r"\d{1,12}")
 
 # linux/posix_acl_xattr.h: a version, then entries of tag, permissions and id; the mask bounds all named ones.
@@ -30,6 +35,69 @@ _HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _VERSION, _NOBODY = 2, 0xFFFFFFFF
 _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
+
+SCHEMA = 1
+SETTLES = 2  # looks after a remedy, each of some seconds in which the job's iterations go on
+ALONE = 1  # GPUs: see above
+
+WHY = {
+    Action.IGNORE: "nothing is worth its cost yet",
+    Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the quick ones",
+    Action.TOPOLOGY: "exchange places: stragglers into the fewest pipeline stages, slow links where little is sent",
+    Action.RESTART: "write a checkpoint and start again without the slow node",
+}
+
+
+class Followed(NamedTuple):
+    """What is kept of a job between two looks. number: how often the advice changed, 0 = there never was any."""
+
+    state: State = HEALTHY
+    seen: JobTold = JobTold("", 1, CLIENT)
+    action: Action = Action.IGNORE
+    number: int = 0
+
+
+def follow(before: Followed, seen: JobTold, overheads: Overheads) -> Followed:
+    """One look later. A job that never was slow has no advice; one that recovered is told so."""
+    lost = max(0.0, seen.lost_seconds - before.seen.lost_seconds) / max(1, seen.ranks)
+    state, action = step(before.state, Look(seen.slow, lost, ALONE, _cause(seen)), overheads, SETTLES)
+    if action is None:
+        action = before.action if seen.slow else Action.IGNORE
+    said, now = (_said(before.seen, before.action), _said(seen, action))
+    return Followed(state, seen, action, before.number + (said != now))
+
+
+def _said(seen: JobTold, action: Action) -> tuple[object, ...]:
+    """What of it is news."""
+    return (True, action, seen.rank) if seen.slow else (False,)
+
+
+def advice(followed: Followed, overheads: Overheads, now: float) -> str:
+    """The file: a JSON object (docs/json.md). now: epoch seconds."""
+    seen, following = followed.seen, due(followed.state, ALONE, overheads)
+    document = {
+        "schema": SCHEMA,
+        "job": seen.job,
+        "number": followed.number,
+        "written": round(now, 3),
+        "slow": seen.slow,
+        "since": seen.since,
+        "slowdown": seen.slowdown,
+        "cause": _cause(seen).value if seen.slow else "",
+        "rank": seen.rank,
+        "action": followed.action.value,
+        "says": WHY[followed.action] if seen.slow else "nothing is slow any more",
+        "lost_seconds": round(followed.state.lost, 3),
+        "next": None
+        if following is None or not seen.slow
+        else {"action": following.action.value, "at_lost_seconds": following.at},
+    }
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def _cause(seen: JobTold) -> Cause:
+    """Return the cause of a slow job; a job that is not slow has none."""
+    return Cause(seen.cause) if seen.cause else Cause.UNKNOWN
 
 
 class Advising:
@@ -56,7 +124,7 @@ class Advising:
             self._remove(job)
         for job, one in running.items():
             before = self._jobs.get(job, Followed())
-            after = self._jobs[job] = follow(before, seen(one), self.overheads)
+            after = self._jobs[job] = follow(before, one, self.overheads)
             uid = self.owner(job)
             if after.number == before.number or uid is None:
                 continue
@@ -74,7 +142,7 @@ class Advising:
 
     def _write(self, job: str, followed: Followed, uid: int, now: float) -> None:
         path = self._path(job)
-        replace_file(path, advice(job, followed, self.overheads, now), 0o600)
+        replace_file(path, advice(followed, self.overheads, now), 0o600)
         if uid != os.geteuid():
             os.setxattr(path, _ACL, readable_by(uid))
 
@@ -88,20 +156,6 @@ class Advising:
     def _remove_all(self) -> None:
         for name in os.listdir(self.folder):
             os.unlink(os.path.join(self.folder, name))
-
-
-def seen(told: JobTold) -> Seen:
-    """A job as the planner takes it."""
-    known = {cause.value for cause in Cause}
-    return Seen(
-        told.slow,
-        told.lost_seconds,
-        Cause(told.cause) if told.cause in known else Cause.UNKNOWN,
-        told.since,
-        told.slowdown,
-        told.rank,
-        told.ranks,
-    )
 
 
 def readable_by(uid: int) -> bytes:

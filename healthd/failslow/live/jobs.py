@@ -1,13 +1,21 @@
-"""The jobs that are watched on this node: their series, what is judged of them, what is told. No socket, no clock.
+"""The watched jobs of this node: their series, their slowness, and the rank that is blamed for it. No socket, no clock.
 
-A job is there as long as a connection of one of its ranks, or while its counters are sampled.
+A job exists as long as a connection of one of its ranks, or while its counters are sampled.
+
+Rule for the blame: as in healthd/failslow/peers.py, for the ranks of one node. A collective makes every rank equally
+slow, so that a rank is named only by a time that is its own: its busy time rose against its own baseline, and by LIMIT
+more than the median of the ranks beside it did (FALCON, arXiv 2410.12588, step 5), of FEWEST ranks or more; it makes up
+EXPLAINS of what an iteration lost; and the ranks that stand out are a minority. If no rank reports a busy time, the
+iterations are compared: those of workers that do not wait for each other.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,8 +24,8 @@ from healthd.failslow.live.document import MOST_RECENT, JobTold, Lost, sentence
 from healthd.failslow.live.evidence import Said, is_of_hardware
 from healthd.failslow.live.series import Sample, Series
 from healthd.failslow.live.settings import Watched
-from healthd.failslow.live.suspect import Channel, Judged, RankSeen, judge
 from healthd.failslow.model import Cause, Kind
+from healthd.failslow.outliers import EXPLAINS, FEWEST, LIMIT
 
 CLIENT, COUNTERS = "client", "counters"
 FORGOTTEN_SECONDS = 120.0  # after its last sample a job is over of which only counters tell, and
@@ -35,14 +43,18 @@ class Rank:
     heard; told_seconds: how much time its steps made up since then. looks: how often its GPU was looked for."""
 
     pid: int
-    began: float = 0.0
+    began: float
+    iteration: Series
+    busy: Series | None = None
     told_seconds: float = 0.0
     number: int = -1
     local: int = -1
     gpu: str = ""
     looks: int = 0
-    iteration: Series | None = None
-    busy: Series | None = None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def believed(self, step: Step, now: float) -> float:
         """How many of the steps can have been in the time that went by: what a rank says to have lost is bounded by it,
@@ -51,12 +63,6 @@ class Rank:
         steps = min(float(step.steps), left / step.seconds)
         self.told_seconds += steps * step.seconds
         return steps
-
-    def seen(self) -> RankSeen | None:
-        if self.iteration is None:
-            return None
-        name = f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
-        return RankSeen(name, self.gpu, _channel(self.iteration), _channel(self.busy) if self.busy else None)
 
 
 @dataclass(slots=True)
@@ -115,11 +121,9 @@ class Jobs:
         job.last = now
         rank = job.ranks.get(connection)
         if rank is None:
-            rank = job.ranks[connection] = Rank(pid, now)
+            rank = job.ranks[connection] = Rank(pid, now, Series(Kind.ITERATION, self.watched.slow_percent))
         if rank.number < 0:  # it may learn its number after its first steps, and keeps it: each name is news
             rank.number, rank.local = step.rank, step.local_rank
-        if rank.iteration is None:
-            rank.iteration = Series(Kind.ITERATION, self.watched.slow_percent)
         steps = rank.believed(step, now)
         changed = rank.iteration.add(step.seconds, now, steps)
         if step.busy is not None:
@@ -146,7 +150,7 @@ class Jobs:
         rank = job.ranks.pop(connection, None) if job is not None else None
         if job is None or rank is None:
             return False
-        job.gone_seconds += rank.iteration.lost_seconds if rank.iteration else 0.0
+        job.gone_seconds += rank.iteration.lost_seconds
         if job.ranks:
             return False
         self._end(job, now)
@@ -182,8 +186,8 @@ class Jobs:
         return Lost(round(total[CLIENT], 3), round(total[COUNTERS], 3))
 
     def _judged(self, job: Job, silent: bool) -> JobTold:
-        ranks = [(rank, seen) for rank in job.ranks.values() if (seen := rank.seen()) is not None]
-        found = judge([seen for _, seen in ranks]) if job.source == CLIENT else of_counters(job.counters)
+        ranks = list(job.ranks.values())
+        found = judge(ranks) if job.source == CLIENT else of_counters(job.counters)
         each = [series.lost_seconds for series in _series(job) if series.kind is not Kind.BUSY]
         # Counters are several views of the same iterations.
         lost = job.gone_seconds + (sum(each) if job.source == CLIENT else max(each, default=0.0))
@@ -194,11 +198,11 @@ class Jobs:
             return told
         gpu = name = ""
         if found.rank is not None:
-            rank, seen = ranks[found.rank]
+            rank = ranks[found.rank]
             if not rank.gpu and rank.looks < MOST_LOOKS:
                 rank.looks += 1
                 rank.gpu = self._gpu_of(rank.pid, job.name, rank.local)
-            gpu, name = rank.gpu, seen.name
+            gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
         before = job.told if was_slow else None
         # The node's own evidence is of the onset: it is read once, and again where somebody else is named.
@@ -240,20 +244,106 @@ def of_counters(counters: dict[str, Series]) -> Judged:
         return Judged(False)
     since = min((s.since for s in counters.values() if s.since is not None), default=None)
     evidence = tuple(
-        f"{name}: an iteration takes {point.slowdown:+.0%} against {counters[name].detector.baseline():.3g} s before"
+        f"{name}: an iteration takes {point.slowdown:+.0%} against {counters[name].healthy:.3g} s before"
         for name, point in slow.items()
     )
     return Judged(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
 
 
+# --- who is blamed
+
+
+class Judged(NamedTuple):
+    """The values of document.JobTold. rank: the index of the rank that is named, None = none is."""
+
+    slow: bool
+    since: float | None = None
+    slowdown: float = 0.0
+    rank: int | None = None
+    cause: Cause = Cause.UNKNOWN
+    evidence: tuple[str, ...] = ()
+
+
+def judge(ranks: Sequence[Rank]) -> Judged:
+    """Of the ranks that are on this node now."""
+    slow = [one.iteration for one in ranks if one.iteration.slow is not None]
+    if not slow:
+        return Judged(False)
+    slowdown = max(one.slow.slowdown for one in slow if one.slow is not None)
+    since = min((one.since for one in slow if one.since is not None), default=None)
+    rank, cause, evidence = _blame(ranks)
+    return Judged(True, since, slowdown, rank, cause, evidence)
+
+
+def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
+    told = [number for number, one in enumerate(ranks) if one.busy is not None and one.busy.ratio is not None]
+    if not told:
+        return _of_iterations(ranks)
+    if len(told) < FEWEST:
+        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node tell their own work: too few to compare",)
+    busy = {number: channel for number in told if (channel := ranks[number].busy) is not None}
+    ratios = {number: channel.ratio or 1.0 for number, channel in busy.items()}
+    middle = statistics.median_high(ratios.values())
+    risen = [number for number in told if busy[number].slow is not None]
+    if len(risen) * 2 >= len(told):
+        return None, Cause.IMBALANCE, (f"the own work of {len(risen)} of {len(told)} ranks rose: more work for all",)
+    lost = statistics.median([_rise(one.iteration) for one in ranks if one.iteration.slow is not None])
+    standing_out = [
+        number for number in risen if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= EXPLAINS * lost
+    ]
+    if not standing_out:
+        return None, Cause.UNKNOWN, ("no rank of this node works longer: it is communication, or another node's",)
+    worst = max(standing_out, key=lambda number: ratios[number])
+    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "its own work")
+
+
+def _of_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
+    """No rank tells what it did itself."""
+    known = {number: one.iteration for number, one in enumerate(ranks) if one.iteration.ratio is not None}
+    slow = [number for number, channel in known.items() if channel.slow is not None]
+    if len(known) < FEWEST or len(slow) * 2 >= len(known):
+        return (
+            None,
+            Cause.UNKNOWN,
+            (f"{len(slow)} of {len(ranks)} ranks are slow together, and none tells its own work",),
+        )
+    middle = statistics.median_high([channel.ratio or 1.0 for channel in known.values()])
+    standing_out = [number for number in slow if (known[number].ratio or 1.0) >= LIMIT * middle]
+    if not standing_out:
+        return None, Cause.UNKNOWN, ("no rank stands out of the others",)
+    worst = max(standing_out, key=lambda number: known[number].ratio or 1.0)
+    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration of it")
+
+
+def _rise(channel: Series) -> float:
+    """Seconds that one takes longer now."""
+    return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
+
+
+def _why(
+    ranks: Sequence[Rank], worst: int, channels: dict[int, Series], standing_out: Sequence[int], what: str
+) -> tuple[str, ...]:
+    one = channels[worst]
+    peers = [channel.ratio or 1.0 for number, channel in channels.items() if number != worst]
+    others = [ranks[number].name for number in standing_out if number != worst]
+    says = (
+        f"{what} takes {_seconds(one.healthy * (one.ratio or 1.0))} against "
+        f"{_seconds(one.healthy)} before; of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
+    )
+    return (says, f"so do {', '.join(others)}, by less") if others else (says,)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s"
+
+
+# --- helpers
+
+
 def _series(job: Job) -> Iterator[Series]:
     for rank in job.ranks.values():
-        yield from (series for series in (rank.iteration, rank.busy) if series is not None)
+        yield from (rank.iteration,) if rank.busy is None else (rank.iteration, rank.busy)
     yield from job.counters.values()
-
-
-def _channel(series: Series) -> Channel:
-    return Channel(series.slow, series.since, series.detector.baseline(), series.detector.lately())
 
 
 def _essence(told: Iterable[JobTold]) -> list[tuple[object, ...]]:

@@ -18,9 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from healthd.common import detection_pause
 from healthd.common.atomic_files import replace_file
@@ -34,7 +33,6 @@ from healthd.failslow.live.jobs import Jobs
 from healthd.failslow.live.node import Readings, read
 from healthd.failslow.live.node_reading import Reading
 from healthd.failslow.live.receiver import SOCKET, Left, Receiver
-from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import Place, Watched, watched
 from healthd.failslow.mitigation.planner import Overheads
 from healthd.failslow.model import Cause
@@ -42,6 +40,9 @@ from healthd.host import shortage
 from healthd.host.host import Host
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
+
+if TYPE_CHECKING:
+    from healthd.failslow.live.sampler import Sampler
 
 ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
@@ -53,30 +54,6 @@ NICE = 10
 MOST_LINE_BYTES = 1 << 16
 FILE_MODE = 0o640
 SAMPLING_LOCK = "sampling.lock"
-
-
-class Sampler(Protocol):
-    """What measures without a job's help. deadline: when it wants its next step (monotonic). job: the one whose
-    counters are sampled now, "" = none. share: of a core, in the last minute."""
-
-    @property
-    def deadline(self) -> float: ...
-
-    @property
-    def job(self) -> str: ...
-
-    @property
-    def gpus(self) -> Mapping[str, Mapping[str, Any]]: ...
-
-    @property
-    def share(self) -> float: ...
-
-    @property
-    def troubles(self) -> tuple[str, ...]: ...
-
-    def step(self, now: float) -> Iterable[Sample]: ...
-
-    def close(self) -> None: ...
 
 
 def main() -> None:
@@ -268,11 +245,11 @@ class Live:
         self._news = True
 
     def _make_sampler(self, wanted: Watched) -> Sampler | None:
-        from healthd.failslow.live.sampler import Sampler as Counters
+        from healthd.failslow.live.sampler import Sampler
         from healthd.failslow.live.sampling import Setup
 
         lock = os.path.join(self.place.runtime_dir, SAMPLING_LOCK)
-        return Counters(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
+        return Sampler(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
 
     def _complain(self, what: str, error: BaseException) -> None:
         if what not in self.troubles:

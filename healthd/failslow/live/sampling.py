@@ -9,10 +9,19 @@ JSON lines on its standard output, a few a minute.
 Rules: it samples only while one job alone is on this node, for a minute or longer: whose bytes are counted nobody could
 tell otherwise, and a shorter job has too few iterations. NVML is open only meanwhile, and only while that job holds a
 GPU open itself: a driver that nobody else holds takes seconds to open, and forgets its error counts when it is closed.
+
+Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
+number of GPUs and ports, so that it is measured over each minute. If it is too much:
+
+1. half as many samples, if the rhythm that was found is visible in them too;
+2. half of the GPUs or ports: those of one job have one rhythm;
+3. half as many samples, whatever is visible in them;
+4. none at all.
 """
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import json
 import os
@@ -21,14 +30,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.common.codec import load
 from healthd.common.errors import HealthdError
-from healthd.failslow.live.budget import SHARE, Budget, Less, less
 from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
-from healthd.failslow.live.iterations import STRIDE, Iteration, Iterations, seen_from
+from healthd.failslow.live.iterations import LEAST, STRIDE, Iteration, Iterations, seen_from
 from healthd.failslow.live.job_gpus import Here, look
 from healthd.host.host import Host
 from healthd.host.oom import raise_score
@@ -40,6 +48,10 @@ GPUS_SECONDS = 30.0
 ALIVE_SECONDS = 60.0
 AGAIN_SECONDS = 60.0  # a source that could not be opened
 WAIT_SECONDS, WAITS_QUIETLY = 1.0, 5  # for the process before this one
+
+SHARE = 0.001  # of a core
+OVER_SECONDS = 60.0
+SLOWEST_SECONDS = 5.0  # between two samples: iterations below 100 s are not seen
 
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -55,6 +67,38 @@ class Setup:
     fake_nvml: str = ""
     lock: str = ""
     settled_seconds: float = SETTLED_SECONDS
+
+
+class Less(enum.Enum):
+    SLOWER = "slower"
+    FEWER = "fewer"
+    NOTHING = "nothing"
+
+
+@dataclass(slots=True)
+class Budget:
+    """began: the moment (monotonic) and the CPU seconds of this process since when is measured."""
+
+    began: tuple[float, float]
+    shares: list[float] = field(default_factory=list)  # of the last minutes, for what is told
+
+    def share(self, now: float, cpu: float) -> float | None:
+        """The share of a core since a minute ago; None while the minute lasts."""
+        since, before = self.began
+        if now - since < OVER_SECONDS:
+            return None
+        self.began = (now, cpu)
+        self.shares = [*self.shares[-9:], (cpu - before) / (now - since)]
+        return self.shares[-1]
+
+
+def less(seconds: float, period: float | None, can_narrow: bool) -> Less:
+    """What to do where it costs too much. period: the quickest rhythm that was found, seconds; None: none yet."""
+    if period is not None and 2 * seconds * LEAST <= period:
+        return Less.SLOWER
+    if can_narrow:
+        return Less.FEWER
+    return Less.SLOWER if 2 * seconds <= SLOWEST_SECONDS else Less.NOTHING
 
 
 class Sampling:

@@ -66,6 +66,16 @@ class Series:
     def slow(self) -> Point | None:
         return self.detector.slow
 
+    @property
+    def healthy(self) -> float:
+        """Return the healthy time in seconds, or 0 if it is not known yet."""
+        return self.detector.baseline()
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the last samples as a multiple of the healthy time, or None if there are too few."""
+        return self.detector.lately()
+
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:
         """Add the mean of `steps` steps, in seconds. Return True if the series became slow or recovered."""
         detector = self.detector
@@ -76,7 +86,7 @@ class Series:
         if now is None:
             self.since = None
             return before is not None
-        healthy = detector.baseline()
+        healthy = self.healthy
         if before is None:
             slow_so_far = now.alarm_index - now.onset_index + 1
             self.since = self._times[-min(slow_so_far, len(self._times))]

@@ -238,27 +238,8 @@ def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple
 
 def _json_lines(lines: Iterator[str], name: str) -> Table:
     notes: list[str] = []
-    numbered = ((number, line) for number, line in enumerate(lines, 1) if line and not line.isspace())
-
-    def objects() -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        ahead = list(islice(numbered, 1))
-        first = ahead[0][0] if ahead else 0
-        while some := ahead + list(islice(numbered, ROWS_AT_ONCE - 1)):
-            ahead = list(islice(numbered, 1))
-            numbers, texts = zip(*some, strict=True)
-            # All at once, which is faster. Between two stands a number: two damaged lines could make one whole object.
-            loaded = _loaded(f"[{',0,'.join(texts)}]")
-            whole = loaded[::2] if isinstance(loaded, list) else []
-            if not (
-                len(whole) == len(texts)
-                and all(type(one) is dict for one in whole)
-                and all(type(one) is int for one in loaded[1::2])
-            ):
-                whole = _one_by_one(numbers, texts, name, notes, not ahead, numbers[0] > first)
-            yield list(numbers[: len(whole)]), whole
-
-    chunks = objects()
-    numbers, some = next(chunks, ([], []))
+    chunks = _objects(lines, name, notes)
+    numbers, some = next(chunks)
     names = tuple(dict.fromkeys(key for one in some for key in one))
 
     def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
@@ -269,30 +250,40 @@ def _json_lines(lines: Iterator[str], name: str) -> Table:
     return Table(names, [[row.get(key) for row in some[:100]] for key in names], columns, notes)
 
 
-def _loaded(text: str) -> Any:
-    """What JSON says; None if it is none that Python reads."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _objects(
+    lines: Iterator[str], name: str, notes: list[str]
+) -> Iterator[tuple[Sequence[int], Sequence[dict[str, Any]]]]:
+    """Yield the objects of the lines and the lines' numbers, ROWS_AT_ONCE at a time.
 
-
-def _one_by_one(
-    numbers: Sequence[int], texts: Sequence[str], name: str, notes: list[str], last: bool, begun: bool
-) -> list[dict[str, Any]]:
-    """The same, to find the wrong one. last: none follows these lines; begun: some were before. Raises
-    Unreadable, but not for the last line of a file, which may be half written."""
-    found = []
-    for place, text in enumerate(texts):
-        one = _loaded(text)
+    A last line that is no JSON is incomplete: it is left out, with a note. Raises Unreadable for any other line that is
+    no object.
+    """
+    numbers: list[int] = []
+    found: list[dict[str, Any]] = []
+    torn, begun = "", False
+    for number, line in enumerate(lines, 1):
+        if not line or line.isspace():
+            continue
+        if torn:
+            raise Unreadable(torn)
+        try:
+            one = json.loads(line)
+        except (ValueError, RecursionError):
+            one = None
         if isinstance(one, dict):
+            numbers.append(number)
             found.append(one)
-        elif last and place == len(texts) - 1 and (found or begun) and one is None:
-            notes.append(f"line {numbers[place]:,} breaks off and was left out")
-        else:
-            what = "is damaged JSON" if one is None else "is no JSON object"
-            raise Unreadable(f"{name}: line {numbers[place]:,}: {what}: {described(text.strip())}")
-    return found
+            if len(found) == ROWS_AT_ONCE:
+                yield numbers, found
+                numbers, found, begun = [], [], True
+            continue
+        what = "is damaged JSON" if one is None else "is no JSON object"
+        torn = f"{name}: line {number:,}: {what}: {described(line.strip())}"
+        if one is not None or not (found or begun):
+            raise Unreadable(torn)
+    if torn:
+        notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} breaks off and was left out")
+    yield numbers, found
 
 
 # --- Parquet

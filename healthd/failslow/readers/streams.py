@@ -1,17 +1,44 @@
-"""Which record of operations a file is, and its streams."""
+"""Readers of records of operations: NCCL Inspector's, PyTorch's flight recorder's, and the log of a site's own hook.
+
+NCCL Inspector writes one JSON object a line and one file a process (NVIDIA/nccl, ext-profiler/inspector: inspector.cc,
+README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
+(dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on header and metadata precede the records
+of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 a record has `event_trace_ts`, the time
+when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only the newest operation of a communicator
+between two dumps.
+
+PyTorch's flight recorder dumps pickle or JSON (pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp,
+versions 2.0 to 2.10): `entries`, one for each collective or send of any group; `time_created_ns`, the time of the call;
+`duration_ms`, only with TORCH_NCCL_ENABLE_TIMING; `pg_config`, the groups of this rank. Most dumps do not contain the
+rank: it is in the name of the file.
+
+A hook writes a line for each call: time, operation and optionally the communicator.
+
+    # rank=3 host=gpu-0412
+    1758610505.592849 all_reduce 0x7f01
+    1758610505.611203 all_gather
+
+The first line is optional: without it the rank is in the name of the file. JSON lines have the same content: {"time":
+..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds, or by
+its size in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write this (FALCON, arXiv
+2410.12588, 2.2).
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import math
 import os
+import re
 import stat
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from healthd.common.safe_pickle import NotPlain, plain
 from healthd.common.text import described, regex
-from healthd.failslow.readers import hook_log, inspector, recorder
 from healthd.failslow.readers.chunks import opened
 from healthd.failslow.stream import Operation, Stream, StreamError
 
@@ -43,7 +70,6 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
         about = os.stat(path)
         if not stat.S_ISREG(about.st_mode):
             raise StreamError(f"{name}: is no regular file")
-        begin = _begin(path)
         data = _whole(path)
     except (OSError, EOFError, zlib.error) as error:
         raise StreamError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -51,14 +77,14 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
         raise StreamError(f"{name}: has more than {MOST_BYTES >> 30} GiB")
     if not data:
         raise StreamError(f"{name}: is empty")
-    kind = _reader(begin)
+    kind = _reader(data[:BEGIN])
     if kind == "recorder":
-        return [recorder.read(data, name, rank_of(name))]
+        return [read_recorder(data, name, rank_of(name))]
     lines = io.StringIO(data.decode("utf-8", "replace"))
     if kind == "inspector":
-        return inspector.read(lines, name, notes)
+        return read_inspector(lines, name, notes)
     if kind == "hook log":
-        return hook_log.read(lines, name, rank_of(name), notes)
+        return read_hook_log(lines, name, rank_of(name), notes)
     raise StreamError(f"{name}: is no record of operations (NCCL Inspector, flight recorder, a hook's log)")
 
 
@@ -68,8 +94,8 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
     found: dict[str, list[Operation]] = {}
     with opened(path, name) as table:
         wanted = [
-            _column(table.names, operation, hook_log.OPERATIONS, "operations", name),
-            _column(table.names, time, hook_log.TIMES, "times", name),
+            _column(table.names, operation, OPERATIONS, "operations", name),
+            _column(table.names, time, TIMES, "times", name),
             *(_column(table.names, one, (), "", name) for one in series),
         ]
         for chunk in table.chunks(wanted):
@@ -77,7 +103,7 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
                 try:
                     if what is None or when is None or isinstance(when, bool) or what == "":
                         raise ValueError
-                    seconds = hook_log.moment(when)
+                    seconds = moment(when)
                 except (TypeError, ValueError, OverflowError):
                     at = chunk.where(row)
                     raise StreamError(
@@ -126,8 +152,8 @@ def _reader(begin: bytes) -> str:
             keys = set(json.loads(line))
         except (ValueError, TypeError, RecursionError):
             return ""
-        return "hook log" if hook_log.is_line(keys) else ""
-    return "hook log" if hook_log.LINE.fullmatch(line) else ""
+        return "hook log" if _is_hook_line(keys) else ""
+    return "hook log" if _LINE.fullmatch(line) else ""
 
 
 def _begin(path: str) -> bytes:
@@ -146,3 +172,220 @@ def _whole(path: str) -> bytes:
         packed = file.read(2) == b"\x1f\x8b"
     with gzip.open(path) if packed else open(path, "rb") as file:
         return file.read(MOST_BYTES + 1)
+
+
+def _records(
+    lines: Iterable[str],
+    source: str,
+    parse: Callable[[str], Any],
+    what: str,
+    found: Mapping[Any, Sequence[Operation]],
+    notes: list[str],
+) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the content of each line that is not blank.
+
+    A last line that `parse` refuses is incomplete: it is left out, with a note. Raises StreamError for any other line
+    that `parse` refuses, or if no operation was `found`. what: the words for such a line.
+    """
+    torn = where = ""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn:
+            raise StreamError(torn)
+        where = f"{source}: line {number:,}"
+        try:
+            record = parse(line)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            torn = f"{where}: {what}: {described(line.strip())}"
+            continue
+        yield where, record
+    if torn and not any(found.values()):
+        raise StreamError(torn)
+    if torn:
+        notes.append(f"{where} breaks off and was left out")
+
+
+# --- a hook's log
+
+_LINE = regex(r"\s*(\d+(?:\.\d+)?)\s+([A-Za-z_][\w.:<>-]*)(?:\s+(\S+))?\s*")
+_HEAD = regex(r"\s*#.*")
+_TOLD = regex(r"(rank|host)\s*[=:]\s*([\w.-]+)")
+TIMES = ("time", "timestamp", "ts", "time_seconds", "timestamp_us", "timestamp_ns", "time_ns", "time_us")
+OPERATIONS = ("operation", "op", "op_type", "coll", "event", "call", "func", "name")
+_BESIDE = frozenset(("comm", "rank", "host", "duration_us", "size"))
+
+
+def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]) -> list[Stream]:
+    """Return one stream for each rank. Raises StreamError."""
+    found: dict[str, list[Operation]] = {}
+    host, what = "", "is no line of a hook's log (time operation [comm])"
+    for _, (named, operation) in _records(lines, source, _hook_line, what, found, notes):
+        host = named.get("host", host)
+        if operation is None:
+            rank = named.get("rank", rank)
+        else:
+            found.setdefault(named.get("rank", rank), []).append(operation)
+    if not found:
+        raise StreamError(f"{source}: has no operation")
+    return [Stream(name, tuple(done), source, host) for name, done in found.items()]
+
+
+def _hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
+    """Return the rank and the host that a line names, and its operation."""
+    if _HEAD.fullmatch(line):
+        return dict(_TOLD.findall(line)), None
+    if not line.lstrip().startswith("{"):
+        return {}, _of_hook_text(line)
+    record = json.loads(line)
+    return {key: str(record[key]) for key in ("rank", "host") if key in record}, _of_hook_json(record)
+
+
+def _of_hook_text(line: str) -> Operation:
+    told = _LINE.fullmatch(line)
+    if told is None:
+        raise ValueError
+    time, name, group = told.groups()
+    return Operation(moment(time), name, group or "")
+
+
+def _of_hook_json(record: Any) -> Operation:
+    time = next(record[key] for key in (*TIMES, None) if key in record or key is None)
+    name = next(record[key] for key in (*OPERATIONS, None) if key in record or key is None)
+    if not isinstance(name, str) or isinstance(time, bool) or not isinstance(time, int | float):
+        raise ValueError
+    took = record.get("duration_us")
+    duration = math.nan if took is None else float(took) / 1e6
+    return Operation(moment(time), name, str(record.get("comm", "")), str(record.get("size", "")), -1, duration)
+
+
+def moment(told: str | float) -> float:
+    """Return a time as seconds. A time since 1970 may be in ms, us or ns: 10^11 s are 3,169 years. Raises TypeError,
+    ValueError."""
+    time = float(told)
+    if not 0 <= time < math.inf:
+        raise ValueError
+    return next((time / unit for unit, least in ((1e9, 1e17), (1e6, 1e14), (1e3, 1e11)) if time >= least), time)
+
+
+def _is_hook_line(keys: set[str]) -> bool:
+    """Whether an object with these keys is a line of such a log, and no row of a table that has more to tell."""
+    rest = keys - _BESIDE
+    return len(rest) == 2 and bool(rest & set(TIMES)) and bool(rest & set(OPERATIONS))
+
+
+# --- NCCL Inspector
+
+_KINDS = (("coll_perf", "coll"), ("p2p_perf", "p2p"))
+MOST_RANKS = 1 << 20
+
+
+def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[Stream]:
+    """Return one stream for each process. Raises StreamError."""
+    header: Any = None
+    metadata: Any = None
+    operations: dict[tuple[str, str], list[Operation]] = {}
+    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # of each group: ranks, and which one this is
+    for where, record in _records(lines, source, json.loads, "is damaged JSON", operations, notes):
+        try:
+            header, metadata = record.get("header", header), record.get("metadata", metadata)
+            if header is None or metadata is None:
+                raise StreamError(f"{where}: has no header and metadata of a communicator before it")
+            process = (str(metadata["hostname"]), str(int(metadata["pid"])))
+            group, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
+            if not 0 <= rank < ranks <= MOST_RANKS:
+                raise ValueError
+            place.setdefault(process, {})[group] = (ranks, rank)
+            operations.setdefault(process, [])
+            for part, kind in _KINDS:
+                if part in record:
+                    operations[process].append(_of_inspector(record[part], kind, group))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise StreamError(
+                f"{where}: is no record of NCCL Inspector's, or has text where a number should be"
+            ) from None
+    if not any(operations.values()):
+        raise StreamError(f"{source}: has no operation of NCCL Inspector's")
+    return [
+        Stream(
+            _rank(place[process], process),
+            tuple(done),
+            source,
+            process[0],
+            {group: ranks for group, (ranks, _) in place[process].items()},
+        )
+        for process, done in operations.items()
+        if done
+    ]
+
+
+def _of_inspector(told: Any, kind: str, group: str) -> Operation:
+    began = math.nan
+    if "event_trace_ts" in told:
+        times = told["event_trace_ts"]
+        kernels = [float(one["kernel_start_ts"]) for one in times.get("kernel_events", ())]
+        began = float(times[f"{kind}_start_ts"]) if f"{kind}_start_ts" in times else min(kernels)
+        if not 0 < began < math.inf:
+            raise ValueError
+    took = float(told[f"{kind}_exec_time_us"])
+    if not 0 <= took < math.inf:
+        raise ValueError
+    name = str(told[kind]) + (f" {int(told['p2p_peer'])}" if "p2p_peer" in told else "")
+    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send count for themselves
+    return Operation(began / 1e6, name, group, str(int(told[f"{kind}_msg_size_bytes"])), sequence, took / 1e6)
+
+
+def _rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
+    """That in the largest communicator, which as a rule is the whole job's; the process, if it is alone in all."""
+    ranks, rank = max(groups.values(), key=lambda one: one[0])
+    return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"
+
+
+# --- the flight recorder
+
+_JSON = re.compile(rb"(\xef\xbb\xbf)?\s*[\[{]")
+
+
+def read_recorder(data: bytes, source: str, rank: str) -> Stream:
+    """rank: as the file's name has it. Raises StreamError."""
+    try:
+        dump = json.loads(data) if _JSON.match(data[:4096]) else plain(data)
+    except NotPlain as error:
+        raise StreamError(f"{source}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        line = f"line {error.lineno:,}: " if isinstance(error, json.JSONDecodeError) else ""
+        raise StreamError(f"{source}: {line}is damaged JSON") from None
+    entries = dump.get("entries") if isinstance(dump, Mapping) else dump
+    if not isinstance(entries, list) or not entries:
+        raise StreamError(f"{source}: has no entries of a flight recorder")
+    operations = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            operations.append(_of_recorder(entry))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            raise StreamError(f"{source}: entry {number:,} is not a flight recorder's") from None
+    own = dump.get("rank") if isinstance(dump, Mapping) else None
+    groups = _groups(dump.get("pg_config")) if isinstance(dump, Mapping) else {}
+    return Stream(str(own) if type(own) is int else rank, tuple(operations), source, "", groups, dumped=True)
+
+
+def _of_recorder(entry: Any) -> Operation:
+    group = entry["process_group"]
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    took = entry.get("duration_ms")
+    seconds = int(entry["time_created_ns"]) / 1e9
+    alone = entry.get("is_p2p", name.startswith(("send ", "recv ")))
+    sequence = -1 if alone else int(entry.get("collective_seq_id", entry.get("seq_id", -1)))
+    size = f"{entry.get('input_sizes', '')} {entry.get('input_dtypes', '')}"
+    return Operation(
+        seconds, name, str(group[0]), size, sequence, math.nan if took is None else max(0.0, float(took)) / 1e3
+    )
+
+
+def _groups(config: Any) -> dict[str, int]:
+    """Of how many ranks each is; none where that is not told as expected."""
+    found = {}
+    for told in config.values() if isinstance(config, Mapping) else ():
+        if isinstance(told, Mapping) and isinstance(told.get("ranks"), str):
+            found[str(told.get("name"))] = told["ranks"].count(",") + 1
+    return found

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, compress, groupby
+from itertools import compress, groupby
 from math import inf, nan
 from typing import Any, BinaryIO, NamedTuple
 
@@ -61,7 +61,6 @@ def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | N
             rows.take(chunk)
             if extra:
                 runs.take(chunk.columns[len(rows.wanted) :])
-        rows.hand_on()
         if likely := runs.of_series():
             raise Unreadable(f"{name}: {_asked(place, likely)}")
         notes = [f"columns taken by their names: {'; '.join(taken)}"] if taken else []
@@ -136,10 +135,6 @@ class _Runs:
         ]
 
 
-FEW_ROWS = 8  # of a series: they are handed on one by one
-MOST_HELD = 1 << 20  # rows
-
-
 class _Grown:
     """One series while its file is read: value, index and parts as arrays, and names of regimes."""
 
@@ -148,21 +143,6 @@ class _Grown:
     def __init__(self, kinds: Sequence[str]) -> None:
         self.columns = [_array(kind) for kind in kinds]
         self.regimes: list[str] = []
-
-
-def _regular(keys: Sequence[Any], different: int) -> Iterable[tuple[Any, slice]] | None:
-    """Which rows each series has, if they come in turns (a step of all ranks after another) or one series after
-    another; None if neither is so."""
-    if not 0 < different * FEW_ROWS <= len(keys):
-        return None
-    if keys[different:] == keys[:-different]:
-        return ((keys[first], slice(first, None, different)) for first in range(different))
-    runs, row = [], 0
-    for key, some in groupby(keys):
-        count = sum(1 for _ in some)
-        runs.append((key, slice(row, row + count)))
-        row += count
-    return runs if len(runs) * FEW_ROWS <= len(keys) else None
 
 
 def _array(kind: str, cells: Iterable[float] = ()) -> array[float]:
@@ -184,9 +164,6 @@ class _Rows:
         if columns.index:
             self.kinds[1] = "q"  # until a place is no whole number
         self.by_key: dict[Any, _Grown] = {}
-        self.keys: dict[Any, Any] = {}  # each once, however many rows are held
-        self.held: list[tuple[Sequence[Any], list[Sequence[float]], Sequence[str]]] = []
-        self.held_rows = 0
         self.style: times.TimeStyle | None = None
         self.counts: Counter[str] = Counter()
         self.rows = 0
@@ -209,7 +186,6 @@ class _Rows:
             else:
                 cells.append(_numbers(of[name], chunk.where, name, self.file))
         keys, named = self._keys(of, count, chunk.where)
-        keys = [self.keys.setdefault(key, key) for key in keys]
         regimes = list(self._regimes(of)) if self.columns.regime else None
         if not named:
             keep = [bool(key) and good for key, good in zip(self._subjects, keep or [True] * count, strict=True)]
@@ -218,41 +194,17 @@ class _Rows:
             keys = list(compress(keys, keep))
             cells = [list(compress(some, keep)) for some in cells]
             regimes = list(compress(regimes, keep)) if regimes is not None else None
-        self.held.append((keys, cells, regimes or ()))
-        self.held_rows += len(keys)
-        # Until there are some of each series: one by one, all over the memory, takes longer than all else.
-        if self.held_rows >= min(FEW_ROWS * len(self.by_key), MOST_HELD):
-            self.hand_on()
+        self._append(keys, cells, regimes or ())
 
-    def hand_on(self) -> None:
-        """The rows that are held to their series."""
-        if not self.held:
-            return
-        keys, cells, regimes = zip(*self.held, strict=True)
-        self.held, self.held_rows = [], 0
-        columns = [_array(kind) for kind in self.kinds]
-        for some in cells:
-            for column, more in zip(columns, some, strict=True):
-                column.extend(more)
-        self._append([*chain.from_iterable(keys)], columns, [*chain.from_iterable(regimes)])
-
-    def _append(self, keys: Sequence[Any], cells: Sequence[array[float]], regimes: Sequence[str]) -> None:
-        """Each column in a pass of its own: that is Python's fastest way, but for rows in a regular order. regimes: ()
-        where none are told."""
+    def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
+        """Each column in a pass of its own, which is faster. regimes: () if none are reported."""
         by_key = self.by_key
-        different = set(keys)
-        for key in different - by_key.keys():
+        for key in set(keys) - by_key.keys():
             by_key[key] = _Grown(self.kinds)
-        regular = _regular(keys, len(different))
-        if regular is None:
-            grown = [by_key[key].columns for key in keys]
-            for place, column in enumerate(cells):
-                for columns, cell in zip(grown, column, strict=True):
-                    columns[place].append(cell)
-        else:
-            for key, rows in regular:
-                for its, column in zip(by_key[key].columns, cells, strict=True):
-                    its.extend(column[rows])
+        grown = [by_key[key].columns for key in keys]
+        for place, column in enumerate(cells):
+            for columns, cell in zip(grown, column, strict=True):
+                columns[place].append(cell)
         for key, regime in zip(keys, regimes, strict=False):
             by_key[key].regimes.append(regime)
 
@@ -307,7 +259,6 @@ class _Rows:
         if whole_again:
             found = [0 if _is_missing(cell) else int(cell) for cell in cells]
         elif self.kinds[1] == "q":
-            self.hand_on()
             self.kinds[1] = "d"
             for grown in self.by_key.values():
                 grown.columns[1] = _array("d", grown.columns[1])

@@ -1,17 +1,14 @@
-"""nvbandwidth (github.com/NVIDIA/nvbandwidth): copies by the copy engines, as text (all versions) and as JSON (from
-0.5).
+"""nvbandwidth (github.com/NVIDIA/nvbandwidth): copies by the copy engines. Every version prints text.
 
-Text: "Running NAME.", a heading, a row of column numbers, a row each; "Waived:" where the machine has no such pair;
-"N/A" or 0.00 on the diagonal. A wrong copy is "Invalid value when checking the pattern", an error of CUDA
-"[CUDA_ERROR_...] ... in expression". output.cpp and json_output.cpp of version 0.8 print both.
+"Running NAME.", a heading, a row of column numbers, then one row each; "Waived:" if the machine has no such pair; "N/A"
+or 0.00 on the diagonal. A wrong copy is "Invalid value when checking the pattern", an error of CUDA "[CUDA_ERROR_...]
+... in expression" (output.cpp of version 0.8).
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
@@ -31,7 +28,6 @@ TESTS = {
 MOST_DEVICES = 256
 _VERSION = regex(r"nvbandwidth Version: v?([0-9][0-9.]{0,15})")
 _DEVICE = regex(r"Device ([0-9]{1,3}): [^\n]{0,200}\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
-_LISTED = regex(r"([0-9]{1,3}): .*\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
 _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
@@ -42,21 +38,14 @@ def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse(text: str) -> list[Measurement]:
-    """Either form. Raises NotUnderstood."""
-    start = text.find("{")
-    if start >= 0 and '"nvbandwidth"' in text:
-        return _of_json(text[start:])
-    found = list(_of_text(text))
+    """Raises NotUnderstood."""
+    found = list(_measurements(text))
     if not found:
-        trouble = _trouble(text)
-        raise NotUnderstood(trouble or "this is no output of nvbandwidth")
+        raise NotUnderstood(_trouble(text) or "this is no output of nvbandwidth")
     return found
 
 
-# --- text
-
-
-def _of_text(text: str) -> Iterator[Measurement]:
+def _measurements(text: str) -> Iterator[Measurement]:
     version = _VERSION.search(text)
     if version is None:
         return
@@ -110,54 +99,6 @@ def _trouble(text: str) -> str:
         if "CUDA_ERROR" in line or "Invalid value when checking" in line or line.startswith("ASSERT"):
             return printable(line.strip())[:300]
     return ""
-
-
-# --- JSON
-
-
-def _of_json(text: str) -> list[Measurement]:
-    try:
-        told, _ = json.JSONDecoder().raw_decode(text)
-        root = told["nvbandwidth"]
-        cases = root.get("testcases", [])
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise NotUnderstood("this is no JSON of nvbandwidth") from None
-    source = f"nvbandwidth {printable(str(root.get('version', '')))[:16].lstrip('v')}".strip()
-    found: list[Measurement] = []
-    for case in cases if isinstance(cases, list) else ():
-        if isinstance(case, dict) and isinstance(case.get("name"), str) and case["name"] in TESTS:
-            found += _of_case(case, _listed(root), source)
-    if not found:
-        error = root.get("error")
-        raise NotUnderstood(printable(str(error))[:300] if error else "nvbandwidth's JSON has no test that is known")
-    return found
-
-
-def _listed(root: dict[str, Any]) -> dict[int, str]:
-    devices = root.get("GPU Device list")
-    told = [str(one) for one in devices] if isinstance(devices, list) else []
-    found = [_LISTED.match(one) for one in told[:MOST_DEVICES]]
-    return {int(one[1]): _address(one[2], one[3], one[4]) for one in found if one}
-
-
-def _of_case(case: dict[str, Any], names: dict[int, str], source: str) -> list[Measurement]:
-    test, status = TESTS[case["name"]], case.get("status")
-    if status == "Passed" and isinstance(matrix := case.get("bandwidth_matrix"), list):
-        rows = [[_of_cell(cell) for cell in row] for row in matrix[:MOST_DEVICES] if isinstance(row, list)]
-        measured = list(_measured(case["name"], rows, names, source))
-        if measured:
-            return measured
-    says = printable(str(case.get("error") or f"nvbandwidth says: {status}"))[:300]
-    state = "failed" if status == "Error" and not is_excused(says) else "not_looked"
-    return [Measurement(test, "", None, "GB/s", state, says, source)]
-
-
-def _of_cell(cell: object) -> float | None:
-    value = _value(str(cell)) if isinstance(cell, str | int | float) else None
-    return value if isinstance(value, float) else None
-
-
-# --- both
 
 
 def _measured(

@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from other_user import NOBODY, become, only_root
 from waiting import until
 
 from healthd import client
-from healthd.failslow.live.advice_files import FOLDER, Advising
+from healthd.failslow.live.advice_files import FOLDER, Advising, Followed, advice, follow
 from healthd.failslow.live.document import JobTold
 from healthd.failslow.live.receiver import SOCKET, Receiver
-from healthd.failslow.mitigation.advice import Followed, Seen, advice, follow
 from healthd.failslow.mitigation.planner import Action, Overheads
 from healthd.failslow.model import Cause
 
 ROOT = Path(__file__).parents[3]
 CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
-SLOW = Seen(True, 6.0, Cause.COMPUTE_GPU, 1000.0, 0.4, "rank 3")
+SLOW = JobTold("4711", 1, "client", True, 1000.0, 0.4, 6.0, "", "rank 3", "compute_gpu")
 
 
 def told(job: str = "4711", slow: bool = True, lost: float = 48.0, ranks: int = 8, source: str = "client") -> JobTold:
@@ -44,11 +44,11 @@ def in_job(root: Path, pid: int, job: str = "4711") -> None:
 
 
 def test_a_job_that_never_was_slow_has_no_advice() -> None:
-    assert follow(Followed(), Seen(False, 0.0), Overheads()).number == 0
+    assert follow(Followed(), JobTold("4711", 1, "client"), Overheads()).number == 0
 
 
 def test_a_job_is_advised_to_ignore_it_until_the_loss_has_reached_a_cost() -> None:
-    first = follow(Followed(), SLOW._replace(lost_seconds=3.0), Overheads())
+    first = follow(Followed(), replace(SLOW, lost_seconds=3.0), Overheads())
     assert (first.action, first.number) == (Action.IGNORE, 1)
     second = follow(first, SLOW, Overheads())
     assert (second.action, second.number) == (Action.MICRO_BATCHES, 2)
@@ -60,15 +60,17 @@ def test_what_did_not_change_is_no_news() -> None:
 
 
 def test_a_relief_is_told_and_begins_all_anew() -> None:
-    followed = follow(follow(Followed(), SLOW, Overheads()), Seen(False, 6.0), Overheads())
+    followed = follow(
+        follow(Followed(), SLOW, Overheads()), JobTold("4711", 1, "client", lost_seconds=6.0), Overheads()
+    )
     assert (followed.action, followed.number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
-    assert json.loads(advice("1", followed, Overheads(), 5.0))["says"] == "nothing is slow any more"
+    assert json.loads(advice(followed, Overheads(), 5.0))["says"] == "nothing is slow any more"
 
 
 def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:
-    first = follow(Followed(), SLOW._replace(lost_seconds=32.0, ranks=8), Overheads())
+    first = follow(Followed(), replace(SLOW, lost_seconds=32.0, ranks=8), Overheads())
     assert (first.action, first.state.lost) == (Action.IGNORE, 4.0)
-    assert follow(first, SLOW._replace(lost_seconds=32.0, ranks=1), Overheads()).state.lost == 4.0
+    assert follow(first, replace(SLOW, lost_seconds=32.0, ranks=1), Overheads()).state.lost == 4.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -76,15 +78,15 @@ def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:
 def test_whatever_a_job_shows_its_advice_is_a_document(looks: list[tuple[bool, float, Cause]]) -> None:
     followed = Followed()
     for slow, lost, cause in looks:
-        followed = follow(followed, Seen(slow, lost, cause), Overheads())
-        document = json.loads(advice("4711", followed, Overheads(), 1.5))
+        followed = follow(followed, replace(SLOW, slow=slow, lost_seconds=lost, cause=cause.value), Overheads())
+        document = json.loads(advice(followed, Overheads(), 1.5))
         assert document["action"] in {one.value for one in Action}
         assert document["slow"] is slow
 
 
 def test_a_restart_is_advised_when_as_much_is_lost_as_the_site_says_that_it_costs() -> None:
     """Of an unknown cause nothing else is left."""
-    unknown = SLOW._replace(cause=Cause.UNKNOWN, lost_seconds=100.0)
+    unknown = replace(SLOW, cause=Cause.UNKNOWN.value, lost_seconds=100.0)
     assert follow(Followed(), unknown, Overheads()).action is Action.IGNORE
     assert follow(Followed(), unknown, Overheads(s4=100.0)).action is Action.RESTART
 

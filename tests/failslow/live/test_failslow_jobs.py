@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.live.datagram import Step
 from healthd.failslow.live.document import MOST_RECENT, Told, as_text, read
-from healthd.failslow.live.jobs import MOST_LOOKS, Jobs
+from healthd.failslow.live.jobs import MOST_LOOKS, Jobs, judge
 from healthd.failslow.live.series import Sample
 from healthd.failslow.live.settings import Watched
-from healthd.failslow.live.suspect import Channel, RankSeen, judge
 from healthd.failslow.model import Kind, Point
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(16)]
@@ -214,12 +215,14 @@ def test_the_document_comes_back_as_it_was():
 
 points = st.builds(Point, st.just(0), st.just(9), st.floats(0.1, 50), st.just(0.9))
 channels = st.builds(
-    lambda slow, healthy, ratio: Channel(slow, slow and 1.0, healthy, ratio),
+    lambda slow, healthy, ratio: SimpleNamespace(slow=slow, since=slow and 1.0, healthy=healthy, ratio=ratio),
     st.none() | points,
     st.floats(0, 1e6),
     st.none() | st.floats(1e-6, 1e6),
 )
-ranks = st.lists(st.builds(RankSeen, st.text(max_size=3), st.just(""), channels, st.none() | channels), max_size=12)
+ranks = st.lists(
+    st.builds(SimpleNamespace, name=st.text(max_size=3), iteration=channels, busy=st.none() | channels), max_size=12
+)
 
 
 @settings(max_examples=300)
@@ -239,7 +242,7 @@ def test_any_times_are_judged_and_who_is_named_is_a_slow_minority(seen):
 
 @given(st.permutations(range(8)))
 def test_the_order_of_the_ranks_changes_nothing(order):
-    seen = [rank.seen() for rank in Gang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values()]
+    seen = list(Gang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values())
     found = judge([seen[at] for at in order])
     assert found.rank is not None
     assert order[found.rank] == 5

@@ -22,12 +22,21 @@ from waiting import until
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from failslow.counters import bursts
 
-from healthd.failslow.live.budget import OVER_SECONDS, SHARE, Budget, Less, less
 from healthd.failslow.live.counters import Counts
 from healthd.failslow.live.iterations import STRIDE
 from healthd.failslow.live.job_gpus import Here, look
 from healthd.failslow.live.sampler import Sampler
-from healthd.failslow.live.sampling import LOOK_SECONDS, SETTLED_SECONDS, Sampling, Setup
+from healthd.failslow.live.sampling import (
+    LOOK_SECONDS,
+    OVER_SECONDS,
+    SETTLED_SECONDS,
+    SHARE,
+    Budget,
+    Less,
+    Sampling,
+    Setup,
+    less,
+)
 from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import open_fake
 

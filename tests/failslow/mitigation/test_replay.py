@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from gangs import Fault, gang, judged, workers
 
-from healthd.failslow.mitigation.planner import Action, Overheads
-from healthd.failslow.mitigation.replay import Stretch, replayed
+from healthd.failslow.mitigation.planner import Action, Overheads, Stretch, replayed
 from healthd.failslow.model import Cause, Confidence, Judgement, Point, Series, Suspect
 
 pytestmark = pytest.mark.one_python

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from streams import calls, gang, inspector_lines
 
 from healthd.cli.main import main
-from healthd.failslow.readers import hook_log, inspector, recorder
-from healthd.failslow.readers.streams import is_record, rank_of, read_streams
+from healthd.failslow.readers.streams import (
+    is_record,
+    moment,
+    rank_of,
+    read_hook_log,
+    read_inspector,
+    read_recorder,
+    read_streams,
+)
 from healthd.failslow.stream import StreamError, gathered, period_of
 
 # An entry of PyTorch 2.x, as a test of NVIDIA/nvidia-resiliency-ext (Apache-2.0) has it, without its stack.
@@ -155,10 +162,10 @@ def test_header_and_metadata_stand_before_the_records_of_a_dump_from_v4_3_on():
     first, *rest = (json.loads(line) for line in inspector_lines(2, 4, [("A", 9.0, 1.0)] * 3).splitlines())
     marker = {"header": first["header"], "metadata": first["metadata"], "dump_stats": {"coll_records": 3}}
     lines = [json.dumps(marker), *(json.dumps({"coll_perf": one["coll_perf"]}) for one in (first, *rest))]
-    [stream] = inspector.read(lines, "a.log", [])
+    [stream] = read_inspector(lines, "a.log", [])
     assert (stream.rank, stream.node, len(stream.operations)) == ("2", "gpu-0", 3)
     with pytest.raises(StreamError, match="line 1: has no header"):
-        inspector.read(lines[1:], "a.log", [])
+        read_inspector(lines[1:], "a.log", [])
 
 
 def test_a_rank_that_computes_longer_is_suspected_though_all_become_slower(tmp_path, capsys):
@@ -174,7 +181,7 @@ def test_a_rank_that_computes_longer_is_suspected_though_all_become_slower(tmp_p
 def test_transfer_is_what_the_last_rank_took_and_wait_what_others_took_longer():
     read = []
     for rank, made in enumerate(gang(4, 60)):
-        read += inspector.read(inspector_lines(rank, 4, made).splitlines(), f"{rank}.log", [])
+        read += read_inspector(inspector_lines(rank, 4, made).splitlines(), f"{rank}.log", [])
     for series in gathered(read).series:
         assert series.transfer
         assert series.wait
@@ -191,7 +198,7 @@ def test_transfer_is_what_the_last_rank_took_and_wait_what_others_took_longer():
 def test_plain_records_of_all_ranks_tell_how_long_a_communicator_took():
     read = []
     for rank, made in enumerate(gang(4, 60)):
-        read += inspector.read(inspector_lines(rank, 4, made, verbose=False).splitlines(), f"{rank}.log", [])
+        read += read_inspector(inspector_lines(rank, 4, made, verbose=False).splitlines(), f"{rank}.log", [])
     assert {one.kind_of for one in gathered(read).series} == {"communicator"}
     with pytest.raises(StreamError, match="event_trace_ts"):
         gathered(read[:3])
@@ -212,8 +219,8 @@ def test_a_rank_whose_last_operation_is_the_same_in_two_dumps_stands_still(tmp_p
 
 def test_a_rank_that_ended_long_before_the_others_stands_still():
     made, _ = calls(PATTERN, 100)
-    read = [hook_log.read(log(made).splitlines(), f"{rank}.log", str(rank), [])[0] for rank in range(3)]
-    read += hook_log.read(log(made[:300]).splitlines(), "3.log", "3", [])
+    read = [read_hook_log(log(made).splitlines(), f"{rank}.log", str(rank), [])[0] for rank in range(3)]
+    read += read_hook_log(log(made[:300]).splitlines(), "3.log", "3", [])
     assert [stop.series for stop in gathered(read).fail_stops] == ["3"]
     assert gathered(read[:3]).fail_stops == ()
 
@@ -224,7 +231,7 @@ def test_operations_of_one_kind_are_told_apart_by_their_size():
         ENTRY | {"profiling_name": "nccl:all_reduce", "time_created_ns": int(time * 1e9), "input_sizes": [[at % 4]]}
         for at, (_, time) in enumerate(made, 1)
     ]
-    assert period_of(recorder.read(json.dumps(entries).encode(), "a", "0")).operations == 4
+    assert period_of(read_recorder(json.dumps(entries).encode(), "a", "0")).operations == 4
 
 
 @pytest.mark.parametrize(
@@ -237,14 +244,14 @@ def test_the_rank_is_in_the_files_name(name, rank):
 
 @given(st.sampled_from([1.7e9, 1.7e12, 1.7e15, 1.7e18]))
 def test_a_time_is_known_in_each_unit(time):
-    assert hook_log.seconds(time) == pytest.approx(1.7e9)
+    assert moment(time) == pytest.approx(1.7e9)
 
 
 @given(st.lists(st.text(max_size=40), max_size=5), st.integers(0, 2), st.text(max_size=20), st.integers(0, 400))
 def test_lines_of_others_are_read_or_told_in_one_sentence(lines, which, put, at):
     good = inspector_lines(1, 2, [("A", 1.0, 1.0)]) if which else "1.5 all_reduce 0x1\n"
     damaged = (good[: at % len(good)] + put + good[at % len(good) :]).splitlines()
-    for reader in (lambda one: inspector.read(one, "a", []), lambda one: hook_log.read(one, "a", "0", [])):
+    for reader in (lambda one: read_inspector(one, "a", []), lambda one: read_hook_log(one, "a", "0", [])):
         for some in ([*lines, *damaged], [*damaged, *lines], lines):
             with suppress(StreamError):
                 assert reader(some)
@@ -259,7 +266,7 @@ JSONS = st.recursive(
 @given(st.sampled_from(sorted(ENTRY)), JSONS)
 def test_an_entry_of_others_is_read_or_told_in_one_sentence(field, value):
     with suppress(StreamError):
-        stream = recorder.read(json.dumps({"entries": [ENTRY, ENTRY | {field: value}]}).encode(), "a", "0")
+        stream = read_recorder(json.dumps({"entries": [ENTRY, ENTRY | {field: value}]}).encode(), "a", "0")
         with suppress(StreamError):
             gathered([stream])
 
@@ -269,7 +276,7 @@ def test_a_part_of_a_record_of_others_is_read_or_told_in_one_sentence(part, valu
     record = json.loads(inspector_lines(1, 2, [("A", 1.0, 1.0)]))
     for changed in (value, {**record[part], **value} if isinstance(value, dict) else value):
         with suppress(StreamError):
-            inspector.read([json.dumps(record | {part: changed})], "a", [])
+            read_inspector([json.dumps(record | {part: changed})], "a", [])
 
 
 def test_a_table_of_samples_is_no_record(tmp_path):

@@ -54,16 +54,6 @@ def test_nvbandwidth_with_addresses_gives_them_and_a_copy_within_a_gpu_counts_bo
     assert told(found)[7] == ("memory", "0000:da:00.0", 2232.6, "measured")
 
 
-def test_nvbandwidths_json_is_read_also_between_warnings():
-    plain = nvbandwidth.parse(recorded("nvbandwidth_v0.5_one_gpu.json"))
-    assert told(plain) == [
-        ("pcie_h2d", "gpu 0", 12.4, "measured"),
-        ("pcie_d2h", "gpu 0", 13.2, "measured"),
-        ("p2p", "", None, "not_looked"),  # waived: one GPU has no peer
-    ]
-    assert plain[0].source == "nvbandwidth 0.5"
-
-
 def test_a_wrong_copy_and_an_error_of_cuda_are_failures():
     (wrong,) = nvbandwidth.parse(recorded("nvbandwidth_v0.7_wrong_copy.txt"))
     assert (wrong.test, wrong.state) == ("p2p", "failed")
@@ -140,9 +130,6 @@ def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_n
     text = recorded("nvbandwidth_v0.8_cuda_error.txt").replace("CUDA_ERROR_INVALID_CONTEXT", name)
     (found,) = nvbandwidth.parse(text)
     assert (found.state, name in found.says) == ("not_looked", True)
-    case = {"name": "host_to_device_memcpy_ce", "status": "Error", "error": f"[{name}] in expression cuMemAlloc()"}
-    (found,) = nvbandwidth.parse(json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": [case]}}))
-    assert found.state == "not_looked"
 
 
 def test_what_pytorchs_program_excuses_is_excused_of_every_tool():
@@ -358,11 +345,8 @@ KEYS = [
     "missing",
     "source",
     "size",
-    "nvbandwidth",
-    "testcases",
     "name",
     "status",
-    "bandwidth_matrix",
     "version",
     "results",
     "tests",
@@ -379,8 +363,7 @@ KEYS = [
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*KEYS, *dcgmi.ROOTS, "GPU Device list"]), inner, max_size=4)
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, *dcgmi.ROOTS]), inner, max_size=4)
     ),
     max_leaves=12,
 )
@@ -395,7 +378,7 @@ def test_any_text_gives_measurements_or_one_error(tool, text):
 @pytest.mark.parametrize("tool", PARSERS)
 @given(value=JSON)
 def test_any_json_below_the_known_keys_gives_measurements_or_one_error(tool, value):
-    for root in ({"nvbandwidth": value}, {"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}):
+    for root in ({"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}):
         assert_measurements_or_one_error(PARSERS[tool], json.dumps(root))
 
 

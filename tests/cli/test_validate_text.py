@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.cli.validate import text
 from healthd.common.page import Page
 from healthd.validation.document import Result, Validation, as_document
-from healthd.validation.text import text
 from tests.validation.test_document import VALIDATIONS
 
 

@@ -286,7 +286,7 @@ def test_a_store_of_one_job_and_one_line_answers():
     assert "No job failed in this time." in text_of(told, Page())
 
 
-EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=also(*HealthCheck))
+EXAMPLES = settings(max_examples=5, deadline=None, suppress_health_check=also(*HealthCheck))
 
 
 @EXAMPLES

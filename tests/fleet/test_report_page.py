@@ -366,7 +366,7 @@ def commands(page: str) -> dict[str, list[str]]:
 def made_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fleet_made import Size, made_store
 
-    return made_store(tmp_path_factory.mktemp("report"), Size(jobs=8_000, nodes=40, months=2, seed=5))
+    return made_store(tmp_path_factory.mktemp("report"), Size(jobs=25_000, nodes=70, months=2, seed=5))
 
 
 @pytest.mark.parametrize("choice", [(), ("--cluster", "made", "--from", "2025-12-05", "--to", "2026-01-20")])

@@ -17,7 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd.common.slurm import lemon_command
 from healthd.fleet.answers.document import Document, Unanswerable, number, percent, plural, share, span
@@ -59,42 +59,35 @@ LITTLE_OBSERVED = 0.5
 FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
 LONGER_DAYS = 180
 
-_XIDS = """
-SELECT cluster, node, count(DISTINCT (code, coalesce(subject, ''))) AS value FROM sights
-WHERE check_name = 'gpu_xid' AND severity IN ('degraded', 'critical')
-  AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE) AND time >= {begin} AND time < {end}
-GROUP BY cluster, node
-"""
-_EXCLUSIONS = """
-SELECT cluster, node, count(DISTINCT job_id) AS value FROM exclusions
-WHERE node IS NOT NULL AND submit_time >= {begin} AND submit_time < {end} GROUP BY cluster, node
-"""
-_TICKETS = """
-SELECT cluster, node, count(*) AS value FROM tickets
-WHERE node IS NOT NULL AND opened_time >= {begin} AND opened_time < {end} GROUP BY cluster, node
-"""
-_SINGLE_NODE_JOBS = """
-SELECT job_nodes.cluster, job_nodes.node, count(*) AS value
-FROM job_nodes JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
-WHERE jobs.nodes = 1 AND jobs.start_time IS NOT NULL AND jobs.end_time >= {begin} AND jobs.end_time < {end}
-GROUP BY job_nodes.cluster, job_nodes.node
-"""
-_LARGE_JOBS = """
-SELECT count(*) AS jobs FROM chosen_jobs
-WHERE gpus > ? AND start_time IS NOT NULL AND end_time >= {begin} AND end_time < {end}
-"""
-_OBSERVED = """
-SELECT cluster, node, CAST(sum(seconds) AS BIGINT) AS seconds, CAST(sum(observed_seconds) AS BIGINT) AS observed
-FROM observed WHERE day >= {begin} - 86399 AND day < {end} GROUP BY cluster, node
-"""
 NOT_DRAINED = "--apply drains it only with --probability: its events are few, or of little weight"
-_TIMES = {
-    "jobs": ("start_time", "end_time"),
-    "events": ("time",),
-    "node_states": ("start_time",),
-    "failures": ("time",),
-    "scraped_conditions": ("last_time",),
-}
+
+
+class Newest(NamedTuple):
+    """Columns of lemons_newest.sql. source: a table of the store."""
+
+    source: str
+    cluster: str | None
+    newest: int
+
+
+class Signals(NamedTuple):
+    """Columns of lemons_signals.sql."""
+
+    cluster: str
+    node: str
+    cluster_nodes: int
+    xids: int
+    exclusions: int
+    tickets: int
+    single_jobs: int
+    seconds: int
+    observed_seconds: int
+
+
+class Jobs(NamedTuple):
+    """Columns of lemons_large_jobs.sql."""
+
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +128,14 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
     newest = _newest(study)
     begin, end = _window(study, window_days, newest)
     all_known = known(study, begin - HISTORY_SECONDS, end)
-    suspects = _suspects(study, all_known, begin, end)
+    of_nodes = study.ask("lemons_signals", Signals, window_from=begin, window_to=end)
+    suspects = _suspects(of_nodes, all_known, begin, end)
     judged = {cluster: judge(suspects[cluster], least) for cluster in sorted(suspects)}
     ranked = [one for cluster in judged for one in judged[cluster].ranked]
-    counts = study.rows("SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster")
-    all_nodes = {row["cluster"]: row["nodes"] for row in counts}
+    cluster_nodes = {row.cluster: row.cluster_nodes for row in of_nodes}
     fleets = [
         {
-            **_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]),
+            **_fleet(judged[cluster], suspects[cluster], cluster_nodes[cluster]),
             **_expected(judged[cluster], suspects[cluster], all_known.begins.get(cluster, begin), begin, end),
         }
         for cluster in judged
@@ -176,18 +169,11 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
 
 
 def _newest(study: Study) -> dict[str, int]:
-    """table -> the newest that it tells of the chosen cluster, before the end of what is asked for."""
-    cluster = study.chosen.cluster
-    whose = " AND cluster = ?" if cluster else ""
-    found = {}
-    for table, columns in _TIMES.items():
-        times = " UNION ALL ".join(
-            f"SELECT max({column}) AS t FROM {table} WHERE {column} < {study.to_time}{whose}" for column in columns
-        )
-        values = (cluster,) * len(columns) if cluster else ()
-        newest = study.row(f"SELECT CAST(max(t) AS BIGINT) AS newest FROM ({times})", *values)["newest"]
-        if newest is not None:
-            found[table] = newest
+    """Return the latest time in each table about the chosen cluster, before the end of the period."""
+    found: dict[str, int] = {}
+    for row in study.ask("lemons_newest", Newest):
+        if study.chosen.cluster in ("", row.cluster):
+            found[row.source] = max(found.get(row.source, row.newest), row.newest)
     return found
 
 
@@ -204,21 +190,11 @@ def _window(study: Study, window_days: float | None, newest: Mapping[str, int]) 
     return max(study.from_time, end - round(window_days * DAY)), end
 
 
-def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
-    """All chosen nodes, by cluster."""
-    study.need("observed")
-    times = {"begin": begin, "end": end}
-    xids, exclusions, tickets, single_jobs = (
-        {(row["cluster"], row["node"]): row["value"] for row in study.rows(sql.format(**times))}
-        for sql in (_XIDS, _EXCLUSIONS, _TICKETS, _SINGLE_NODE_JOBS)
-    )
-    observed = {
-        (row["cluster"], row["node"]): share(row["observed"], row["seconds"])
-        for row in study.rows(_OBSERVED.format(**times))
-    }
+def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
+    """Return all chosen nodes, by cluster."""
     found: dict[str, list[Suspect]] = defaultdict(list)
-    for row in study.rows("SELECT cluster, node FROM chosen_nodes ORDER BY cluster, node"):
-        key: Key = (row["cluster"], row["node"])
+    for row in of_nodes:
+        key: Key = (row.cluster, row.node)
         evidence = sorted(
             all_known.evidence.get(key, ()),
             key=lambda one: (one.start_time, one.end_time, one.kind, one.code, one.db_index or 0),
@@ -235,17 +211,17 @@ def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str,
                 signals_of(
                     within,
                     outs=sum(begin <= outage.start_time < end for outage in outages),
-                    xids=xids.get(key, 0),
-                    exclusions=exclusions.get(key, 0),
-                    tickets=tickets.get(key, 0),
-                    single_jobs=single_jobs.get(key, 0),
+                    xids=row.xids,
+                    exclusions=row.exclusions,
+                    tickets=row.tickets,
+                    single_jobs=row.single_jobs,
                 ),
                 record,
                 counted(record, (begin, end)),
                 [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
                 within,
                 outages,
-                observed.get(key),
+                share(row.observed_seconds, row.seconds),
             )
         )
     return found
@@ -366,7 +342,8 @@ def _gain(
 ) -> dict[str, Any]:
     """What jobs of more GPUs would gain if other nodes stood where the lemons are: those fail too, at the fleet's rate,
     1 / score of the lemon's. "14 % to 4 %" of 512+ GPU jobs in arXiv 2410.21680."""
-    jobs = study.row(_LARGE_JOBS.format(begin=begin, end=end), more_than)["jobs"]
+    window = {"window_from": begin, "window_to": end}
+    ((jobs,),) = study.ask("lemons_large_jobs", Jobs, **window, more_than_gpus=more_than)
     failed = by_lemons = spared = 0.0
     for cluster, some in suspects.items():
         for one in some:

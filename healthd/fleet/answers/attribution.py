@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from healthd.fleet.answers.causes import CAUSES, HARDWARE, SYSTEM_SOFTWARE, USER
 from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.incidents import CONFIDENCES, Attributed, Failure, Seen, attributed
 from healthd.fleet.answers.states import There
-from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
 
 LARGEST = 20  # jobs without a cause that are listed
@@ -96,10 +96,10 @@ class Week(NamedTuple):
 
 
 class CheckDate(NamedTuple):
-    """Columns of attribution_check_dates.sql."""
+    """Columns of attribution_check_dates.sql, and keys of the document."""
 
     cluster: str
-    check_name: str
+    check: str
     event: str
     version: str
     time: int
@@ -134,11 +134,13 @@ def attribution(study: Study) -> Document:
     study.must_have("jobs")
     if not study.has("scraped_conditions"):
         study.must_have("events")
-    by_chance = Counter(it.cause for _, it in of_jobs(_conditions(study, chance=1)))
-    jobs = list(of_jobs(_conditions(study, chance=0)))
+    by_chance = Counter(it.cause for _, it in of_jobs(_pages(study, "attribution_page", Condition, PAGE, chance=1)))
+    jobs = list(of_jobs(_pages(study, "attribution_page", Condition, PAGE, chance=0)))
     gpu_hours = {row.week: row.gpu_seconds / 3600 for row in study.ask("attribution_weeks", Week)}
     totals = study.ask("attribution_totals", Total)
     named = {(job.cluster, job.db_index) for job, _ in jobs}
+    largest = _pages(study, "attribution_largest", Failed, AT_ONCE)
+    without = (row for row in largest if (row.cluster, row.db_index) not in named)
     swaps = gpu_swaps(study.ask("attribution_flags_gone", Flag), study.ask("attribution_tickets", Ticket))
     gpus = sum(row.gpus for row in study.ask("states_there", There))
     years = (study.to_time - study.from_time) / (365.25 * 86400)
@@ -156,8 +158,8 @@ def attribution(study: Study) -> Document:
             *_notes(told, study.has("tickets")),
         ),
         **told,
-        "unattributed_jobs": [row._asdict() for row in islice(_largest_without(study, named), LARGEST)],
-        "check_dates": [_date(row) for row in study.ask("attribution_check_dates", CheckDate)],
+        "unattributed_jobs": [row._asdict() for row in islice(without, LARGEST)],
+        "check_dates": [row._asdict() for row in study.ask("attribution_check_dates", CheckDate)],
         "gpu_swaps": {
             "known": len(swaps),
             "per_1000_gpus_and_year": share(1000 * len(swaps), gpus * years),
@@ -167,39 +169,24 @@ def attribution(study: Study) -> Document:
     }
 
 
-def _conditions(study: Study, chance: int) -> Iterator[Condition]:
-    """Return the rows of all pages."""
+def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) -> Iterator[R]:
+    """Yield the rows of a query that has pages, `rows` places each."""
     for page in count():
-        after = page * PAGE
-        rows = study.ask("attribution_page", Condition, chance=chance, after_place=after, page_rows=PAGE)
-        yield from rows
-        if not rows:
+        found = study.ask(name, row, after_place=page * rows, page_rows=rows, **parameters)
+        yield from found
+        if not found:
             return
-
-
-def _largest_without(study: Study, named: Collection[tuple[str, int]]) -> Iterator[Failed]:
-    """Return the failures without a cause, those that lost most GPU time first."""
-    for page in count():
-        rows = study.ask("attribution_largest", Failed, after_place=page * AT_ONCE, page_rows=AT_ONCE)
-        yield from (row for row in rows if (row.cluster, row.db_index) not in named)
-        if not rows:
-            return
-
-
-def _date(row: CheckDate) -> Row:
-    """Return a date for the document, where the check is `check`: a word of SQL."""
-    return {("check" if key == "check_name" else key): value for key, value in row._asdict().items()}
 
 
 # --- one job
 
 
 class Job(NamedTuple):
-    """A failed job, as its document has it. looked: one of LOOKED"""
+    """A failed job, as its document has it, but for `looked`: one of LOOKED."""
 
-    cluster: str
-    job_id: int
+    job: int
     db_index: int
+    cluster: str
     state: str
     end_time: int
     gpus: int
@@ -220,9 +207,9 @@ def of_jobs(rows: Iterable[Condition]) -> Iterator[tuple[Job, Attributed]]:
 
 def _job(row: Condition) -> Job:
     return Job(
-        sys.intern(row.cluster),
         row.job_id,
         row.db_index,
+        sys.intern(row.cluster),
         sys.intern(row.state),
         row.end_time,
         row.gpus,
@@ -260,14 +247,7 @@ def _seen(rows: Sequence[Condition]) -> Seen:
 def _shown(job: Job, it: Attributed) -> Row:
     means = meaning(it.seen.code)
     return {
-        "job": job.job_id,
-        "db_index": job.db_index,
-        "cluster": job.cluster,
-        "state": job.state,
-        "end_time": job.end_time,
-        "gpus": job.gpus,
-        "gpu_seconds": job.gpu_seconds,
-        "lost_gpu_seconds": job.lost_gpu_seconds,
+        **{key: value for key, value in job._asdict().items() if key != "looked"},
         "cause": it.cause,
         "domain": CAUSES[it.cause].domain,
         "transient": means.transient,
@@ -425,7 +405,7 @@ def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the exchanges of GPUs that the store has, by time: [{cluster, node, time, subject, why}].
 
     flags: what a GPU keeps for life was gone. tickets: their words may name a GPU and an exchange. A flag that went
-    while such a ticket of its node was open, or within a day, belongs to the ticket. Pure."""
+    while such a ticket of its node was open, or within a day after, belongs to the ticket. Pure."""
     exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.words) and _SAYS_SWAP.fullmatch(row.words)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in exchanges]
     places = set()

@@ -130,6 +130,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
     all_known = known(study, begin - HISTORY_SECONDS, end)
     of_nodes = study.ask("lemons_signals", Signals, window_from=begin, window_to=end)
     suspects = _suspects(of_nodes, all_known, begin, end)
+    every = [one for some in suspects.values() for one in some]
     judged = {cluster: judge(suspects[cluster], least) for cluster in sorted(suspects)}
     ranked = [one for cluster in judged for one in judged[cluster].ranked]
     cluster_nodes = {row.cluster: row.cluster_nodes for row in of_nodes}
@@ -141,7 +142,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
         for cluster in judged
     ]
     return {
-        **study.head("lemons", *_notes(study, suspects, begin, end, window_days), *few_named_notes(fleets, begin, end)),
+        **study.head("lemons", *_notes(study, every, begin, end, window_days), *few_named_notes(fleets, begin, end)),
         "from_time": begin,
         "to_time": end,
         "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
@@ -151,20 +152,14 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
         "fleets": fleets,
         "candidates": [
             {
-                "cluster": one.cluster,
-                "node": one.node,
-                "score": score(one.counted, fleet),
-                "probability": probability(one.counted, fleet, MANY_TIMES),
-                "incidents": counting(one.incidents),
-                "events": len(one.incidents),
+                **_ranked(one, judged[one.cluster]),
                 "signals": dict(one.signals),
                 "lemon": judged[one.cluster].is_lemon(one),
             }
             for one in ranked
-            if (fleet := judged[one.cluster].fleet) is not None
         ],
         "gain": [_gain(study, more_than, suspects, judged, begin, end) for more_than in LARGE],
-        "cdfs": {signal: cdf(_values(suspects, signal)) for signal in SIGNALS},
+        "cdfs": {signal: cdf(one.signals[signal] or 0.0 for one in every) for signal in SIGNALS},
     }
 
 
@@ -208,14 +203,7 @@ def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: in
         found[key[0]].append(
             Suspect(
                 *key,
-                signals_of(
-                    within,
-                    outs=sum(begin <= outage.start_time < end for outage in outages),
-                    xids=row.xids,
-                    exclusions=row.exclusions,
-                    tickets=row.tickets,
-                    single_jobs=row.single_jobs,
-                ),
+                signals_of(within, sum(begin <= outage.start_time < end for outage in outages), row),
                 record,
                 counted(record, (begin, end)),
                 [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
@@ -230,20 +218,20 @@ def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: in
 # --- the decisions: pure
 
 
-def signals_of(
-    evidence: Iterable[Evidence], outs: int, xids: int, exclusions: int, tickets: int, single_jobs: int
-) -> dict[str, float | None]:
-    """The seven, by the paper's names. Failed jobs count where this node is likelier the culprit than all others."""
+def signals_of(evidence: Iterable[Evidence], outs: int, of_node: Signals) -> dict[str, float | None]:
+    """Return the seven signals by the paper's names.
+
+    A failed job counts if this node is likelier the culprit than all others together."""
     failed = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5]
     single = sum((one.nodes or 1) == 1 for one in failed)
     return {
-        "excl_jobid_count": exclusions,
-        "xid_cnt": xids,
-        "tickets": tickets,
+        "excl_jobid_count": of_node.exclusions,
+        "xid_cnt": of_node.xids,
+        "tickets": of_node.tickets,
         "out_count": outs,
         "multi_node_node_fails": len(failed) - single,
         "single_node_node_fails": single,
-        "single_node_node_failure_rate": share(single, single_jobs),
+        "single_node_node_failure_rate": share(single, of_node.single_jobs),
     }
 
 
@@ -326,10 +314,6 @@ def cdf(values: Iterable[float]) -> list[list[float]]:
         for place, value in enumerate(ordered)
         if place + 1 == len(ordered) or ordered[place + 1] != value
     ]
-
-
-def _values(suspects: Mapping[str, Sequence[Suspect]], signal: str) -> list[float]:
-    return [one.signals[signal] or 0.0 for some in suspects.values() for one in some]
 
 
 def _gain(
@@ -423,12 +407,10 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
     return [note.replace("%", " %") for note in found]
 
 
-def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+def _ranked(one: Suspect, judged: Judged) -> dict[str, Any]:
+    """Return the keys that each ranked node has in the document."""
     fleet = judged.fleet
-    assert fleet is not None, "where nobody failed there is no lemon"
-    days = (end - begin) / DAY
-    out = one.out
-    words = summary(one.signals, one.evidence, days)
+    assert fleet is not None, "where nobody failed no node is ranked"
     return {
         "cluster": one.cluster,
         "node": one.node,
@@ -436,6 +418,15 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
         "probability": probability(one.counted, fleet, MANY_TIMES),
         "incidents": counting(one.incidents),
         "events": len(one.incidents),
+    }
+
+
+def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+    days = (end - begin) / DAY
+    out = one.out
+    words = summary(one.signals, one.evidence, days)
+    return {
+        **_ranked(one, judged),
         "certain": one.node in judged.certain,
         "signals": dict(one.signals),
         "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
@@ -520,10 +511,7 @@ def _words(one: Evidence) -> str:
     return "another tool recorded a failure" + (f" ({one.code})" if one.code else "")
 
 
-def _notes(
-    study: Study, suspects: Mapping[str, Sequence[Suspect]], begin: int, end: int, window_days: float | None
-) -> list[str]:
-    nodes = [one for some in suspects.values() for one in some]
+def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_days: float | None) -> list[str]:
     found = study.coverage_notes("jobs") if study.has("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(

@@ -198,9 +198,9 @@ class Study:
                 found.append(
                     f"healthd observed {percent(seen)} of the nodes' time; faults in the rest were not recorded."
                 )
-            step = observed.step_seconds
-            if step is not None:
-                found.append(f"Prometheus scraped every {step} s at most: a condition shorter than that is missing.")
+            if observed.step_seconds is not None:
+                step = f"every {observed.step_seconds} s at most"
+                found.append(f"Prometheus scraped {step}: a condition shorter than that is missing.")
         return found
 
     # --- inside

@@ -10,6 +10,12 @@ from healthd.fleet.figures import COLOURS, Figure, Of, Record, category, layer, 
 from healthd.fleet.view import COUNT, HUNDREDTHS, Column, Form, Table, View, described, interval
 
 FORMS = (Column("form", "form"), Column("ETTR", "ettr", Form(lambda ettr: f"{ettr:.3f}")))
+KEYS = {
+    "exact": "progress / expected time",
+    "simulated": "simulated",
+    "analytic": "formula with queue and end",
+    "approximate": "closed form of the paper",
+}
 RUNS = (
     Column("GPUs up to", "gpus_up_to", COUNT),
     Column("runs", "runs", COUNT),
@@ -21,26 +27,18 @@ RUNS = (
 
 
 def view(ettr: Document) -> View:
+    forms = [{"form": words, "ettr": ettr[key]} for key, words in KEYS.items()]
     return described(
         ettr,
         "How much of its time a large job makes progress",
         _sentences(ettr),
         [
-            Table("The same job by other forms", FORMS, _forms(ettr)),
+            Table("The same job by other forms", FORMS, forms),
             _by_checkpoint(ettr),
             Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
         ],
         [_grid(ettr, "by_checkpoint", "checkpoint_seconds"), _grid(ettr, "by_rate", "rate"), _runs(ettr)],
     )
-
-
-def _forms(ettr: Document) -> list[dict[str, Any]]:
-    return [
-        {"form": "progress / expected time", "ettr": ettr["exact"]},
-        {"form": "simulated", "ettr": ettr["simulated"]},
-        {"form": "formula with queue and end", "ettr": ettr["analytic"]},
-        {"form": "closed form of the paper", "ettr": ettr["approximate"]},
-    ]
 
 
 def _by_checkpoint(ettr: Document) -> Table:

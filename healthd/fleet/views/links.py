@@ -39,7 +39,7 @@ def view(links: Document) -> View:
     return described(
         links,
         "Links: flaps, errors and lost speed, by port and switch",
-        _sentences(links),
+        _sentences(links, ports, switches),
         [
             Table("All links", KINDS, links["kinds"]),
             Table("Ports that stand out", PORTS, ports, MOST_ROWS),
@@ -49,11 +49,9 @@ def view(links: Document) -> View:
     )
 
 
-def _sentences(links: Document) -> list[str]:
+def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[str]:
     if not any(row["episodes"] for row in links["kinds"]):
         return ["No link was in trouble in this time, as far as nodes were observed."]
-    ports = [row for row in links["ports"] if row["stands_out"]]
-    switches = [row for row in links["switches"] if row["stands_out"]]
     if not ports and not switches:
         found = ["No port and no switch has more trouble than chance explains."]
     else:

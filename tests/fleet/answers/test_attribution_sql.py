@@ -248,7 +248,7 @@ def dates(times: list[int], telling: int = 0, **asked: Any) -> list[Any]:
     nodes = [{"cluster": "c", "node": node} for _, _, node in every]
     found = query("attribution_check_dates", attribution.CheckDate, asked, lines=lines, events=events,
                   chosen_nodes=nodes)  # fmt: skip
-    return [row for row in found if row.check_name == "mount"]
+    return [row for row in found if row.check == "mount"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ middle AS (
   FROM dated
 )
 SELECT
-  middle.cluster, middle.check_name, middle.event, middle.version, middle.time, middle.first_time, middle.last_time,
+  middle.cluster, middle.check_name AS check, middle.event, middle.version, middle.time, middle.first_time, middle.last_time,
   middle.nodes
 FROM middle
 JOIN telling ON telling.cluster = middle.cluster

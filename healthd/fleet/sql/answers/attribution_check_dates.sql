@@ -1,11 +1,11 @@
--- When a check came, went or changed on at least `rolled_out` of the chosen nodes that told of any check.
+-- Dates on which a check was enabled, disabled or changed on at least `rolled_out` of the chosen nodes that reported such a change.
 --
 -- columns
 --   time   the median of the nodes' first dates
 -- asked
---   rolled_out DOUBLE = 0.1   share of the cluster's nodes: below it is no date of the fleet
+--   rolled_out DOUBLE = 0.1   share of these nodes of the cluster
 
-WITH told AS (
+WITH changes AS (
   SELECT
     lines.cluster, lines.node, lines.event, events.check_name, coalesce(events.version, '') AS version,
     coalesce(events.rest, '') AS settings, min(lines.time) AS time
@@ -16,14 +16,14 @@ WITH told AS (
   GROUP BY
     lines.cluster, lines.node, lines.event, events.check_name, coalesce(events.version, ''), coalesce(events.rest, '')
 ),
-telling AS (SELECT cluster, count(DISTINCT node) AS nodes FROM told GROUP BY cluster),
+reporting AS (SELECT cluster, count(DISTINCT node) AS nodes FROM changes GROUP BY cluster),
 -- A node has one row in each group, so that the rows of a group are its nodes.
 ranked AS (
   SELECT
     cluster, event, check_name, version, settings, time,
     row_number() OVER (PARTITION BY cluster, event, check_name, version, settings ORDER BY time, node) AS place,
     count(*) OVER (PARTITION BY cluster, event, check_name, version, settings) AS nodes
-  FROM told
+  FROM changes
 ),
 dated AS (
   SELECT
@@ -43,8 +43,8 @@ SELECT
   middle.cluster, middle.check_name AS check, middle.event, middle.version, middle.time, middle.first_time, middle.last_time,
   middle.nodes
 FROM middle
-JOIN telling ON telling.cluster = middle.cluster
+JOIN reporting ON reporting.cluster = middle.cluster
 CROSS JOIN asked
-WHERE middle.nodes >= asked.rolled_out * telling.nodes
+WHERE middle.nodes >= asked.rolled_out * reporting.nodes
   AND middle.time >= asked.from_time AND middle.time < asked.to_time
 ORDER BY middle.time, middle.cluster, middle.check_name, middle.event, middle.version, middle.settings

@@ -1,6 +1,6 @@
--- What a GPU keeps for its life (in its InfoROM) and a later look did not find: another GPU is in its place. Of the chosen nodes in [from_time, to_time).
+-- Flags that a GPU keeps for life (in its InfoROM) and that a later reading did not find: the GPU was replaced. Of the chosen nodes in [from_time, to_time).
 --
--- cleared_by others, unconfirmed, window: nothing was seen to be gone.
+-- A condition that was cleared by others, unconfirmed or window was not read again.
 
 SELECT lines.cluster, lines.node, coalesce(lines.subject, '') AS subject, lines.code, lines.time
 FROM lines

@@ -2,7 +2,7 @@
 --
 -- asked
 --   after_place BIGINT = 0   jobs after this place
---   page_rows BIGINT = 5000   at most so many
+--   page_rows BIGINT = 5000   number of jobs of a page
 
 SELECT
   failed.cluster, jobs.job_id AS job, failed.db_index, failed.state, failed.end_time, failed.gpus,

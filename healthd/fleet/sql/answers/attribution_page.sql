@@ -1,9 +1,9 @@
--- The next rows of `attribution_seen`, by job. A large fleet has 100,000 in a year: Python never has all of them.
+-- A page of `attribution_seen`, by job. A large fleet has 100,000 rows in a year, too many to hold at once.
 --
 -- asked
---   chance BIGINT = 0   1: what is found by chance
+--   chance BIGINT = 0   1: conditions found by chance
 --   after_place BIGINT = 0   rows after this place
---   page_rows BIGINT = 5000   at most so many conditions
+--   page_rows BIGINT = 5000   number of conditions of a page
 
 SELECT
   seen.place, seen.cluster, seen.db_index, seen.job_id, seen.array_job_id, seen.array_task_id, seen.state,

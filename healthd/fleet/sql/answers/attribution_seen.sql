@@ -1,12 +1,12 @@
--- What was seen on the nodes of the chosen failed jobs around their end, and what the same rule finds by chance.
+-- Conditions on the nodes of the chosen failed jobs around their end, and those that the same rule finds by chance.
 --
--- A row for each condition on a node of a job; of one that names jobs at its source, a row for each list of names.
+-- A row for each condition on a node of a job. A condition whose source names jobs has a row for each list of names.
 --
 -- columns
 --   by_chance     0 of `seen_with_failures`, 1 of `seen_by_chance`
 --   place         of the condition, in the order of the jobs; equal in the rows of one condition
---   from_events   at how many moments our stream told of it
---   jobs          names of jobs, with blanks between them; empty: none is named, or a list was cut
+--   from_events   number of moments that healthd's own stream reported
+--   jobs          names of jobs, separated by blanks; empty: the source names none, or a list was cut
 --   gpus, looked, gpu_seconds, lost_gpu_seconds   of the job, as in `attribution_failed`
 
 WITH every AS (
@@ -34,7 +34,7 @@ wanted AS (
   JOIN chosen_jobs ON chosen_jobs.cluster = every.cluster AND chosen_jobs.db_index = every.db_index
   JOIN attribution_failed AS failed ON failed.cluster = every.cluster AND failed.db_index = every.db_index
 ),
-told AS (
+naming AS (
   SELECT
     lines.cluster, lines.node, lines.code, lines.subject, coalesce(lines.first_time, lines.time) AS first_time,
     coalesce(lines.last_time, lines.time) AS last_time, events.jobs,
@@ -43,16 +43,16 @@ told AS (
   JOIN events ON events.node = lines.node AND events.stream_id = lines.stream_id AND events.seq = lines.seq
   WHERE lines.code IS NOT NULL AND events.jobs <> ''
 ),
-naming AS (
+matched AS (
   SELECT
-    wanted.by_chance, wanted.place, told.jobs, max(told.cut) OVER (PARTITION BY wanted.by_chance, wanted.place) AS cut
+    wanted.by_chance, wanted.place, naming.jobs, max(naming.cut) OVER (PARTITION BY wanted.by_chance, wanted.place) AS cut
   FROM wanted
-  JOIN told
-    ON told.cluster = wanted.cluster AND told.node = wanted.node AND told.code = wanted.code
-    AND told.subject IS NOT DISTINCT FROM wanted.subject
-  WHERE told.first_time <= wanted.last_seen AND told.last_time >= wanted.first_seen
+  JOIN naming
+    ON naming.cluster = wanted.cluster AND naming.node = wanted.node AND naming.code = wanted.code
+    AND naming.subject IS NOT DISTINCT FROM wanted.subject
+  WHERE naming.first_time <= wanted.last_seen AND naming.last_time >= wanted.first_seen
 ),
-named AS (SELECT DISTINCT by_chance, place, jobs FROM naming WHERE cut = 0)
+named AS (SELECT DISTINCT by_chance, place, jobs FROM matched WHERE cut = 0)
 SELECT
   wanted.by_chance, wanted.place, wanted.cluster, wanted.db_index, wanted.job_id, wanted.array_job_id,
   wanted.array_task_id, wanted.state, wanted.start_time, wanted.end_time, coalesce(wanted.nodes, 0) AS nodes,

@@ -1,9 +1,9 @@
--- Moments at which a node may have ended a job: conditions that drain, and states of Slurm. Of the whole store.
+-- Moments at which a node may have ended a job: conditions that drain, and Slurm's node states. Of the whole store.
 --
 -- columns
 --   code       of a condition; the reason of a state
 --   severity   degraded | critical; of a state: down | drain
---   kind       condition; of a state who set it: healthd | slurm | person | unknown
+--   kind       condition; the setter of a state: healthd | slurm | person | unknown
 
 SELECT cluster, node, time, code, severity, 'condition' AS kind
 FROM sights

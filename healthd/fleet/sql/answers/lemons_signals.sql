@@ -1,4 +1,4 @@
--- What counts for each chosen node in [window_from, window_to), but for its failed jobs and outages.
+-- Signals of each chosen node in [window_from, window_to), without its failed jobs and outages.
 --
 -- columns
 --   cluster_nodes   nodes of its cluster, chosen or not

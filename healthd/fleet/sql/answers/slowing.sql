@@ -1,8 +1,8 @@
--- What slows a job, as the `named_nodes` told it by one of the `named_checks`. Not what a user can forge, nor what was in the log before healthd's first start.
+-- Findings of the `named_checks` on the `named_nodes` that can slow a job. Findings that a user can forge, or that were in the log before healthd's first start, do not count.
 --
 -- columns
 --   message    the newest of the condition
---   end_time   empty: it stands. An edge may slow what begins up to before_seconds later. What was scraped was seen until then, and no longer.
+--   end_time   empty: the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
 -- asked
 --   before_seconds BIGINT = 600   how long after an edge
 
@@ -19,7 +19,7 @@ WITH messages AS (
 )
 SELECT
   conditions.node, conditions.code, conditions.subject, messages.message, conditions.first_time,
-  -- A clock that was set back may tell of an end before the beginning.
+  -- A clock that was set back may give an end before the beginning.
   CASE
     WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + asked.before_seconds
     WHEN conditions.cleared_time IS NOT NULL THEN greatest(conditions.cleared_time, conditions.first_time)

@@ -20,7 +20,6 @@ WHOLE_WEEK = 7
 Record = Mapping[str, Any]
 Of = str | Callable[[Record], Any]  # how a value is found in a row
 Channel = dict[str, Any]
-UNTITLED: dict[str, None] = {"title": None}
 
 
 class Layer(NamedTuple):

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Every question of the fleet's store on DuckDB and on Spark over small stores, and whether the answers agree.
+# Every question and every answer of the fleet's store on DuckDB and on Spark over small stores, and whether they agree.
 # Sets up .venv-spark (pyspark is a source package of 456 MB) and a Java of the distribution, if they are missing.
 # Exit status: 0 they agree, 1 they differ, 75 Java or pyspark cannot be had here.
 set -euo pipefail
@@ -14,7 +14,7 @@ if ! java -version >/dev/null 2>&1; then
 fi
 python=$(scripts/setup.sh interpreters | awk '{ print $2 }' | tail -n 1)
 [ -n "$python" ] || not_here "no Python 3.10 to 3.13"
-wanted=$(sed -n 's/^spark = \[\(.*\)\]$/\1/p; s/^fleet = \[\("duckdb[^"]*"\).*/\1/p' pyproject.toml | tr -d '",')
+wanted=$(sed -n 's/^spark = \[\(.*\)\]$/\1/p; s/^    \("msgspec[^"]*"\).*/\1/p; s/^fleet = \[\("duckdb[^"]*"\).*\("scipy[^"]*"\).*/\1 \2/p' pyproject.toml | tr -d '",')
 if ! .venv-spark/bin/python -c pass 2>/dev/null; then "$python" -m venv --clear .venv-spark || not_here "no .venv-spark"; fi
 if [ "$(cat .venv-spark/.wanted 2>/dev/null)" != "$wanted" ] || [ constraints.txt -nt .venv-spark/.wanted ]; then
   echo "spark: installing into .venv-spark:" $wanted

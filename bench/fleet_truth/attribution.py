@@ -89,12 +89,12 @@ def naive(study: Study, isolating: bool) -> list[Named]:
     """What stands in the window is the cause, the first in the written order. isolating: of what drains at least."""
     study.need("conditions")
     best: dict[int, tuple[int, str, str]] = {}
-    for row in study.rows(_STANDING):
-        if isolating and row["severity"] not in ("degraded", "critical"):
+    for db_index, node, code, severity in study.database.rows(_STANDING).rows:
+        if isolating and severity not in ("degraded", "critical"):
             continue
-        cause = meaning(row["code"]).cause
-        place = (ORDER[cause], row["node"], cause)
-        best[row["db_index"]] = min(best.get(row["db_index"], place), place)
+        cause = meaning(code).cause
+        place = (ORDER[cause], node, cause)
+        best[db_index] = min(best.get(db_index, place), place)
     return [Named(index, cause, node, "") for index, (_, node, cause) in best.items()]
 
 

@@ -51,14 +51,12 @@ def of_the_store(db: Path, whole: Span) -> Iterator[Study]:
 def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
     """What was lost in GPU-hours, and of how many jobs."""
     told = goodput(study)
-    ran = {
-        row["db_index"]: row["gpu_seconds"]
-        for row in study.rows(
-            "SELECT db_index, coalesce(gpus, 0) * least(greatest(end_time - start_time, 0), ?) AS gpu_seconds "
-            "FROM jobs WHERE end_time IS NOT NULL AND state IN ('FAILED', 'NODE_FAIL', 'REQUEUED', 'PREEMPTED')",
-            HALF_AN_HOUR,
-        )
-    }
+    runtime = f"least(greatest(end_time - start_time, 0), {HALF_AN_HOUR})"
+    ended = study.database.rows(
+        f"SELECT db_index, coalesce(gpus, 0) * {runtime} AS gpu_seconds FROM jobs "
+        "WHERE end_time IS NOT NULL AND state IN ('FAILED', 'NODE_FAIL', 'REQUEUED', 'PREEMPTED')"
+    )
+    ran = dict(ended.rows)
     hit = [int(row["db_index"]) for row in rows(truth, "failures") if row["cause"] not in NO_HARDWARE]
     gave_way = [int(row["victim_db_index"]) for row in rows(truth, "preemptions") if row["second_order"] == "1"]
     return [
@@ -78,8 +76,8 @@ def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
     """How long nodes were drained and down, in node-hours that were not planned away."""
     told = availability(study)
     planned: dict[str, list[Span]] = defaultdict(list)
-    for row in study.rows("SELECT node, start_time, end_time FROM reservations"):
-        planned[row["node"]].append((row["start_time"], row["end_time"]))
+    for node, start, end in study.database.rows("SELECT node, start_time, end_time FROM reservations").rows:
+        planned[node].append((start, end))
     out = {"drained": 0, "down": 0}
     for row in rows(truth, "outages"):
         its = int(row["from_time"]), min(int(row["until_time"] or whole[1]), whole[1])

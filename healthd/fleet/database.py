@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import duckdb
 
 from healthd.fleet import engine, store
-from healthd.fleet.questions import Value
 
 # Errors that files, the disk or the memory limit may cause.
 _OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
@@ -30,8 +28,8 @@ class Database(Protocol):
     def view(self, name: str, sql: str) -> None:
         """Give a query a name. Replaces the view of this name."""
 
-    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
-        """Run a query. values: of its `?`."""
+    def rows(self, sql: str) -> Rows:
+        """Run a query."""
 
 
 class DuckDb:
@@ -46,13 +44,13 @@ class DuckDb:
     def view(self, name: str, sql: str) -> None:
         self._execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
-    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
-        answer = self._execute(sql, values)
+    def rows(self, sql: str) -> Rows:
+        answer = self._execute(sql)
         return Rows(tuple(column[0] for column in answer.description or ()), answer.fetchall())
 
-    def _execute(self, sql: str, values: Sequence[Value | None] = ()) -> duckdb.DuckDBPyConnection:
+    def _execute(self, sql: str) -> duckdb.DuckDBPyConnection:
         try:
-            return self._connection.execute(sql, list(values))
+            return self._connection.execute(sql)
         except duckdb.Error as error:
             # Damaged bytes within a Parquet page raise the bare base class; mistakes in our SQL have classes.
             if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):

@@ -6,7 +6,7 @@ are used here. Colour is never the only difference between marks: a shape, a das
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ HEIGHT = 260  # of a figure, CSS pixels
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]
+Of = str | Callable[[Record], Any]  # how a value is found in a row
 Channel = dict[str, Any]
-UNTITLED: dict[str, None] = {"title": None}
 
 
 class Layer(NamedTuple):
@@ -51,6 +51,21 @@ class Figure:
         return {"layer": [layer.spec for layer in self.layers], **size}
 
 
+def value_of(row: Record, of: Of) -> Any:
+    """Return a value of a row. of: a key, with dots for keys and places in it ("interval.0"), or a function."""
+    if callable(of):
+        return of(row)
+    value: Any = row
+    for key in of.split("."):
+        value = value[int(key)] if isinstance(value, list | tuple) else value[key]
+    return value
+
+
+def records(rows: Iterable[Record], fields: Mapping[str, Of]) -> list[Record]:
+    """Return a record for each row. fields: of the record -> how the value is found in the row."""
+    return [{name: value_of(row, of) for name, of in fields.items()} for row in rows]
+
+
 def layer(
     mark: str,
     records: Sequence[Record],
@@ -75,15 +90,25 @@ def quantity(field: str, title: str = "", form: str = "", **more: Any) -> Channe
     }
 
 
+def nominal(field: str, **more: Any) -> Channel:
+    """Return a channel for names."""
+    return {"field": field, "type": "nominal", **more}
+
+
+def temporal(field: str) -> Channel:
+    """Return a channel for times, milliseconds since the epoch."""
+    return {"field": field, "type": "temporal"}
+
+
 def category(field: str, title: str | None = None, **more: Any) -> Channel:
     """Return a channel for names in the order of the records."""
-    return {"field": field, "type": "nominal", "sort": None, "title": title, **more}
+    return nominal(field, sort=None, title=title, **more)
 
 
 def colours(field: str, names: Sequence[str], title: str | None = None, **more: Any) -> Channel:
     """Return a channel that gives each of these names its colour."""
     scale = {"domain": list(names), "range": list(COLOURS[: len(names)])}
-    return {"field": field, "type": "nominal", "scale": scale, "title": title, **more}
+    return nominal(field, scale=scale, title=title, **more)
 
 
 def week(records: Iterable[Record]) -> Channel:
@@ -114,14 +139,18 @@ def grouped_bars(
 ) -> Layer:
     """Return horizontal bars beside each other for each `name`, one for each `group` of it."""
     colour = category(group, scale={"range": list(range_)}, **more)
-    offset = {"field": group, "type": "nominal", "sort": None}
-    return layer("bar", records, y=category(name), x=value, yOffset=offset, color=colour)
+    return layer("bar", records, y=category(name), x=value, yOffset=nominal(group, sort=None), color=colour)
 
 
 def intervals(records: Sequence[Record], name: str, low: Channel | None = None) -> Layer:
     """Return black lines from `low` to `high`, one for each `name`."""
     ends = {"x": low or quantity("low"), "x2": {"field": "high"}}
     return layer("rule", records, {"color": "black"}, y=category(name), **ends)
+
+
+def points(records: Sequence[Record], size: int = 70, **channels: Channel | list[Channel]) -> Layer:
+    """Return filled points."""
+    return layer("point", records, {"filled": True, "size": size}, **channels)
 
 
 def mark_at(field: str, value: float, dash: Sequence[int]) -> Layer:

@@ -87,58 +87,41 @@ _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
 _NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
 _SMALL = ("asked", "numbers")  # what CROSS JOIN may multiply by
 
-_INSTEAD = {
-    "all": "name the columns, and say UNION ALL only between two SELECTs",
+_ALL = "name the columns, and say UNION ALL only between two SELECTs"
+# Words that are refused -> what to write instead.
+_WORDS = {
     "anti": "say WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
     "asof": "an ASOF JOIN is DuckDB's: join by an equal time bin and take the newest with row_number()",
     "columns": "name the columns",
     "exclude": "name the columns",
-    "explode": "join `numbers`",
-    "generate_series": "join `numbers`",
-    "epoch": "times are whole seconds already; epoch() gives others in Spark",
     "ilike": "compare lower(...) with LIKE",
     "interval": "times are whole seconds: add them",
     "lateral": "say what is meant with a JOIN",
     "natural": "name the columns of the JOIN",
-    "percentile": "rank the rows with row_number() and take the one in question",
     "pivot": "say count(*) FILTER (WHERE ...) for each column",
     "unpivot": "say UNION ALL of the columns",
     "positional": "number the rows with row_number() and join these",
     "qualify": "filter in a SELECT around it",
-    "quantile_cont": "rank the rows with row_number() and take the one in question",
-    "range": "join `numbers`",
     "recursive": "join `numbers`, or number the rows with a window function",
-    "round": "the engines round halves in different ways: multiply, or leave it to who reads",
     "sample": "what is picked by chance has no one answer",
     "semi": "say WHERE EXISTS",
     "tablesample": "what is picked by chance has no one answer",
+    **dict.fromkeys(
+        ("timestamp", "date", "current_date", "current_timestamp"), "times are whole seconds since the epoch, UTC"
+    ),
+}
+# Functions that only one engine has, or each has in its own way -> what to write instead.
+_FUNCTIONS = {
+    "explode": "join `numbers`",
+    "generate_series": "join `numbers`",
+    "epoch": "times are whole seconds already; epoch() gives others in Spark",
+    "percentile": "rank the rows with row_number() and take the one in question",
+    "quantile_cont": "rank the rows with row_number() and take the one in question",
+    "range": "join `numbers`",
+    "round": "the engines round halves in different ways: multiply, or leave it to who reads",
     "time_bucket": "say time - time % 3600",
     "unnest": "join `numbers`",
 }
-_REFUSED_WORDS = frozenset(
-    [
-        "anti",
-        "asof",
-        "columns",
-        "exclude",
-        "ilike",
-        "interval",
-        "lateral",
-        "natural",
-        "pivot",
-        "unpivot",
-        "positional",
-        "qualify",
-        "recursive",
-        "sample",
-        "semi",
-        "tablesample",
-        "timestamp",
-        "date",
-        "current_date",
-        "current_timestamp",
-    ]
-)
 _TOKEN = regex(
     r"(?P<blank>\s+|--[^\n]*)|(?P<text>'(?:[^']|'')*')|(?P<quoted>\"[^\"]*\"|`[^`]*`)"
     r"|(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)"
@@ -244,14 +227,14 @@ def _words_and_signs(read: list[Token]) -> Iterator[Refusal]:
             yield Refusal(line, f"{word}: where the divisor may be 0 one engine fails: say {word} nullif(..., 0)")
         elif token.kind != "word":
             continue
-        elif word in _REFUSED_WORDS and before != "." and after != ".":
-            yield Refusal(line, f"{word.upper()}: {_INSTEAD.get(word, 'times are whole seconds since the epoch, UTC')}")
+        elif word in _WORDS and before != "." and after != ".":
+            yield Refusal(line, f"{word.upper()}: {_WORDS[word]}")
         elif word == "all" and before not in ("union", "except", "intersect"):
-            yield Refusal(line, f"ALL: {_INSTEAD['all']}")
+            yield Refusal(line, f"ALL: {_ALL}")
         elif word == "on" and before == "distinct":
             yield Refusal(line, "DISTINCT ON is not in Spark: take the first with row_number()")
         elif after == "(" and word not in _BEFORE_A_BRACKET and word not in made and word not in FUNCTIONS:
-            hint = _INSTEAD.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
+            hint = _FUNCTIONS.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
             yield Refusal(line, f"{word}(): {hint}")
         elif word == "cast" and after == "(":
             yield from _cast(read, number + 1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from healthd.common.text import printable
 from healthd.fleet.answers.study import Study
+from healthd.fleet.tables import TEXT
 
 BEFORE_SECONDS = 600
 # Checks whose findings can make a job slower and leave it running.
@@ -22,29 +23,16 @@ CHECKS = (
     *("cpu", "memory_edac", "kernel", "processes", "validation"),
 )
 
-# A level that was not cleared stands: a node tells when it ends. What was scraped was seen until then, and no longer.
-# A clock that was set back may tell of an end before its beginning.
-_TOLD = """
-WITH said AS (
-  SELECT node, condition_id, arg_max(message, row(time, seq)) AS message
-  FROM events WHERE message IS NOT NULL AND condition_id IS NOT NULL GROUP BY node, condition_id
-)
-SELECT
-  conditions.node, conditions.code, conditions.subject, said.message, conditions.first_time,
-  CASE
-    WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + {before}
-    WHEN conditions.cleared_time IS NOT NULL THEN greatest(conditions.cleared_time, conditions.first_time)
-    WHEN conditions.origin = 'scraped' THEN conditions.last_time
-  END AS end_time
-FROM conditions
-LEFT JOIN said ON said.node = conditions.node AND said.condition_id = conditions.condition_id
-SEMI JOIN chosen_nodes ON chosen_nodes.cluster = conditions.cluster AND chosen_nodes.node = conditions.node
-WHERE list_contains(string_split(?, ' '), conditions.node)
-  AND list_contains(string_split(?, ' '), conditions.check_name)
-  AND conditions.severity <> 'info' AND NOT coalesce(conditions.observed, FALSE)
-  AND NOT coalesce(conditions.history, FALSE)
-ORDER BY conditions.node, conditions.first_time, conditions.code, conditions.subject, end_time
-"""
+
+class Slowing(NamedTuple):
+    """Columns of slowing.sql."""
+
+    node: str
+    code: str
+    subject: str | None
+    message: str | None
+    first_time: int
+    end_time: int | None
 
 
 class Told(NamedTuple):
@@ -61,17 +49,17 @@ class Told(NamedTuple):
 def told_by(study: Study, nodes: Iterable[str]) -> list[Told]:
     """What these nodes told of the time that the study is open for, by node and time. Nothing if the store knows
     nothing of them; it should be open from BEFORE_SECONDS before the job on. Raises StoreError for a damaged file."""
-    study.need("conditions")
-    rows = study.rows(_TOLD.format(before=BEFORE_SECONDS), " ".join(sorted(set(nodes))), " ".join(CHECKS))
+    study.given("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
+    study.given("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
     return [
         Told(
-            row["node"],
-            float(row["first_time"]),
-            None if row["end_time"] is None else float(row["end_time"]),
-            row["code"],
-            printable(row["message"] or _plainly(row["code"], row["subject"])).rstrip("."),
+            row.node,
+            float(row.first_time),
+            None if row.end_time is None else float(row.end_time),
+            row.code,
+            printable(row.message or _plainly(row.code, row.subject)).rstrip("."),
         )
-        for row in rows
+        for row in study.ask("slowing", Slowing, before_seconds=BEFORE_SECONDS)
     ]
 
 

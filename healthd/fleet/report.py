@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import vl_convert
@@ -56,6 +56,19 @@ FILE = "report.html"
 
 class NotOurs(HealthdError):
     """What stands in the report's place is no report."""
+
+
+class Source(NamedTuple):
+    """Columns of report_sources.sql, and keys of the document."""
+
+    cluster: str | None
+    source: str
+    from_time: int | None
+    to_time: int | None
+    names: int
+    rows_read: int
+    rows_unread: int
+    read_time: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +164,13 @@ def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
 
 def document(study: Study, found: Answers) -> dict[str, Document]:
     """Return what --json prints: under `report` the opening, the sources and what has no answer; then each answer."""
-    study.need("sources_coverage")
     notes = [f"There is no answer to {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
         "opening": list(opening(found.documents, found.unanswered)),
         "unanswered": found.unanswered,
         "failed": sorted(found.failed),
-        "sources": study.rows(
-            "SELECT cluster, source, from_time, to_time, names, rows_read, rows_unread, read_time "
-            "FROM sources_coverage ORDER BY ALL"
-        ),
+        "sources": [row._asdict() for row in study.ask("report_sources", Source)],
     }
     return {"report": head, **found.documents}
 

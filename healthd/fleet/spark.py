@@ -14,7 +14,8 @@ from typing import Any
 from healthd.common.errors import HealthdError
 from healthd.fleet.database import Rows
 from healthd.fleet.engine import MEMORY_MIB, NUMBERS, THREADS, Answer, Asked, Files
-from healthd.fleet.questions import Question, Value, WrongQuestion
+from healthd.fleet.manifest import StoreError
+from healthd.fleet.questions import Question, WrongQuestion
 from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
 
@@ -41,7 +42,7 @@ def answered(
 
 
 class Spark:
-    """A session with the store's tables, for the SQL of an answer: a `database.Database`."""
+    """A session with the store's tables, for the SQL of an answer: a `database.Database`. Raises StoreError."""
 
     def __init__(self, session: Any, files: Files) -> None:
         self._session = session
@@ -49,19 +50,28 @@ class Spark:
 
     def table(self, name: str, sql: str) -> None:
         # A checkpoint, not a cache: the plan of a later query would have the plans of all tables below in it.
-        self._run(sql).localCheckpoint().createOrReplaceTempView(name)
+        with _errors():
+            self._session.sql(translated(sql)).localCheckpoint().createOrReplaceTempView(name)
 
     def view(self, name: str, sql: str) -> None:
-        self._run(sql).createOrReplaceTempView(name)
+        with _errors():
+            self._session.sql(translated(sql)).createOrReplaceTempView(name)
 
-    def rows(self, sql: str, values: Sequence[Value | None] = ()) -> Rows:
-        if values:
-            raise ValueError("on Spark a query has no `?`: its values are columns of `asked`")
-        answer = self._run(sql)
-        return Rows(tuple(answer.columns), [tuple(row) for row in answer.collect()])
+    def rows(self, sql: str) -> Rows:
+        with _errors():
+            answer = self._session.sql(translated(sql))
+            return Rows(tuple(answer.columns), [tuple(row) for row in answer.collect()])
 
-    def _run(self, sql: str) -> Any:
-        return self._session.sql(translated(sql))
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise StoreError where Spark cannot read the store or compute the answer."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        raise StoreError(f"Spark: {_first_line(error)}") from None
 
 
 def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -> Answer:
@@ -126,7 +136,7 @@ def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEM
         raise NoSpark(f"--engine: {error.name} is not installed here: pip install pyspark sqlglot") from None
     here = master == "spark"
     settings = {
-        "spark.app.name": "healthd fleet query",
+        "spark.app.name": "healthd fleet",
         "spark.log.level": "ERROR",
         "spark.sql.ansi.enabled": "true",  # a number that does not fit is an error, as in DuckDB, and no NULL
         "spark.sql.session.timeZone": "UTC",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from healthd.fleet.answers.document import Document, moment, number, percent, span
-from healthd.fleet.figures import Figure
+from healthd.fleet.figures import Figure, Of, value_of
 
 Row = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class Column(NamedTuple):
     """of: key of the row, with dots for keys of a value in it ("repair.mean_seconds"), or a function of the row."""
 
     title: str
-    of: str | Callable[[Row], Any]
+    of: Of
     form: Form = TEXT
 
 
@@ -73,7 +73,7 @@ class Table:
 
     def written(self) -> list[tuple[str, ...]]:
         """Return the rows for people, each as the text of its cells."""
-        return [tuple(column.form.write(_value(row, column.of)) for column in self.columns) for row in self._shown()]
+        return [tuple(column.form.write(value_of(row, column.of)) for column in self.columns) for row in self._shown()]
 
     def _shown(self) -> Sequence[Row]:
         return self.rows[: self.most]
@@ -83,15 +83,6 @@ class Table:
         """Sentence about the rows that are not shown, "" if there are none."""
         shown, rows = len(self._shown()), len(self.rows)
         return f"The first {shown:,} of {rows:,} rows; --json has all." if shown < rows else ""
-
-
-def _value(row: Row, of: str | Callable[[Row], Any]) -> Any:
-    if callable(of):
-        return of(row)
-    value: Any = row
-    for key in of.split("."):
-        value = value[key]
-    return value
 
 
 # --- the whole

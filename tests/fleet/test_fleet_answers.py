@@ -385,7 +385,7 @@ def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None
         files = {table: snapshot.files(table) for table in TABLES}
     needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: --memory")
     with needs, opened(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
-        study.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
+        study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 
 
 # --- how it ends, and what it reads
@@ -414,7 +414,7 @@ import os, signal, threading
 from healthd.fleet.answers import study
 def _choose(self):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    self.rows("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
+    self.database.rows("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
 study.Study._choose = _choose
 """
 

@@ -255,7 +255,7 @@ def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: P
     from healthd.fleet.views.states import view
 
     def too_large(study: Any) -> dict[str, Any]:
-        return dict(study.row("SELECT list(n) AS numbers FROM range(1_000_000_000) AS every(n)"))
+        return {"numbers": study.database.rows("SELECT list(n) FROM range(1_000_000_000) AS every(n)")}
 
     states = report.parts()[0]
     those = (report.Part("large", "A large chapter", too_large, view), states)
@@ -310,7 +310,7 @@ def test_report_with_a_comparison_that_needs_too_much_memory_is_written_and_exit
     from healthd.fleet.answers import compare
 
     def too_large(study: Any, _: str) -> dict[str, Any]:
-        return dict(study.row("SELECT list(n) AS numbers FROM range(1_000_000_000) AS every(n)"))
+        return {"numbers": study.database.rows("SELECT list(n) FROM range(1_000_000_000) AS every(n)")}
 
     monkeypatch.setattr(compare, "measured", too_large)
     db = write_store(tmp_path)

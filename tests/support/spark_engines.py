@@ -1,6 +1,6 @@
 """Asks every question of DuckDB and of Spark over the same small stores, and says where the answers differ: nowhere.
 
-python tests/support/spark_engines.py     in an environment with duckdb, pyspark and sqlglot, and Java;
+python tests/support/spark_engines.py     in an environment with healthd[fleet,spark] and Java;
 scripts/test_spark.sh Exit status: 0 they agree, 1 they differ, 75 Spark does not start here.
 """
 
@@ -18,11 +18,24 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from fleet_history import BEGIN, END, history  # noqa: E402  the path comes first
+from fleet_history import BEGIN, END, NODES, history  # noqa: E402  the path comes first
 from fleet_rows import made  # noqa: E402
 
-from healthd.fleet import engine, questions, spark  # noqa: E402
-from healthd.fleet.answers import alarms, availability, checks, failslow, goodput, states  # noqa: E402
+from healthd.fleet import engine, node_evidence, questions, spark  # noqa: E402
+from healthd.fleet.answers import (  # noqa: E402
+    alarms,
+    attribution,
+    availability,
+    checks,
+    compare,
+    ettr,
+    failslow,
+    goodput,
+    lemons,
+    links,
+    rate,
+    states,
+)
 from healthd.fleet.answers.document import Unanswerable  # noqa: E402
 from healthd.fleet.answers.study import Study, opened  # noqa: E402
 from healthd.fleet.store import reading  # noqa: E402
@@ -59,7 +72,7 @@ def digest(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return hashlib.sha256("\n".join([repr(list(columns)), *lines]).encode()).hexdigest()[:12]
 
 
-# The answers whose SQL is in healthd/fleet/sql/answers: they run on both engines.
+# Every answer of a store.
 ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "states": lambda study: states.states(study, split=(BEGIN + END) // 2, large=8),
     "goodput": goodput.goodput,
@@ -67,6 +80,13 @@ ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "alarms": alarms.alarms,
     "availability": lambda study: availability.availability(study, sla=99.0),
     "checks": checks.checks,
+    "attribution": attribution.attribution,
+    "lemons": lambda study: lemons.lemons(study, window_days=None),
+    "links": links.links,
+    "rate": lambda study: rate.rate(study, more_than_gpus=8),
+    "ettr": ettr.ettr,
+    "compare": lambda study: compare.compared(compare.measured(study, "A"), compare.measured(study, "B")),
+    "slowing": lambda study: {"told": node_evidence.told_by(study, NODES)},
 }
 
 

@@ -133,7 +133,7 @@ def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
     from healthd.cli.fleet.answers import CHOICES
 
     flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")
-    return argparse.Namespace(**flags, db=folder, from_time=str(begin), to_time=str(end))
+    return argparse.Namespace(**flags, db=folder, engine="duckdb", from_time=str(begin), to_time=str(end))
 
 
 def _check_plot(path: str | None, files: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.cli.flags import DEFAULT_FILE, Command, Parser, duration
 from healthd.cli.fleet.ingest import at_the_centre, moment
-from healthd.cli.fleet.query import at_least_one, memory, threads, time_asked
+from healthd.cli.fleet.query import add_engine, at_least_one, memory, threads, time_asked
 from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, stream
 from healthd.common.text import regex
 
@@ -57,6 +57,7 @@ def store_flags(parser: Parser) -> None:
         "--switch", action=_Name, metavar="NAME", default="", help="nodes behind a leaf switch, and the jobs there"
     )
     parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    add_engine(parser)
     parser.add_argument(
         "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
     )
@@ -100,7 +101,7 @@ def open_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "health
         begin, end = time_asked(args, folder, files, who)
         try:
             left = max(memory_mib - beside_mib, memory_mib // 2)
-            with opened(files, begin, end, chosen, threads, left) as study:
+            with opened(files, begin, end, chosen, threads, left, args.engine) as study:
                 yield study
         except NeedsMemory:
             raise NeedsMemory(memory_mib) from None

@@ -33,13 +33,29 @@ def _arguments(parser: Parser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="all rows, as one JSON document")
     form.add_argument("--csv", dest="as_csv", action="store_true", help="all rows, as CSV")
-    parser.add_argument("--engine", metavar="duckdb|spark|spark://HOST:PORT", default="duckdb", help="what answers")
+    add_engine(parser)
     parser.add_argument(
         "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
     )
     parser.add_argument(
         "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
     )
+
+
+def add_engine(parser: Parser) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="duckdb|spark|spark://HOST:PORT",
+        type=_engine,
+        default="duckdb",
+        help="what answers: duckdb (default), Spark on this machine, or a Spark cluster",
+    )
+
+
+def _engine(text: str) -> str:
+    if text not in ("duckdb", "spark") and not text.startswith("spark://"):
+        raise argparse.ArgumentTypeError(f'"{text}" is none of duckdb, spark, spark://HOST:PORT')
+    return text
 
 
 # Each thread is one of the operating system, whatever there is to do: 32,000 of them stood a machine still.
@@ -105,8 +121,6 @@ def _answer(args: argparse.Namespace, question: Question, there: dict[str, Quest
     if args.db is None:
         raise Stop("healthd fleet query: --db DB is missing: which store?")
     engine = str(args.engine)
-    if engine not in ("duckdb", "spark") and not engine.startswith("spark://"):
-        raise Stop(f'healthd fleet query: --engine: "{engine}" is none of duckdb, spark, spark://HOST:PORT')
     questions = needed(question, there)
     given = dict(_pair(text) for text in args.param)
     chosen = parameters(questions, given)

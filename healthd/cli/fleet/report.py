@@ -107,7 +107,9 @@ def _flags(args: argparse.Namespace, from_time: str | None, to_time: str | None)
     """Return the flags that select the same store, time and choice."""
     import shlex
 
-    flags = [("db", args.db), ("from", from_time), ("to", to_time), *((name, getattr(args, name)) for name in CHOICES)]
+    engine = None if args.engine == "duckdb" else args.engine
+    flags = [("db", args.db), ("from", from_time), ("to", to_time), ("engine", engine)]
+    flags += [(name, getattr(args, name)) for name in CHOICES]
     return " ".join(f"--{name} {shlex.quote(value)}" for name, value in flags if value)
 
 

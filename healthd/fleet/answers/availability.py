@@ -70,6 +70,12 @@ class Read(NamedTuple):
     to_time: int | None
 
 
+class Ingested(NamedTuple):
+    """Columns of availability_ingested.sql."""
+
+    ingests: int
+
+
 class Until(NamedTuple):
     """Columns of availability_until.sql."""
 
@@ -112,8 +118,8 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     """
     if sla is not None and not 1 <= sla <= 100:
         raise WrongChoice(f"--sla: {sla:g} is no percentage from 1 to 100")
-    told_by_slurm = study.rows("SELECT 1 AS one FROM ingests WHERE source = 'node_states' LIMIT 1")
-    if not (told_by_slurm or study.has("node_states") or study.has("events")):
+    ((ingests,),) = study.ask("availability_ingested", Ingested)
+    if not (ingests or study.has("node_states") or study.has("events")):
         raise Unanswerable("the store has no node states and no events: healthd fleet ingest --node-states --events")
     whole = (study.from_time, study.to_time)
     nodes = [node._asdict() for node in study.ask("availability_nodes", Node)]

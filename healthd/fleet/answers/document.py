@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -76,6 +76,12 @@ def number(value: float | None, digits: int = 3) -> str:
 def plural(count: int, what: str, several: str = "") -> str:
     """1 -> "1 failure", 2345 -> "2,345 failures". several: where it is not the word with an s."""
     return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first names, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
 
 
 def span(seconds: float | None) -> str:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
-from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics.lemon_score import Sign, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
@@ -22,6 +23,7 @@ LEAST_SHARE = 0.1
 LOOP_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
+R = TypeVar("R", "Moment", "State", "Planned", "Noted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,106 +60,92 @@ class Outage:
     reason: str
 
 
-# --- what is asked of the store; {begin}, {end}: epoch seconds
+# --- rows of the store
 
-# Moments that may have ended a job: what was seen on a node, and when Slurm noted it as down or drained.
-_HITS = """
-SELECT cluster, node, time, code, severity, 'condition' AS kind
-FROM sights
-WHERE severity IN ('degraded', 'critical') AND (kind = 'edge' OR what IN ('onset', 'growth'))
-  AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE) AND time >= {begin} AND time < {end}
-UNION ALL
-SELECT cluster, node, start_time, coalesce(reason, ''), CASE WHEN state LIKE '%DOWN%' THEN 'down' ELSE 'drain' END,
-  coalesce(set_by, 'unknown')
-FROM node_states WHERE node IS NOT NULL AND start_time >= {begin} AND start_time < {end}
-"""
-_BINNED = """
-SELECT lemon_hits.*, (time - {after}) // {width} + numbers.n AS bin
-FROM lemon_hits CROSS JOIN numbers WHERE numbers.n < 2
-"""
-# end in [time - after, time + before] is time in [end - before, end + after].
-_MET = """
-SELECT jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, met.node, met.time,
-  met.code, met.severity, met.kind
-FROM (
-  SELECT job_nodes.cluster, job_nodes.db_index, job_nodes.node, hits.time, hits.code, hits.severity, hits.kind
-  FROM job_nodes JOIN lemon_hits_binned AS hits
-    ON hits.cluster = job_nodes.cluster AND hits.node = job_nodes.node AND hits.bin = job_nodes.end_time // {width}
-    AND job_nodes.end_time BETWEEN hits.time - {after} AND hits.time + {before}
-  WHERE job_nodes.end_time >= {begin} - {after} AND job_nodes.end_time < {end}
-) AS met
-JOIN jobs ON jobs.cluster = met.cluster AND jobs.db_index = met.db_index
-WHERE jobs.state IN ('FAILED', 'NODE_FAIL', 'REQUEUED') AND jobs.end_time < {end}
-ORDER BY ALL
-"""
-# Each moment, and whether a job was on the node then: `until` is the latest end of the jobs that started before.
-_MOMENTS = """
-WITH started AS (
-  SELECT cluster, node, start_time, max(coalesce(end_time, {end})) AS end_time
-  FROM job_nodes SEMI JOIN lemon_hits USING (cluster, node)
-  WHERE start_time < {end} AND coalesce(end_time, {end}) >= {begin} - {after} GROUP BY cluster, node, start_time
-), busy AS (
-  SELECT cluster, node, start_time,
-    max(end_time) OVER (PARTITION BY cluster, node ORDER BY start_time ROWS UNBOUNDED PRECEDING) AS until
-  FROM started
-), moments AS (
-  SELECT DISTINCT cluster, node, time, code, severity, kind FROM lemon_hits
-)
-SELECT moments.cluster, moments.node, moments.time, moments.code, moments.severity, moments.kind,
-  coalesce(busy.until >= moments.time - {after}, FALSE) AS busy
-FROM moments ASOF LEFT JOIN busy
-  ON moments.cluster = busy.cluster AND moments.node = busy.node AND moments.time >= busy.start_time
-ORDER BY ALL
-"""
-_NODE_FAILS = """
-SELECT jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, job_nodes.node
-FROM jobs JOIN job_nodes ON job_nodes.cluster = jobs.cluster AND job_nodes.db_index = jobs.db_index
-WHERE jobs.state = 'NODE_FAIL' AND jobs.end_time >= {begin} AND jobs.end_time < {end} ORDER BY ALL
-"""
-_STATES = """
-SELECT cluster, node, start_time, end_time, coalesce(state, '') AS state, coalesce(reason, '') AS reason,
-  coalesce(set_by, 'unknown') AS by_whom
-FROM node_states WHERE node IS NOT NULL AND start_time < {end} AND coalesce(end_time, {end}) > {begin} ORDER BY ALL
-"""
-_DRAINS = """
-SELECT cluster, node, start_time, end_time, 'DRAIN' AS state, reason, 'healthd' AS by_whom FROM (
-  SELECT cluster, node, time AS start_time, event, coalesce(reason, '') AS reason,
-    lead(time) OVER (PARTITION BY cluster, node ORDER BY time, stream_id, seq) AS end_time
-  FROM lines WHERE event IN ('drain', 'resume') AND stage = 'confirmed'
-) WHERE event = 'drain' AND start_time < {end} AND coalesce(end_time, {end}) > {begin} ORDER BY ALL
-"""
-_MAINTENANCE = """
-SELECT cluster, node, start_time, end_time FROM reservations
-WHERE maintenance AND node IS NOT NULL AND start_time < {end} AND coalesce(end_time, {end}) > {begin} ORDER BY ALL
-"""
-_TICKETS = """
-SELECT cluster, node, opened_time, closed_time, coalesce(words, '') AS words FROM tickets
-WHERE node IS NOT NULL AND opened_time >= {begin} AND opened_time < {end} ORDER BY ALL
-"""
-_FAILURES = """
-SELECT cluster, node, time, coalesce(kind, '') AS kind FROM failures
-WHERE node IS NOT NULL AND time >= {begin} AND time < {end} ORDER BY ALL
-"""
-_FIRST_SEEN = """
-SELECT cluster, node, CAST(min(t) AS BIGINT) AS first_time FROM (
-  SELECT cluster, node, min(start_time) AS t FROM job_nodes WHERE start_time > 0 GROUP BY cluster, node
-  UNION ALL SELECT cluster, node, min(time) FROM events WHERE cluster <> '' GROUP BY cluster, node
-) WHERE t IS NOT NULL GROUP BY cluster, node
-"""
-_BEGINS = """
-SELECT cluster, CAST(min(t) AS BIGINT) AS first_time FROM (
-  SELECT cluster, min(start_time) AS t FROM jobs WHERE start_time > 0 GROUP BY cluster
-  UNION ALL SELECT cluster, min(time) FROM events GROUP BY cluster
-  UNION ALL SELECT cluster, min(start_time) FROM node_states WHERE start_time > 0 GROUP BY cluster
-  UNION ALL SELECT cluster, min(time) FROM failures GROUP BY cluster
-) WHERE t IS NOT NULL GROUP BY cluster
-"""
+
+class Met(NamedTuple):
+    """Columns of lemons_met.sql and lemons_node_fails.sql: a failed job and what was seen on one of its nodes."""
+
+    cluster: str
+    db_index: int
+    job_id: int
+    state: str
+    end_time: int
+    gpus: int | None
+    nodes: int | None
+    node: str
+    time: int
+    code: str
+    severity: str
+    kind: str
+
+
+class Moment(NamedTuple):
+    """Columns of lemons_moments.sql. busy: a job was on the node."""
+
+    cluster: str
+    node: str
+    time: int
+    code: str
+    severity: str
+    kind: str
+    busy: bool
+
+
+class State(NamedTuple):
+    """Columns of lemons_outages.sql."""
+
+    cluster: str
+    node: str
+    start_time: int
+    end_time: int | None
+    state: str
+    reason: str
+    by_whom: str
+
+
+class Planned(NamedTuple):
+    """Columns of lemons_maintenance.sql."""
+
+    cluster: str
+    node: str
+    start_time: int
+    end_time: int | None
+
+
+class Noted(NamedTuple):
+    """Columns of lemons_noted.sql: a ticket, or a failure that another tool recorded."""
+
+    cluster: str
+    node: str
+    kind: str
+    time: int
+    code: str
+    words: str
+
+
+class FirstSeen(NamedTuple):
+    """Columns of lemons_first_seen.sql."""
+
+    cluster: str
+    node: str
+    first_time: int
+
+
+class Begin(NamedTuple):
+    """Columns of lemons_begins.sql."""
+
+    cluster: str
+    first_time: int
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of all nodes: what speaks against each, its outages, and since when it is known (a cluster's beginning where
-    only failures tell of a node: else it would be known from its first failure on)."""
+    """Evidence against each node, and its outages.
+
+    first_seen  when each node was first seen
+    begins      the first time of each cluster: it counts where only failures name a node
+    """
 
     evidence: dict[Key, list[Evidence]]
     outages: dict[Key, list[Outage]]
@@ -166,49 +154,40 @@ class Known:
 
 
 def known(study: Study, begin: int, end: int) -> Known:
-    """What the store tells of [begin, end), epoch seconds."""
-    study.need("sights")
-    places = {
-        "begin": begin,
-        "end": end,
-        "before": BEFORE_SECONDS,
-        "after": AFTER_SECONDS,
-        "width": BEFORE_SECONDS + AFTER_SECONDS,
-    }
-    study.make("lemon_hits", _HITS.format(**places))
-    study.make("lemon_hits_binned", _BINNED.format(**places))
-    met, node_fails, states, drains, maintenance, tickets, failures = (
-        study.rows(sql.format(**places))
-        for sql in (_MET, _NODE_FAILS, _STATES, _DRAINS, _MAINTENANCE, _TICKETS, _FAILURES)
+    """Return what the store has of [begin, end), epoch seconds."""
+    window = {"window_from": begin, "window_to": end}
+    around = {**window, "after_seconds": AFTER_SECONDS}
+    moments = study.ask("lemons_moments", Moment, **around)
+    met = study.ask("lemons_met", Met, **around, before_seconds=BEFORE_SECONDS)
+    jobs = culprits(met, study.ask("lemons_node_fails", Met, **window))
+    outages = outages_of(
+        study.ask("lemons_outages", State, **window), study.ask("lemons_maintenance", Planned, **window)
     )
-    hits = study.rows(_MOMENTS.format(**places))
-    outages = outages_of([*states, *drains], maintenance)
-    shares = came_with_failures(hits, met)
-    jobs = culprits(met, node_fails)
+    noted = _by_node(study.ask("lemons_noted", Noted, **window))
+    shares = came_with_failures(moments, met)
     found: dict[Key, list[Evidence]] = defaultdict(list)
     for key, of_node in (
         *jobs.items(),
-        *((key, conditions(rows, shares)) for key, rows in _by_node(hits).items()),
+        *((key, conditions(rows, shares)) for key, rows in _by_node(moments).items()),
         *((key, taken_out(spells, jobs.get(key, []), shares, end)) for key, spells in outages.items()),
-        *((key, [_ticket(row) for row in rows]) for key, rows in _by_node(tickets).items()),
-        *((key, [_other(row) for row in rows]) for key, rows in _by_node(failures).items()),
+        *((key, [_noted(row) for row in rows]) for key, rows in noted.items()),
     ):
         found[key] += of_node
     return Known(
         dict(found),
         outages,
-        {(row["cluster"], row["node"]): row["first_time"] for row in study.rows(_FIRST_SEEN)},
-        {row["cluster"]: row["first_time"] for row in study.rows(_BEGINS)},
+        {(row.cluster, row.node): row.first_time for row in study.ask("lemons_first_seen", FirstSeen)},
+        {row.cluster: row.first_time for row in study.ask("lemons_begins", Begin)},
     )
 
 
 # --- pure
 
 
-def _by_node(rows: Iterable[Row]) -> dict[Key, list[Row]]:
-    found: dict[Key, list[Row]] = defaultdict(list)
+def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
+    found: dict[Key, list[R]] = defaultdict(list)
     for row in rows:
-        found[row["cluster"], row["node"]].append(row)
+        found[row.cluster, row.node].append(row)
     return found
 
 
@@ -222,36 +201,36 @@ def code_of(state: str, reason: str, by_whom: str) -> str:
     return by_whom
 
 
-def outages_of(states: Iterable[Row], maintenance: Iterable[Row]) -> dict[Key, list[Outage]]:
+def outages_of(states: Iterable[State], maintenance: Iterable[Planned]) -> dict[Key, list[Outage]]:
     """Spells apart: records that overlap or touch are one, named by its first; a node that went DOWN in it is "down".
     What lies in a reservation for maintenance is none."""
     planned = _by_node(maintenance)
     found: dict[Key, list[Outage]] = {}
     for key, rows in _by_node(states).items():
         spells: list[Outage] = []
-        for row in sorted(rows, key=lambda row: (row["start_time"], row["by_whom"], row["state"], row["reason"])):
-            start, end = row["start_time"], row["end_time"]
+        for row in sorted(rows, key=lambda row: (row.start_time, row.by_whom, row.state, row.reason)):
+            start, end = row.start_time, row.end_time
             if any(_within(start, end, one) for one in planned.get(key, ())):
                 continue
-            code = code_of(row["state"], row["reason"], row["by_whom"])
+            code = code_of(row.state, row.reason, row.by_whom)
             last = spells[-1] if spells else None
             if last is not None and (last.end_time is None or start <= last.end_time):
                 until = None if None in (last.end_time, end) else max(last.end_time or 0, end or 0)
                 code = "down" if "down" in (code, last.code) and last.by_whom != "person" else last.code
                 spells[-1] = replace(last, end_time=until, code=code)
             else:
-                spells.append(Outage(start, end, code, row["by_whom"], row["reason"]))
+                spells.append(Outage(start, end, code, row.by_whom, row.reason))
         if spells:
             found[key] = spells
     return found
 
 
-def _within(start: int, end: int | None, planned: Row) -> bool:
-    until = planned["end_time"]
-    return planned["start_time"] <= start and (until is None or (start < until and (end is None or end <= until)))
+def _within(start: int, end: int | None, planned: Planned) -> bool:
+    until = planned.end_time
+    return planned.start_time <= start and (until is None or (start < until and (end is None or end <= until)))
 
 
-def came_with_failures(hits: Iterable[Row], met: Iterable[Row]) -> dict[str, float]:
+def came_with_failures(moments: Iterable[Moment], met: Iterable[Met]) -> dict[str, float]:
     """Return for each code how often a job of the node failed when it was seen or the node was drained for it.
 
     A code that is never seen beside a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
@@ -260,46 +239,49 @@ def came_with_failures(hits: Iterable[Row], met: Iterable[Row]) -> dict[str, flo
     Laplace's rule, (k + 1) / (n + 2): 1/2 if nothing is known."""
     seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
-    for rows, into in ((hits, seen), (met, failed)):
-        for row in rows:
-            code = _code(row)
-            seen.setdefault(code, set())
-            if into is failed or row["busy"] or code == "person":
-                # Count once per node and day: a condition may be seen every minute.
-                into[code].add((row["cluster"], row["node"], row["time"] // 86400))
+    for moment in moments:
+        code = _code(moment)
+        seen.setdefault(code, set())
+        if moment.busy or code == "person":
+            # Count once per node and day: a condition may be seen every minute.
+            seen[code].add((moment.cluster, moment.node, moment.time // 86400))
+    for row in met:
+        code = _code(row)
+        seen.setdefault(code, set())
+        failed[code].add((row.cluster, row.node, row.time // 86400))
     return {code: (len(failed[code]) + 1) / (len(those | failed[code]) + 2) for code, those in seen.items()}
 
 
-def _code(hit: Row) -> str:
-    if hit["kind"] == "condition":
-        return str(hit["code"])
-    return code_of("DOWN" if hit["severity"] == "down" else "", hit["code"], hit["kind"])
+def _code(row: Moment | Met) -> str:
+    if row.kind == "condition":
+        return str(row.code)
+    return code_of("DOWN" if row.severity == "down" else "", row.code, row.kind)
 
 
-def culprits(met: Iterable[Row], node_fails: Iterable[Row]) -> dict[Key, list[Evidence]]:
+def culprits(met: Iterable[Met], node_fails: Iterable[Met]) -> dict[Key, list[Evidence]]:
     """The failed jobs, each with the nodes that did it, of equal shares."""
-    blamed: dict[tuple[str, int], dict[str, Row]] = defaultdict(dict)
+    blamed: dict[tuple[str, int], dict[str, Met]] = defaultdict(dict)
     for row in met:
         if _blames(row):
-            of_job = blamed[row["cluster"], row["db_index"]]
-            if row["node"] not in of_job or _strength(row) < _strength(of_job[row["node"]]):
-                of_job[row["node"]] = row
+            of_job = blamed[row.cluster, row.db_index]
+            if row.node not in of_job or _strength(row) < _strength(of_job[row.node]):
+                of_job[row.node] = row
     for row in node_fails:
-        of_job = blamed[row["cluster"], row["db_index"]]
-        if all(other["kind"] == "unknown" for other in of_job.values()):
-            of_job[row["node"]] = {**row, "kind": "unknown", "code": "", "severity": "", "time": row["end_time"]}
+        of_job = blamed[row.cluster, row.db_index]
+        if all(other.kind == "unknown" for other in of_job.values()):
+            of_job[row.node] = row
     for job, of_job in blamed.items():
-        if any(row["severity"] == "down" for row in of_job.values()):
-            blamed[job] = {node: row for node, row in of_job.items() if row["severity"] == "down"}
+        if any(row.severity == "down" for row in of_job.values()):
+            blamed[job] = {node: row for node, row in of_job.items() if row.severity == "down"}
     loops: dict[tuple[str, int], set[str]] = defaultdict(set)
     for (cluster, _), of_job in blamed.items():
         for node, row in of_job.items():
-            if row["severity"] == "down" and (row["nodes"] or 0) > 1:
-                loops[cluster, row["job_id"]].add(node)
+            if row.severity == "down" and (row.nodes or 0) > 1:
+                loops[cluster, row.job_id].add(node)
     found: dict[Key, list[Evidence]] = defaultdict(list)
     for (cluster, _), of_job in sorted(blamed.items()):
         for node, row in sorted(of_job.items()):
-            killed = len(loops[cluster, row["job_id"]])
+            killed = len(loops[cluster, row.job_id])
             share = 1 / len(of_job) / (killed if killed >= LOOP_NODES else 1)
             if share >= LEAST_SHARE:
                 found[cluster, node].append(_failed(row, share))
@@ -308,37 +290,37 @@ def culprits(met: Iterable[Row], node_fails: Iterable[Row]) -> dict[Key, list[Ev
     return dict(found)
 
 
-def _blames(row: Row) -> bool:
+def _blames(row: Met) -> bool:
     """Whether this moment can have ended that job: a drain by a person did not."""
-    if row["kind"] != "condition":
-        return bool(row["severity"] == "down" and row["state"] in ("NODE_FAIL", "REQUEUED"))
-    return bool(row["state"] != "REQUEUED" or row["severity"] == "critical")
+    if row.kind != "condition":
+        return bool(row.severity == "down" and row.state in ("NODE_FAIL", "REQUEUED"))
+    return bool(row.state != "REQUEUED" or row.severity == "critical")
 
 
-def _strength(row: Row) -> tuple[int, int, str]:
-    return {"down": 0, "critical": 1, "degraded": 2}[row["severity"]], row["time"], row["code"]
+def _strength(row: Met) -> tuple[int, int, str]:
+    return {"down": 0, "critical": 1, "degraded": 2}[row.severity], row.time, row.code
 
 
-def _failed(row: Row, share: float) -> Evidence:
+def _failed(row: Met, share: float) -> Evidence:
     return Evidence(
         "failed",
-        row["end_time"],
-        row["end_time"],
-        "down" if row["severity"] == "down" else row["code"],
+        row.end_time,
+        row.end_time,
+        "down" if row.severity == "down" else row.code,
         share,
-        job_id=row["job_id"],
-        db_index=row["db_index"],
-        state=row["state"],
-        gpus=row["gpus"],
-        nodes=row["nodes"],
+        job_id=row.job_id,
+        db_index=row.db_index,
+        state=row.state,
+        gpus=row.gpus,
+        nodes=row.nodes,
     )
 
 
-def conditions(hits: Iterable[Row], shares: Mapping[str, float]) -> list[Evidence]:
+def conditions(moments: Iterable[Moment], shares: Mapping[str, float]) -> list[Evidence]:
     return [
-        Evidence("condition", row["time"], row["time"], row["code"], shares[row["code"]])
-        for row in hits
-        if row["kind"] == "condition"
+        Evidence("condition", row.time, row.time, row.code, shares[row.code])
+        for row in moments
+        if row.kind == "condition"
     ]
 
 
@@ -359,13 +341,9 @@ def taken_out(
     return found
 
 
-def _ticket(row: Row) -> Evidence:
+def _noted(row: Noted) -> Evidence:
     # How often tickets are a node's own failure no store tells; one that is comes with a failure or an outage.
-    return Evidence("ticket", row["opened_time"], row["opened_time"], "ticket", 0.0, row["words"])
-
-
-def _other(row: Row) -> Evidence:
-    return Evidence("failure", row["time"], row["time"], row["kind"], 1.0)
+    return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.words)
 
 
 def in_service(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:

@@ -17,7 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd.common.slurm import lemon_command
 from healthd.fleet.answers.document import Document, Unanswerable, number, percent, plural, share, span
@@ -59,42 +59,35 @@ LITTLE_OBSERVED = 0.5
 FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
 LONGER_DAYS = 180
 
-_XIDS = """
-SELECT cluster, node, count(DISTINCT (code, coalesce(subject, ''))) AS value FROM sights
-WHERE check_name = 'gpu_xid' AND severity IN ('degraded', 'critical')
-  AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE) AND time >= {begin} AND time < {end}
-GROUP BY cluster, node
-"""
-_EXCLUSIONS = """
-SELECT cluster, node, count(DISTINCT job_id) AS value FROM exclusions
-WHERE node IS NOT NULL AND submit_time >= {begin} AND submit_time < {end} GROUP BY cluster, node
-"""
-_TICKETS = """
-SELECT cluster, node, count(*) AS value FROM tickets
-WHERE node IS NOT NULL AND opened_time >= {begin} AND opened_time < {end} GROUP BY cluster, node
-"""
-_SINGLE_NODE_JOBS = """
-SELECT job_nodes.cluster, job_nodes.node, count(*) AS value
-FROM job_nodes JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
-WHERE jobs.nodes = 1 AND jobs.start_time IS NOT NULL AND jobs.end_time >= {begin} AND jobs.end_time < {end}
-GROUP BY job_nodes.cluster, job_nodes.node
-"""
-_LARGE_JOBS = """
-SELECT count(*) AS jobs FROM chosen_jobs
-WHERE gpus > ? AND start_time IS NOT NULL AND end_time >= {begin} AND end_time < {end}
-"""
-_OBSERVED = """
-SELECT cluster, node, CAST(sum(seconds) AS BIGINT) AS seconds, CAST(sum(observed_seconds) AS BIGINT) AS observed
-FROM observed WHERE day >= {begin} - 86399 AND day < {end} GROUP BY cluster, node
-"""
 NOT_DRAINED = "--apply drains it only with --probability: its events are few, or of little weight"
-_TIMES = {
-    "jobs": ("start_time", "end_time"),
-    "events": ("time",),
-    "node_states": ("start_time",),
-    "failures": ("time",),
-    "scraped_conditions": ("last_time",),
-}
+
+
+class Newest(NamedTuple):
+    """Columns of lemons_newest.sql. source: a table of the store."""
+
+    source: str
+    cluster: str | None
+    newest: int
+
+
+class Signals(NamedTuple):
+    """Columns of lemons_signals.sql."""
+
+    cluster: str
+    node: str
+    cluster_nodes: int
+    xids: int
+    exclusions: int
+    tickets: int
+    single_jobs: int
+    seconds: int
+    observed_seconds: int
+
+
+class Jobs(NamedTuple):
+    """Columns of lemons_large_jobs.sql."""
+
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +128,21 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
     newest = _newest(study)
     begin, end = _window(study, window_days, newest)
     all_known = known(study, begin - HISTORY_SECONDS, end)
-    suspects = _suspects(study, all_known, begin, end)
+    of_nodes = study.ask("lemons_signals", Signals, window_from=begin, window_to=end)
+    suspects = _suspects(of_nodes, all_known, begin, end)
+    every = [one for some in suspects.values() for one in some]
     judged = {cluster: judge(suspects[cluster], least) for cluster in sorted(suspects)}
     ranked = [one for cluster in judged for one in judged[cluster].ranked]
-    counts = study.rows("SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster")
-    all_nodes = {row["cluster"]: row["nodes"] for row in counts}
+    cluster_nodes = {row.cluster: row.cluster_nodes for row in of_nodes}
     fleets = [
         {
-            **_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]),
+            **_fleet(judged[cluster], suspects[cluster], cluster_nodes[cluster]),
             **_expected(judged[cluster], suspects[cluster], all_known.begins.get(cluster, begin), begin, end),
         }
         for cluster in judged
     ]
     return {
-        **study.head("lemons", *_notes(study, suspects, begin, end, window_days), *few_named_notes(fleets, begin, end)),
+        **study.head("lemons", *_notes(study, every, begin, end, window_days), *few_named_notes(fleets, begin, end)),
         "from_time": begin,
         "to_time": end,
         "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
@@ -158,36 +152,23 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
         "fleets": fleets,
         "candidates": [
             {
-                "cluster": one.cluster,
-                "node": one.node,
-                "score": score(one.counted, fleet),
-                "probability": probability(one.counted, fleet, MANY_TIMES),
-                "incidents": counting(one.incidents),
-                "events": len(one.incidents),
+                **_ranked(one, judged[one.cluster]),
                 "signals": dict(one.signals),
                 "lemon": judged[one.cluster].is_lemon(one),
             }
             for one in ranked
-            if (fleet := judged[one.cluster].fleet) is not None
         ],
         "gain": [_gain(study, more_than, suspects, judged, begin, end) for more_than in LARGE],
-        "cdfs": {signal: cdf(_values(suspects, signal)) for signal in SIGNALS},
+        "cdfs": {signal: cdf(one.signals[signal] or 0.0 for one in every) for signal in SIGNALS},
     }
 
 
 def _newest(study: Study) -> dict[str, int]:
-    """table -> the newest that it tells of the chosen cluster, before the end of what is asked for."""
-    cluster = study.chosen.cluster
-    whose = " AND cluster = ?" if cluster else ""
-    found = {}
-    for table, columns in _TIMES.items():
-        times = " UNION ALL ".join(
-            f"SELECT max({column}) AS t FROM {table} WHERE {column} < {study.to_time}{whose}" for column in columns
-        )
-        values = (cluster,) * len(columns) if cluster else ()
-        newest = study.row(f"SELECT CAST(max(t) AS BIGINT) AS newest FROM ({times})", *values)["newest"]
-        if newest is not None:
-            found[table] = newest
+    """Return the latest time in each table about the chosen cluster, before the end of the period."""
+    found: dict[str, int] = {}
+    for row in study.ask("lemons_newest", Newest):
+        if study.chosen.cluster in ("", row.cluster):
+            found[row.source] = max(found.get(row.source, row.newest), row.newest)
     return found
 
 
@@ -204,21 +185,11 @@ def _window(study: Study, window_days: float | None, newest: Mapping[str, int]) 
     return max(study.from_time, end - round(window_days * DAY)), end
 
 
-def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
-    """All chosen nodes, by cluster."""
-    study.need("observed")
-    times = {"begin": begin, "end": end}
-    xids, exclusions, tickets, single_jobs = (
-        {(row["cluster"], row["node"]): row["value"] for row in study.rows(sql.format(**times))}
-        for sql in (_XIDS, _EXCLUSIONS, _TICKETS, _SINGLE_NODE_JOBS)
-    )
-    observed = {
-        (row["cluster"], row["node"]): share(row["observed"], row["seconds"])
-        for row in study.rows(_OBSERVED.format(**times))
-    }
+def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
+    """Return all chosen nodes, by cluster."""
     found: dict[str, list[Suspect]] = defaultdict(list)
-    for row in study.rows("SELECT cluster, node FROM chosen_nodes ORDER BY cluster, node"):
-        key: Key = (row["cluster"], row["node"])
+    for row in of_nodes:
+        key: Key = (row.cluster, row.node)
         evidence = sorted(
             all_known.evidence.get(key, ()),
             key=lambda one: (one.start_time, one.end_time, one.kind, one.code, one.db_index or 0),
@@ -232,20 +203,13 @@ def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str,
         found[key[0]].append(
             Suspect(
                 *key,
-                signals_of(
-                    within,
-                    outs=sum(begin <= outage.start_time < end for outage in outages),
-                    xids=xids.get(key, 0),
-                    exclusions=exclusions.get(key, 0),
-                    tickets=tickets.get(key, 0),
-                    single_jobs=single_jobs.get(key, 0),
-                ),
+                signals_of(within, sum(begin <= outage.start_time < end for outage in outages), row),
                 record,
                 counted(record, (begin, end)),
                 [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
                 within,
                 outages,
-                observed.get(key),
+                share(row.observed_seconds, row.seconds),
             )
         )
     return found
@@ -254,20 +218,20 @@ def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str,
 # --- the decisions: pure
 
 
-def signals_of(
-    evidence: Iterable[Evidence], outs: int, xids: int, exclusions: int, tickets: int, single_jobs: int
-) -> dict[str, float | None]:
-    """The seven, by the paper's names. Failed jobs count where this node is likelier the culprit than all others."""
+def signals_of(evidence: Iterable[Evidence], outs: int, of_node: Signals) -> dict[str, float | None]:
+    """Return the seven signals by the paper's names.
+
+    A failed job counts if this node is likelier the culprit than all others together."""
     failed = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5]
     single = sum((one.nodes or 1) == 1 for one in failed)
     return {
-        "excl_jobid_count": exclusions,
-        "xid_cnt": xids,
-        "tickets": tickets,
+        "excl_jobid_count": of_node.exclusions,
+        "xid_cnt": of_node.xids,
+        "tickets": of_node.tickets,
         "out_count": outs,
         "multi_node_node_fails": len(failed) - single,
         "single_node_node_fails": single,
-        "single_node_node_failure_rate": share(single, single_jobs),
+        "single_node_node_failure_rate": share(single, of_node.single_jobs),
     }
 
 
@@ -352,10 +316,6 @@ def cdf(values: Iterable[float]) -> list[list[float]]:
     ]
 
 
-def _values(suspects: Mapping[str, Sequence[Suspect]], signal: str) -> list[float]:
-    return [one.signals[signal] or 0.0 for some in suspects.values() for one in some]
-
-
 def _gain(
     study: Study,
     more_than: int,
@@ -366,7 +326,8 @@ def _gain(
 ) -> dict[str, Any]:
     """What jobs of more GPUs would gain if other nodes stood where the lemons are: those fail too, at the fleet's rate,
     1 / score of the lemon's. "14 % to 4 %" of 512+ GPU jobs in arXiv 2410.21680."""
-    jobs = study.row(_LARGE_JOBS.format(begin=begin, end=end), more_than)["jobs"]
+    window = {"window_from": begin, "window_to": end}
+    ((jobs,),) = study.ask("lemons_large_jobs", Jobs, **window, more_than_gpus=more_than)
     failed = by_lemons = spared = 0.0
     for cluster, some in suspects.items():
         for one in some:
@@ -446,12 +407,10 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
     return [note.replace("%", " %") for note in found]
 
 
-def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+def _ranked(one: Suspect, judged: Judged) -> dict[str, Any]:
+    """Return the keys that each ranked node has in the document."""
     fleet = judged.fleet
-    assert fleet is not None, "where nobody failed there is no lemon"
-    days = (end - begin) / DAY
-    out = one.out
-    words = summary(one.signals, one.evidence, days)
+    assert fleet is not None, "where nobody failed no node is ranked"
     return {
         "cluster": one.cluster,
         "node": one.node,
@@ -459,6 +418,15 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
         "probability": probability(one.counted, fleet, MANY_TIMES),
         "incidents": counting(one.incidents),
         "events": len(one.incidents),
+    }
+
+
+def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+    days = (end - begin) / DAY
+    out = one.out
+    words = summary(one.signals, one.evidence, days)
+    return {
+        **_ranked(one, judged),
         "certain": one.node in judged.certain,
         "signals": dict(one.signals),
         "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
@@ -543,10 +511,7 @@ def _words(one: Evidence) -> str:
     return "another tool recorded a failure" + (f" ({one.code})" if one.code else "")
 
 
-def _notes(
-    study: Study, suspects: Mapping[str, Sequence[Suspect]], begin: int, end: int, window_days: float | None
-) -> list[str]:
-    nodes = [one for some in suspects.values() for one in some]
+def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_days: float | None) -> list[str]:
     found = study.coverage_notes("jobs") if study.has("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(

@@ -87,6 +87,12 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
     }
 
 
+class Cluster(NamedTuple):
+    """Columns of rate_clusters.sql."""
+
+    cluster: str
+
+
 class Ran(NamedTuple):
     """What the chosen jobs ran and how they failed."""
 
@@ -126,7 +132,7 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
             f"Of {overall['failures'] - overall['placed']} of {overall['failures']} failures the node is not known: "
             "nothing critical was seen, and Slurm set no node of theirs down."
         )
-    clusters = study.rows("SELECT DISTINCT cluster FROM chosen_jobs ORDER BY cluster")
+    clusters = study.ask("rate_clusters", Cluster)
     if len(clusters) > 1:
         said.append(f"{len(clusters)} clusters are counted together: --cluster asks of one.")
     return said

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from healthd.common.codec import nearest
 from healthd.fleet import engine, store
 from healthd.fleet.answers import causes
 from healthd.fleet.answers.document import Document, Unanswerable, WrongChoice, head, moment, percent, share
 from healthd.fleet.database import Database, DuckDb
-from healthd.fleet.questions import Value, for_answers, needed
+from healthd.fleet.questions import Question, Value, for_answers, needed
 from healthd.fleet.statistics.job_sizes import class_of
 from healthd.fleet.store import literal
 from healthd.fleet.tables import BOOLEAN, TABLES, TEXT
@@ -54,8 +54,33 @@ _KNOWN = " UNION ".join(
 # As long as the store's own table and as wide: of a view only the columns are read that are asked for.
 _READ_EACH_TIME = ("lines", "placed_days", "rate_ran")
 # Tables that a study has beside the questions, or that an answer gives it.
-CHOSEN = ("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times")
+CHOSEN = (
+    *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
+    *("named_nodes", "named_checks"),
+)
 MOST_HINT = 400  # characters of what is known instead
+
+
+class Place(NamedTuple):
+    """Columns of chosen_places.sql."""
+
+    cluster: str
+    node: str
+
+
+class JobsKnown(NamedTuple):
+    """Columns of jobs_known.sql."""
+
+    cluster: str
+    known_until: int
+
+
+class Observed(NamedTuple):
+    """Columns of observed_share.sql."""
+
+    seconds: int
+    observed_seconds: int
+    step_seconds: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +104,16 @@ class Chosen:
 
 
 class Study:
-    """from_time, to_time   what is asked of, [from, to) in epoch seconds"""
+    """from_time, to_time   the period, [from, to) in epoch seconds
+    database             where the SQL runs, for queries that are no file
+    """
 
     def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None = None) -> None:
         """Raises WrongChoice for a name that nothing in the store has."""
         self.from_time, self.to_time, self.chosen = from_time, to_time, chosen or Chosen()
-        self._database = database
+        self.database = database
         self._questions = for_answers()
         self._made: set[str] = set()
-        self._defaults: dict[str, Value] = {}
-        for question in self._questions.values():
-            self._defaults |= question.parameters
-        self._ask({})
         of_node = ((code, causes.of_a_node(code)) for code in causes.codes())
         self.given("codes", {"code": TEXT, "of_node": BOOLEAN}, of_node)
         self._choose()
@@ -103,52 +126,22 @@ class Study:
         The tables that the SQL reads are computed before, each once. parameters: of `asked`, by name. Raises StoreError
         for a damaged file.
         """
-        self._stand_on(name)
-        self._require_known(name, parameters)
-        self._ask(parameters)
-        try:
-            found = self._database.rows(engine.bare(self._questions[name].sql))
-        finally:
-            self._ask({})
+        *below, question = needed(self._questions[name], self._questions, CHOSEN)
+        unknown = set(parameters) - set(question.parameters)
+        if unknown:
+            raise ValueError(f"{name} has no parameter {', '.join(sorted(unknown))}")
+        self._compute(below)
+        self._ask({**question.parameters, **parameters})
+        found = self.database.rows(engine.bare(question.sql))
         fields = getattr(row, "_fields", ())
         if found.columns != fields:
             raise TypeError(f"{name}.sql has the columns {found.columns}, {row.__name__} the fields {fields}")
         return [row(*values) for values in found.rows]
 
-    def rows(self, sql: str, *values: Value | None) -> list[Row]:
-        """column -> value, in the order of the SQL. Its `?` are the values. Raises StoreError for a damaged file."""
-        found = self._database.rows(sql, values)
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
-
-    def row(self, sql: str, *values: Value | None) -> Row:
-        """The one row of an answer that has one."""
-        (found,) = self.rows(sql, *values)
-        return found
-
-    def need(self, *questions: str) -> None:
-        """Each of these questions is a table of its name from now on, as it is without --param. In no order."""
-        for name in questions:
-            if name not in self._made:
-                self._stand_on(name)
-                self._make_question(name, name)
-
-    def table(self, name: str, question: str, **parameters: Value) -> None:
-        """The same question under another name, with parameters of its own (not of those that it stands on). Once."""
-        if name in self._made:
-            return
-        self._require_known(question, parameters)
-        self._stand_on(question)
-        self._ask(parameters)
-        try:
-            self._make_question(name, question)
-        finally:
-            self._ask({})
-
-    def make(self, name: str, sql: str) -> None:
-        """A table of our own, made once for all answers that name it."""
-        if name not in self._made:
-            self._database.table(name, sql)
-            self._made.add(name)
+    def need(self, *names: str) -> None:
+        """Compute the tables of these questions, each once. In no order."""
+        for name in names:
+            self._compute(needed(self._questions[name], self._questions, CHOSEN))
 
     def given(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
         """Make a table of rows that Python has. columns: name -> type. It must have at least one column."""
@@ -157,7 +150,7 @@ class Study:
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
         nothing = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in columns.items())
         some = f"SELECT {typed} FROM (VALUES {listed}) AS listed({names})"
-        self._database.view(name, some if listed else f"SELECT {nothing} WHERE FALSE")
+        self.database.view(name, some if listed else f"SELECT {nothing} WHERE FALSE")
 
     def must_have(self, *tables: str) -> None:
         """Raises Unanswerable if one of these tables of the store has no row at all."""
@@ -168,13 +161,13 @@ class Study:
 
     def has(self, table: str) -> bool:
         """Whether a table of the store has a row at all."""
-        return bool(self.rows(f"SELECT 1 AS one FROM {table} LIMIT 1"))
+        return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
     def elsewhere_notes(self, places: Iterable[tuple[str, str | None]], what: str) -> list[str]:
         """How many of these (cluster, node) were not chosen, in a sentence about `what`."""
         if not (self.chosen.model or self.chosen.switch):
             return []
-        chosen = {(row["cluster"], row["node"]) for row in self.rows("SELECT cluster, node FROM chosen_nodes")}
+        chosen = set(self.ask("chosen_places", Place))
         there = [place for place in places if place[1] is not None]
         outside = sum(place not in chosen for place in there)
         if not outside:
@@ -194,60 +187,48 @@ class Study:
         """What of [from, to) the store does not know, in sentences: of jobs, events."""
         found = []
         if "jobs" in tables:
-            self.need("jobs_known")
-            for row in self.rows("SELECT cluster, known_until FROM jobs_known ORDER BY cluster"):
-                if self.chosen.cluster in ("", row["cluster"]) and row["known_until"] < self.to_time - 1:
-                    whose, until = row["cluster"] or "the cluster", moment(row["known_until"])
+            for row in self.ask("jobs_known", JobsKnown):
+                if self.chosen.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
+                    whose, until = row.cluster or "the cluster", moment(row.known_until)
                     found.append(f"The store has the jobs of {whose} only until {until}.")
         if "events" in tables:
-            self.need("observed")
-            told = self.row(
-                "SELECT CAST(coalesce(sum(seconds), 0) AS BIGINT) AS seconds, "
-                "CAST(coalesce(sum(observed_seconds), 0) AS BIGINT) AS observed_seconds "
-                "FROM observed JOIN chosen_nodes USING (cluster, node)"
-            )
-            seen = share(told["observed_seconds"], told["seconds"])
+            (observed,) = self.ask("observed_share", Observed)
+            seen = share(observed.observed_seconds, observed.seconds)
             if seen is not None and seen < 0.9995:
                 found.append(
                     f"healthd observed {percent(seen)} of the nodes' time; faults in the rest were not recorded."
                 )
-            step = self.row("SELECT max(step_seconds) AS step FROM scraped_conditions")["step"]
-            if step is not None:
-                found.append(f"Prometheus scraped every {step} s at most: a condition shorter than that is missing.")
+            if observed.step_seconds is not None:
+                step = f"every {observed.step_seconds} s at most"
+                found.append(f"Prometheus scraped {step}: a condition shorter than that is missing.")
         return found
 
     # --- inside
 
-    def _ask(self, parameters: dict[str, Value]) -> None:
-        """Set the one-row table `asked`: the period, and each question's parameters."""
-        columns = engine.Asked(self.from_time, self.to_time, {**self._defaults, **parameters}).columns
+    def _ask(self, parameters: Mapping[str, Value]) -> None:
+        """Set the one-row table `asked`: the period, and the parameters of the next query."""
+        columns = engine.Asked(self.from_time, self.to_time, parameters).columns
         values = ", ".join(f"CAST({_literal(value)} AS {kind}) AS {name}" for name, (kind, value) in columns.items())
-        self._database.view("asked", f"SELECT {values}")
+        self.database.view("asked", f"SELECT {values}")
 
-    def _require_known(self, question: str, parameters: dict[str, Value]) -> None:
-        unknown = set(parameters) - set(self._questions[question].parameters)
-        if unknown:
-            raise ValueError(f"{question} has no parameter {', '.join(sorted(unknown))}")
-
-    def _stand_on(self, name: str) -> None:
-        """Make the questions that this one reads, as tables, since others read them too."""
-        for one in needed(self._questions[name], self._questions, CHOSEN)[:-1]:
-            if one.name not in self._made:
-                self._make_question(one.name, one.name)
-
-    def _make_question(self, name: str, question: str) -> None:
-        # A table keeps no order, and to sort the 2.7 million runs of 4 million jobs took a sixth of their time.
-        ordered = engine.bare(self._questions[question].sql)
-        sql = ordered.rpartition("\nORDER BY ")[0] or ordered
-        (self._database.view if question in _READ_EACH_TIME else self._database.table)(name, sql)
-        self._made.add(name)
+    def _compute(self, questions: Iterable[Question]) -> None:
+        """Make the tables of questions that are not there yet, with the parameters of their files."""
+        for question in questions:
+            if question.name not in self._made:
+                self._ask(question.parameters)
+                # A table keeps no order, and to sort the 2.7 million runs of 4 million jobs took a sixth of their time.
+                ordered = engine.bare(question.sql)
+                sql = ordered.rpartition("\nORDER BY ")[0] or ordered
+                make = self.database.view if question.name in _READ_EACH_TIME else self.database.table
+                make(question.name, sql)
+                self._made.add(question.name)
 
     def _choose(self) -> None:
         for key, name in self.chosen.said.items():
             if name:
                 self._there_is(key, name)
-        self._database.view("all_nodes", _KNOWN)
-        self._database.table("chosen_nodes", self._nodes())
+        self.database.view("all_nodes", _KNOWN)
+        self.database.table("chosen_nodes", self._nodes())
         where = []
         if self.chosen.cluster:
             where.append(f"jobs.cluster = {literal(self.chosen.cluster)}")
@@ -256,7 +237,7 @@ class Study:
         if self.chosen.account:
             where.append(f"jobs.account = {literal(self.chosen.account)}")
         if self.chosen.model or self.chosen.switch:
-            self._database.table(
+            self.database.table(
                 "chosen_keys",
                 "SELECT DISTINCT job_nodes.cluster, job_nodes.db_index FROM job_nodes "
                 "JOIN nodes ON nodes.cluster = job_nodes.cluster AND nodes.node = job_nodes.node "
@@ -268,7 +249,7 @@ class Study:
             )
         size = class_of("jobs.gpus")
         sql = f"SELECT jobs.*, {size} AS gpus_up_to FROM jobs{' WHERE ' if where else ''}{' AND '.join(where)}"
-        self._database.view("chosen_jobs", sql)
+        self.database.view("chosen_jobs", sql)
 
     def _of_nodes(self) -> str:
         """Return the condition on the table nodes of --model and --switch."""
@@ -296,8 +277,8 @@ class Study:
         """Raises WrongChoice if nothing in the store has this name."""
         if key in ("model", "switch"):
             self.must_have("nodes")
-        lists = self.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) AS names WHERE name <> ''")
-        known = {name for row in lists for name in (row["name"].split(",") if key == "partition" else [row["name"]])}
+        lists = self.database.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) AS names WHERE name <> ''").rows
+        known = {name for (text,) in lists for name in (text.split(",") if key == "partition" else [text])}
         if told not in known:
             near = nearest(told, known)
             hint = near if len(near) < MOST_HINT else f"; {len(known)} others are known"
@@ -312,10 +293,20 @@ def opened(
     chosen: Chosen | None = None,
     threads: int = engine.THREADS,
     memory_mib: int = engine.MEMORY_MIB,
+    on: str = "duckdb",
 ) -> Iterator[Study]:
-    """Raises StoreError, WrongChoice."""
-    with engine.connected(files, threads, memory_mib) as connection:
-        yield Study(DuckDb(connection, files), from_time, to_time, chosen)
+    """Open a store. Raises StoreError, WrongChoice, spark.NoSpark.
+
+    on: duckdb, spark (on this machine) or spark://HOST:PORT.
+    """
+    if on == "duckdb":
+        with engine.connected(files, threads, memory_mib) as connection:
+            yield Study(DuckDb(connection, files), from_time, to_time, chosen)
+    else:
+        from healthd.fleet import spark
+
+        with spark.session(on, threads, memory_mib) as session:
+            yield Study(spark.Spark(session, files), from_time, to_time, chosen)
 
 
 def tables_of(snapshot: store.Snapshot) -> engine.Files:

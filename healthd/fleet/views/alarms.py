@@ -9,12 +9,12 @@ from healthd.fleet.figures import (
     COLOURS,
     WHOLE_WEEK,
     Figure,
-    Record,
     bars,
     intervals,
     layer,
     mark_at,
     quantity,
+    records,
     week,
 )
 from healthd.fleet.view import COUNT, Column, Form, Table, View, described, interval
@@ -36,6 +36,9 @@ COLUMNS = (
     Column("stood already", "stood_jobs", COUNT),
     Column("warned", "warned_jobs", COUNT),
 )
+
+
+SHARE = quantity("share", "share of the completed jobs", ".2~%")
 
 
 def view(alarms: Document) -> View:
@@ -89,24 +92,17 @@ def _by_check(alarms: Document) -> Figure | None:
     failing = [row for row in alarms["checks"] if row["jobs"]]
     if not failing:
         return None
-    records: list[Record] = [
-        {"check": row["check"], "share": row["share"], "low": row["interval"][0], "high": row["interval"][1]}
-        for row in failing
-    ]
+    drawn = records(failing, {"check": "check", "share": "share", "low": "interval.0", "high": "interval.1"})
     words = "; ".join(f"{row['check']} {percent(row['share'])}" for row in failing[:5])
-    share = quantity("share", "share of the completed jobs", ".2~%")
     limit = mark_at("limit", alarms["limit"], (6, 3))
-    return Figure("By check", words, (bars(records, share, "check"), intervals(records, "check"), limit))
+    return Figure("By check", words, (bars(drawn, SHARE, "check"), intervals(drawn, "check"), limit))
 
 
 def _by_week(alarms: Document) -> Figure | None:
     weeks = [row for row in alarms["by_week"] if row["days"] >= WHOLE_WEEK]
     if len(weeks) < 2:
         return None
-    records: list[Record] = [
-        {"week": row["week_time"] * 1000, "share": row["share"], "jobs": row["jobs"]} for row in weeks
-    ]
-    share = quantity("share", "share of the completed jobs", ".2~%")
-    line = layer("line", records, {"point": True, "color": COLOURS[0]}, x=week(records), y=share)
+    drawn = records(weeks, {"week": lambda row: row["week_time"] * 1000, "share": "share", "jobs": "jobs"})
+    line = layer("line", drawn, {"point": True, "color": COLOURS[0]}, x=week(drawn), y=SHARE)
     words = "The share of the completed jobs that saw a failing check, in each whole week."
     return Figure("By week", words, (line,))

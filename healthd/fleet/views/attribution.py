@@ -7,7 +7,20 @@ from typing import Any
 
 from healthd.fleet.answers.causes import CAUSES, USER
 from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
-from healthd.fleet.figures import COLOURS, WHOLE_WEEK, Figure, Record, category, layer, quantity, week
+from healthd.fleet.figures import (
+    COLOURS,
+    WHOLE_WEEK,
+    Figure,
+    Of,
+    Record,
+    category,
+    layer,
+    nominal,
+    quantity,
+    records,
+    temporal,
+    week,
+)
 from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, described
 
 MOST_CAUSES = 6  # in the figure by week: nobody can tell more lines apart
@@ -45,6 +58,18 @@ JOBS = (
     Column("node", "node"),
     Column("confidence", "confidence"),
 )
+COST: dict[str, Of] = {
+    "cause": lambda row: CAUSES[row["cause"]].words,
+    "GPU-hours": lambda row: row["lost_gpu_seconds"] / 3600,
+    "domain": lambda row: DOMAINS[row["domain"]],
+    "jobs": "jobs",
+}
+BY_WEEK: dict[str, Of] = {
+    "week": lambda row: row["week"] * 1000,
+    "cause": lambda row: CAUSES[row["cause"]].words,
+    "rate": "jobs_per_million_gpu_hours",
+    "jobs": "jobs",
+}
 CHECK_DATES = (
     Column("date (UTC)", "time", DAY),
     Column("check", "check"),
@@ -132,36 +157,18 @@ def _spike(one: Row) -> str:
 
 
 def _costs(found: Document) -> Figure | None:
-    records: list[Record] = [
-        {
-            "cause": CAUSES[one["cause"]].words,
-            "GPU-hours": one["lost_gpu_seconds"] / 3600,
-            "domain": DOMAINS[one["domain"]],
-            "jobs": one["jobs"],
-        }
-        for one in _by_cost(found["causes"])
-        if one["jobs"]
-    ]
-    if not records:
+    costs = [one for one in _by_cost(found["causes"]) if one["jobs"]]
+    if not costs:
         return None
+    drawn = records(costs, COST)
     place = {"x": quantity("GPU-hours", "GPU-hours lost"), "y": category("cause")}
     names = {"domain": list(DOMAINS.values()), "range": list(COLOURS[:4])}
-    domain = {"field": "domain", "type": "nominal"}
-    tooltip = [
-        {"field": "cause", "type": "nominal"},
-        domain,
-        {"field": "jobs", "type": "quantitative"},
-        {"field": "GPU-hours", "type": "quantitative", "format": ",.0f"},
-    ]
-    most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in records[:5])
-    return Figure(
-        "GPU time lost by cause, at most half an hour of each job",
-        most,
-        (
-            layer("bar", records, **place, color={**domain, "scale": names, "legend": None}, tooltip=tooltip),
-            layer("text", records, {"align": "left", "dx": 4}, **place, text=domain),
-        ),
-    )
+    domain = nominal("domain", scale=names, legend=None)
+    tooltip = [nominal("cause"), nominal("domain"), quantity("jobs"), quantity("GPU-hours", format=",.0f")]
+    most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in drawn[:5])
+    bars = layer("bar", drawn, **place, color=domain, tooltip=tooltip)
+    labels = layer("text", drawn, {"align": "left", "dx": 4}, **place, text=nominal("domain"))
+    return Figure("GPU time lost by cause, at most half an hour of each job", most, (bars, labels))
 
 
 def _weeks(found: Document) -> Figure | None:
@@ -170,33 +177,23 @@ def _weeks(found: Document) -> Figure | None:
     for row in found["weeks"]:
         jobs[row["cause"]] += row["jobs"]
     largest = sorted((cause for cause in jobs if cause != USER), key=lambda cause: (-jobs[cause], cause))[:MOST_CAUSES]
-    records: list[Record] = [
-        {
-            "week": row["week"] * 1000,
-            "cause": CAUSES[row["cause"]].words,
-            "rate": row["jobs_per_million_gpu_hours"],
-            "jobs": row["jobs"],
-        }
+    weeks = [
+        row
         for row in found["weeks"]
         if row["cause"] in largest and row["days"] >= WHOLE_WEEK and row["jobs_per_million_gpu_hours"] is not None
     ]
-    if len({row["week"] for row in records}) < 2:
+    if len({row["week"] for row in weeks}) < 2:
         return None
+    drawn = records(weeks, BY_WEEK)
     names = [CAUSES[cause].words for cause in largest]
-    cause = {"field": "cause", "type": "nominal"}
     lines = layer(
         "line",
-        records,
-        x=week(records),
+        drawn,
+        x=week(drawn),
         y=quantity("rate", "failed jobs per million GPU-hours"),
-        color={**cause, "scale": {"domain": names, "range": list(COLOURS[:MOST_CAUSES])}, "title": None},
-        strokeDash={**cause, "scale": {"domain": names}, "title": None},
-        tooltip=[
-            {"field": "week", "type": "temporal"},
-            cause,
-            {"field": "jobs", "type": "quantitative"},
-            {"field": "rate", "type": "quantitative", "format": ".3"},
-        ],
+        color=nominal("cause", scale={"domain": names, "range": list(COLOURS[:MOST_CAUSES])}, title=None),
+        strokeDash=nominal("cause", scale={"domain": names}, title=None),
+        tooltip=[temporal("week"), nominal("cause"), quantity("jobs"), quantity("rate", format=".3")],
     )
     words = "Failed jobs by cause, in each whole week: " + ", ".join(
         f"{CAUSES[cause].words} {jobs[cause]:,}" for cause in largest
@@ -204,10 +201,10 @@ def _weeks(found: Document) -> Figure | None:
     dates = _dates(found)
     if not dates:
         return Figure("How often each cause, by week", words, (lines,))
-    time, names_of = {"field": "time", "type": "temporal"}, {"field": "words", "type": "nominal"}
-    rules = layer("rule", dates, {"color": "#555555", "strokeDash": [2, 2]}, x=time, tooltip=names_of)
+    dashes = {"color": "#555555", "strokeDash": [2, 2]}
+    rules = layer("rule", dates, dashes, x=temporal("time"), tooltip=nominal("words"))
     beside = {"align": "right", "baseline": "bottom", "angle": 270, "dy": -2, "color": "#333333"}
-    labels = layer("text", dates, beside, x=time, y={"value": 2}, text=names_of)
+    labels = layer("text", dates, beside, x=temporal("time"), y={"value": 2}, text=nominal("words"))
     words += ". Checks: " + "; ".join(f"{moment(date['time'] // 1000)[:10]} {date['words']}" for date in dates)
     return Figure("How often each cause, by week, and when checks came", words, (lines, rules, labels))
 

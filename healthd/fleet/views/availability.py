@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from healthd.fleet.answers.availability import PLANNED, SHARES
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, span
-from healthd.fleet.figures import COLOURS, Figure, Layer, Record, category, grouped_bars, layer, quantity
+from healthd.fleet.answers.document import Document, listed, moment, number, percent, plural, span
+from healthd.fleet.figures import COLOURS, Figure, Record, category, grouped_bars, layer, quantity
 from healthd.fleet.view import COUNT, PERCENT, SPAN, YES, Column, Form, Row, Table, View, described
 
 WORST_SHOWN, NAMED_SHOWN, RACKS_SHOWN = 10, 5, 20
@@ -110,10 +110,9 @@ def _planned(planned: list[dict[str, Any]]) -> list[str]:
         some = [row for row in planned if row["what"] == what]
         if some:
             days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
-            named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
-            more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
+            named = listed([f"{row['name']} from {moment(row['start_time'])}" for row in some], NAMED_SHOWN, "; ")
             reservations = plural(len(some), "reservation")
-            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}{more}).")
+            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}).")
     return found
 
 
@@ -125,9 +124,7 @@ def _sla(sla: Row) -> list[str]:
         f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
         for row in sla["below"]
     ]
-    shown = ", ".join(names[: 2 * WORST_SHOWN])
-    more = f" and {len(names) - 2 * WORST_SHOWN} more" if len(names) > 2 * WORST_SHOWN else ""
-    return [f"Below {limit}: {shown}{more}."]
+    return [f"Below {limit}: {listed(names, 2 * WORST_SHOWN)}."]
 
 
 # --- figures
@@ -158,15 +155,15 @@ def _racks(availability: Document) -> Figure | None:
         return None
     several = len({row["cluster"] for row in known}) > 1
     least = sorted(known, key=lambda row: (row["availability"], row["cluster"], row["rack"]))[:RACKS_SHOWN]
-    records: list[Record] = [
+    drawn = [
         {"rack": f"{row['cluster']} {row['rack']}" if several else row["rack"], "share": row["availability"]}
         for row in least
     ]
     share = quantity("share", "availability", ".1%", scale={"zero": False})
-    points = {"filled": True, "size": 70, "color": COLOURS[0]}
-    layers: list[Layer] = [layer("point", records, points, x=share, y=category("rack"))]
+    look = {"filled": True, "size": 70, "color": COLOURS[0]}
+    layers = [layer("point", drawn, look, x=share, y=category("rack"))]
     if availability["sla"]:
         aim = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", aim, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    words = f"The least available of {len(known):,} racks is {records[0]['rack']} with {precise(records[0]['share'])}."
+    words = f"The least available of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
     return Figure("The racks that were available least", words, tuple(layers))

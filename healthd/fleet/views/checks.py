@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 import json
+from collections.abc import Callable
 
 from healthd.fleet.answers.checks import PERCENTILES
 from healthd.fleet.answers.document import Document, percent, plural, span
-from healthd.fleet.figures import COLOURS, Figure, Record, category, layer, quantity
+from healthd.fleet.figures import COLOURS, Figure, category, layer, nominal, points, quantity
 from healthd.fleet.view import COUNT, DAY, PERCENT, SPAN, Column, Form, Row, Table, View, described, interval
 
 CHECKS = (
@@ -88,25 +89,26 @@ def _sentences(checks: Document) -> list[str]:
 # --- figures
 
 
+PLACES: dict[str, Callable[[Row], int]] = {
+    "first and alone": lambda row: row["alone"],
+    "first of several": lambda row: row["first"] - row["alone"],
+    "after another": lambda row: row["incidents"] - row["first"],
+}
+
+
 def _first(checks: Document) -> Figure | None:
-    records: list[Record] = [
-        {"check": row["check"], "what": what, "incidents": count, "place": place}
+    drawn = [
+        {"check": row["check"], "what": what, "incidents": count(row), "place": place}
         for row in checks["checks"]
         if row["incidents"]
-        for place, (what, count) in enumerate(
-            (
-                ("first and alone", row["alone"]),
-                ("first of several", row["first"] - row["alone"]),
-                ("after another", row["incidents"] - row["first"]),
-            )
-        )
+        for place, (what, count) in enumerate(PLACES.items())
     ]
-    if not records:
+    if not drawn:
         return None
     first = checks["checks"][0]
     bars = layer(
         "bar",
-        records,
+        drawn,
         {"stroke": "black", "strokeWidth": 0.5},
         x=quantity("incidents", "incidents"),
         y=category("check"),
@@ -130,13 +132,13 @@ def _ticks(longest: float) -> list[int]:
 
 
 def _delays(checks: Document) -> Figure | None:
-    records: list[Record] = [
+    drawn = [
         {"check": row["check"], "within": f"{p} %", "seconds": row[f"p{p}_seconds"]}
         for row in checks["drains"]["by_check"]
         for p in PERCENTILES
         if row["with_evidence"]
     ]
-    if not records:
+    if not drawn:
         return None
     drains = checks["drains"]["all"]
     # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a logarithm cannot show.
@@ -144,15 +146,14 @@ def _delays(checks: Document) -> Figure | None:
         "seconds",
         "from the first evidence to the drain",
         scale={"type": "symlog", "domainMin": 0},
-        axis={"values": _ticks(max(row["seconds"] for row in records)), "labelExpr": _TICK_NAMES},
+        axis={"values": _ticks(max(row["seconds"] for row in drawn)), "labelExpr": _TICK_NAMES},
     )
-    within = {"field": "within", "type": "nominal", "title": "share of the drains"}
-    points = layer(
-        "point",
-        records,
-        {"filled": True, "size": 80},
+    within = nominal("within", title="share of the drains")
+    delays = points(
+        drawn,
+        80,
         x=seconds,
-        y={"field": "check", "type": "nominal", "title": None},
+        y=nominal("check", title=None),
         shape=within,
         color={**within, "scale": {"range": list(COLOURS[:3])}},
     )
@@ -160,4 +161,4 @@ def _delays(checks: Document) -> Figure | None:
         f"All: half within {span(drains['p50_seconds'])}, 99 % within {span(drains['p99_seconds'])}; "
         f"{percent(drains['share_observed'])} of the drains were of nodes that were observed."
     )
-    return Figure("Time to the drain, by the first check", words, (points,))
+    return Figure("Time to the drain, by the first check", words, (delays,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from healthd.fleet.answers.document import Document, number, percent, plural
-from healthd.fleet.figures import COLOURS, Figure, Record, category, intervals, layer, mark_at, quantity
+from healthd.fleet.figures import COLOURS, Figure, Of, category, intervals, mark_at, nominal, points, quantity, records
 from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
 
 ANY_FACTOR = 1000  # a ratio beyond it is written "any"
@@ -70,34 +70,36 @@ def short(title: str) -> str:
     return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to nodes' failures")
 
 
+def _cut(ratio: float) -> float:
+    return min(max(ratio, 1 / WIDEST), WIDEST)
+
+
+RATIO: dict[str, Of] = {
+    "what": lambda row: short(row["title"]),
+    "ratio": lambda row: _cut(row["ratio"]),
+    "low": lambda row: _cut(row["interval"][0]),
+    "high": lambda row: _cut(row["interval"][1] or WIDEST),
+    "differs": lambda row: "yes" if row["differs"] else "no",
+}
+
+
 def _ratios(compare: Document) -> Figure | None:
-    records: list[Record] = [
-        {
-            "what": short(row["title"]),
-            "ratio": min(max(row["ratio"], 1 / WIDEST), WIDEST),
-            "low": min(max(row["interval"][0], 1 / WIDEST), WIDEST),
-            "high": min(max(row["interval"][1] or WIDEST, 1 / WIDEST), WIDEST),
-            "differs": "yes" if row["differs"] else "no",
-        }
-        for row in compare["measures"]
-        if row["ratio"] and row["interval"] is not None
-    ]
-    if not records:
+    measures = [row for row in compare["measures"] if row["ratio"] and row["interval"] is not None]
+    if not measures:
         return None
-    log = {"type": "log"}
-    differs = {"field": "differs", "type": "nominal", "scale": {"domain": ["no", "yes"]}}
-    points = layer(
-        "point",
-        records,
-        {"filled": True, "size": 80},
+    drawn = records(measures, RATIO)
+    log, domain = {"type": "log"}, ["no", "yes"]
+    ratios = points(
+        drawn,
+        80,
         y=category("what"),
         x=quantity("ratio", "B / A, with its 95 % interval", scale=log),
-        shape=differs,
-        color={**differs, "scale": {"domain": ["no", "yes"], "range": [COLOURS[0], COLOURS[5]]}},
+        shape=nominal("differs", scale={"domain": domain}),
+        color=nominal("differs", scale={"domain": domain, "range": [COLOURS[0], COLOURS[5]]}),
     )
     differing = ", ".join(row["title"] for row in compare["measures"] if row["differs"]) or "nothing"
     return Figure(
         "Ratios",
         f"The rates of B divided by those of A; what differs: {differing}.",
-        (mark_at("same", 1.0, (4, 4)), intervals(records, "what", quantity("low", scale=log)), points),
+        (mark_at("same", 1.0, (4, 4)), intervals(drawn, "what", quantity("low", scale=log)), ratios),
     )

@@ -6,10 +6,16 @@ from typing import Any
 
 from healthd.fleet.answers.document import Document, number, plural, span
 from healthd.fleet.answers.ettr import FORMULA_TOO_LOW, OF_EACH_RUN
-from healthd.fleet.figures import COLOURS, Figure, Record, category, layer, quantity
+from healthd.fleet.figures import COLOURS, Figure, Of, Record, category, layer, nominal, points, quantity, records
 from healthd.fleet.view import COUNT, HUNDREDTHS, Column, Form, Table, View, described, interval
 
 FORMS = (Column("form", "form"), Column("ETTR", "ettr", Form(lambda ettr: f"{ettr:.3f}")))
+KEYS = {
+    "exact": "progress / expected time",
+    "simulated": "simulated",
+    "analytic": "formula with queue and end",
+    "approximate": "closed form of the paper",
+}
 RUNS = (
     Column("GPUs up to", "gpus_up_to", COUNT),
     Column("runs", "runs", COUNT),
@@ -21,26 +27,18 @@ RUNS = (
 
 
 def view(ettr: Document) -> View:
+    forms = [{"form": words, "ettr": ettr[key]} for key, words in KEYS.items()]
     return described(
         ettr,
         "How much of its time a large job makes progress",
         _sentences(ettr),
         [
-            Table("The same job by other forms", FORMS, _forms(ettr)),
+            Table("The same job by other forms", FORMS, forms),
             _by_checkpoint(ettr),
             Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
         ],
         [_grid(ettr, "by_checkpoint", "checkpoint_seconds"), _grid(ettr, "by_rate", "rate"), _runs(ettr)],
     )
-
-
-def _forms(ettr: Document) -> list[dict[str, Any]]:
-    return [
-        {"form": "progress / expected time", "ettr": ettr["exact"]},
-        {"form": "simulated", "ettr": ettr["simulated"]},
-        {"form": "formula with queue and end", "ettr": ettr["analytic"]},
-        {"form": "closed form of the paper", "ettr": ettr["approximate"]},
-    ]
 
 
 def _by_checkpoint(ettr: Document) -> Table:
@@ -94,18 +92,16 @@ def _failures(mttf_seconds: float | None) -> str:
 def _grid(ettr: Document, name: str, key: str) -> Figure:
     """Draw GPUs beside intervals or rates. Each cell has its number, so that colour is not needed."""
     is_interval = key == "checkpoint_seconds"
-    records: list[Record] = [
-        {
-            "GPUs": f"{one['gpus'] // 1024}k",
-            "other": span(one[key]) if is_interval else number(float(one[key])),
-            "ETTR": one["ettr"],
-            "dark": one["ettr"] < 0.5,
-        }
-        for one in ettr["grid"][name]
-    ]
+    fields: dict[str, Of] = {
+        "GPUs": lambda one: f"{one['gpus'] // 1024}k",
+        "other": lambda one: span(one[key]) if is_interval else number(float(one[key])),
+        "ETTR": "ettr",
+        "dark": lambda one: one["ettr"] < 0.5,
+    }
+    drawn = records(ettr["grid"][name], fields)
     title = "a checkpoint every" if is_interval else "failures per 1000 node-days"
     place = {"x": category("GPUs", "GPUs", axis={"labelAngle": 0}), "y": category("other", title)}
-    shade = {"field": "ETTR", "type": "quantitative", "legend": None}
+    shade = quantity("ETTR", legend=None, scale={"domain": [0, 1], "scheme": "viridis"})
     light = {"condition": {"test": "datum.dark", "value": "#ffffff"}, "value": "#111111"}
     some = [one for one in ettr["grid"][name] if one["gpus"] in (4096, 16_384, 131_072)]
     words = "; ".join(f"{one['gpus']:,} GPUs, {title} {number(float(one[key]))}: {one['ettr']:.2f}" for one in some)
@@ -113,15 +109,8 @@ def _grid(ettr: Document, name: str, key: str) -> Figure:
         f"ETTR by size and {'the interval between checkpoints' if is_interval else 'the rate of failures'}",
         words,
         (
-            layer("rect", records, **place, color={**shade, "scale": {"domain": [0, 1], "scheme": "viridis"}}),
-            layer(
-                "text",
-                records,
-                {"fontSize": 11},
-                **place,
-                text={"field": "ETTR", "type": "quantitative", "format": ".2f"},
-                color=light,
-            ),
+            layer("rect", drawn, **place, color=shade),
+            layer("text", drawn, {"fontSize": 11}, **place, text=quantity("ETTR", format=".2f"), color=light),
         ),
     )
 
@@ -132,37 +121,23 @@ def _runs(ettr: Document) -> Figure | None:
     if not rows:
         return None
     ranges: list[Record] = [{"size": f"{row['gpus_up_to']:,}", "low": row["low"], "high": row["high"]} for row in rows]
-    points: list[Record] = [
+    means: list[Record] = [
         {"size": f"{row['gpus_up_to']:,}", "what": what, "ETTR": row[key]}
         for row in rows
         for what, key in (("measured", "mean"), ("expected", "expected"))
         if row[key] is not None
     ]
     x = category("size", "GPUs, up to", axis={"labelAngle": 0})
-    zero = {"zero": False}
     kinds = ["measured", "expected"]
-    what = {"field": "what", "type": "nominal", "title": None}
+    y = {name: quantity(name, "ETTR", scale={"zero": False}) for name in ("low", "ETTR")}
+    colour = nominal("what", title=None, scale={"domain": kinds, "range": [COLOURS[5], COLOURS[0]]})
+    shape = nominal("what", title=None, scale={"domain": kinds, "range": ["circle", "diamond"]})
     words = "; ".join(f"up to {plural(row['gpus_up_to'], 'GPU')} {row['mean']:.2f}" for row in rows)
     return Figure(
         "Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and the expected one",
         words,
         (
-            layer(
-                "rule",
-                ranges,
-                {"color": "#666666"},
-                x=x,
-                y=quantity("low", "ETTR", scale=zero),
-                y2={"field": "high"},
-            ),
-            layer(
-                "point",
-                points,
-                {"filled": True, "size": 70},
-                x=x,
-                y=quantity("ETTR", "ETTR", scale=zero),
-                color={**what, "scale": {"domain": kinds, "range": [COLOURS[5], COLOURS[0]]}},
-                shape={**what, "scale": {"domain": kinds, "range": ["circle", "diamond"]}},
-            ),
+            layer("rule", ranges, {"color": "#666666"}, x=x, y=y["low"], y2={"field": "high"}),
+            points(means, x=x, y=y["ETTR"], color=colour, shape=shape),
         ),
     )

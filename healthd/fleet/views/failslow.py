@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from healthd.fleet.answers.document import Document, number, percent, plural, share, span
+from healthd.fleet.answers.document import Document, listed, number, percent, plural, share, span
 from healthd.fleet.answers.failslow import FAILED
 from healthd.fleet.figures import Figure, Record, bars, quantity
 from healthd.fleet.view import COUNT, SPAN, Column, Form, Table, View, described
@@ -69,10 +69,7 @@ def sentences(failslow: Document) -> list[str]:
                 f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
             )
     if failed:
-        named = ", ".join(failed[:NODES_SHOWN]) + (
-            f" and {len(failed) - NODES_SHOWN} more" * (len(failed) > NODES_SHOWN)
-        )
-        found.append(f"A validation failed on {plural(len(failed), 'node')}: {named}.")
+        found.append(f"A validation failed on {plural(len(failed), 'node')}: {listed(failed, NODES_SHOWN)}.")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from healthd.fleet.answers.document import Document, moment, number, percent, plural
 from healthd.fleet.answers.lemons import LITTLE_OBSERVED, MANY_TIMES, NOT_DRAINED, lasting
-from healthd.fleet.figures import COLOURS, Figure, Record, layer, quantity
+from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
 from healthd.fleet.view import PERCENT, SHORT, TIME, Column, Detail, Row, Table, View, described
 
 SIGNALS = {
@@ -103,14 +103,14 @@ def _curves(lemons: Document) -> Figure | None:
     if not signals:
         return None
     lines: list[Record] = []
-    points: list[Record] = []
+    marked: list[Record] = []
     for signal in signals:
         steps = lemons["cdfs"][signal]
         lines += [
             {"signal": SIGNALS[signal], "part": value / greatest[signal], "nodes": below, "value": value}
             for value, below in ([[0.0, 0.0], *steps] if steps[0][0] > 0 else steps)
         ]
-        points += [
+        marked += [
             {
                 "signal": SIGNALS[signal],
                 "part": (one["signals"][signal] or 0.0) / greatest[signal],
@@ -122,13 +122,13 @@ def _curves(lemons: Document) -> Figure | None:
     names = [SIGNALS[signal] for signal in signals]
     # One legend, below the figure: beside it, two of them ran off the page and over the heading of a narrow one.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
-    signal_: dict[str, Any] = {"field": "signal", "type": "nominal"}
-    place = {
+    look: dict[str, Any] = {"title": None, "legend": legend}
+    place: dict[str, Any] = {
         "x": quantity("part", "value, as a share of the largest", "%"),
         "y": quantity("nodes", "nodes with this value or less", "%", scale={"zero": False}),
-        "color": {**signal_, "scale": {"domain": names, "range": list(COLOURS)}, "title": None, "legend": legend},
+        "color": nominal("signal", scale={"domain": names, "range": list(COLOURS)}, **look),
     }
-    dash = {**signal_, "scale": {"domain": names}, "title": None, "legend": legend}
+    dash = nominal("signal", scale={"domain": names}, **look)
     spread = "; ".join(
         f"{SIGNALS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
         f"{number(lemons['cdfs'][signal][0][0])}, the most is {number(greatest[signal])}"
@@ -139,12 +139,6 @@ def _curves(lemons: Document) -> Figure | None:
         spread,
         (
             layer("line", lines, {"interpolate": "step-after"}, **place, strokeDash=dash),
-            layer(
-                "point",
-                points,
-                {"filled": True, "size": 60},
-                **place,
-                tooltip=[{"field": "node", "type": "nominal"}, signal_],
-            ),
+            points(marked, 60, **place, tooltip=[nominal("node"), nominal("signal")]),
         ),
     )

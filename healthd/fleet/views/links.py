@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from healthd.fleet.answers.document import Document, moment, number, percent, plural
-from healthd.fleet.figures import COLOURS, Figure, Record, bars, intervals, layer, quantity
-from healthd.fleet.view import COUNT, NUMBER, SHORT, TEXT, WORDS, Column, Table, View, described, interval
+from healthd.fleet.figures import COLOURS, Figure, Of, bars, intervals, nominal, points, quantity, records
+from healthd.fleet.view import COUNT, NUMBER, SHORT, TEXT, WORDS, Column, Row, Table, View, described, interval
 
 MOST_ROWS = 20
 KINDS = (
@@ -39,7 +39,7 @@ def view(links: Document) -> View:
     return described(
         links,
         "Links: flaps, errors and lost speed, by port and switch",
-        _sentences(links),
+        _sentences(links, ports, switches),
         [
             Table("All links", KINDS, links["kinds"]),
             Table("Ports that stand out", PORTS, ports, MOST_ROWS),
@@ -49,11 +49,9 @@ def view(links: Document) -> View:
     )
 
 
-def _sentences(links: Document) -> list[str]:
+def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[str]:
     if not any(row["episodes"] for row in links["kinds"]):
         return ["No link was in trouble in this time, as far as nodes were observed."]
-    ports = [row for row in links["ports"] if row["stands_out"]]
-    switches = [row for row in links["switches"] if row["stands_out"]]
     if not ports and not switches:
         found = ["No port and no switch has more trouble than chance explains."]
     else:
@@ -77,53 +75,34 @@ def _sentences(links: Document) -> list[str]:
     return found
 
 
+def _kind(row: Row) -> str:
+    return str(row["kind"]).replace("_", " ")
+
+
 def _rates(links: Document) -> Figure | None:
-    records: list[Record] = [
-        {
-            "kind": row["kind"].replace("_", " "),
-            "rate": row["per_1000_port_days"],
-            "low": row["interval"][0],
-            "high": row["interval"][1],
-        }
-        for row in links["kinds"]
-        if row["interval"] is not None and row["episodes"]
-    ]
-    if not records:
+    kinds = [row for row in links["kinds"] if row["interval"] is not None and row["episodes"]]
+    if not kinds:
         return None
+    drawn = records(kinds, {"kind": _kind, "rate": "per_1000_port_days", "low": "interval.0", "high": "interval.1"})
     rate = quantity("rate", "episodes per 1000 port-days")
-    words = "; ".join(f"{one['kind']} {number(one['rate'])}" for one in records) + ", per 1000 port-days"
-    layers = (bars(records, rate, "kind"), intervals(records, "kind"))
+    words = "; ".join(f"{one['kind']} {number(one['rate'])}" for one in drawn) + ", per 1000 port-days"
+    layers = (bars(drawn, rate, "kind"), intervals(drawn, "kind"))
     return Figure("How often links are in trouble", words, layers)
 
 
 def _switches(links: Document) -> Figure | None:
-    records: list[Record] = [
-        {
-            "switch": row["switch"],
-            "kind": row["kind"],
-            "expected": row["expected"],
-            "episodes": row["episodes"],
-            "stands out": "yes" if row["stands_out"] else "no",
-        }
-        for row in links["switches"]
-    ]
-    if not records:
+    if not links["switches"]:
         return None
+    fields: dict[str, Of] = {name: name for name in ("switch", "kind", "expected", "episodes")}
+    drawn = records(links["switches"], {**fields, "stands out": lambda row: "yes" if row["stands_out"] else "no"})
     worst = ", ".join(row["switch"] for row in links["switches"] if row["stands_out"])
-    points = layer(
-        "point",
-        records,
-        {"filled": True, "size": 70},
+    beside = points(
+        drawn,
         x=quantity("expected", "episodes to be expected"),
         y=quantity("episodes", "episodes"),
-        shape={"field": "stands out", "type": "nominal", "legend": {} if worst else None},
-        color={"field": "kind", "type": "nominal", "scale": {"range": list(COLOURS)}, "title": None},
-        tooltip=[
-            {"field": "switch", "type": "nominal"},
-            {"field": "kind", "type": "nominal"},
-            {"field": "episodes", "type": "quantitative"},
-            {"field": "expected", "type": "quantitative"},
-        ],
+        shape=nominal("stands out", legend={} if worst else None),
+        color=nominal("kind", scale={"range": list(COLOURS)}, title=None),
+        tooltip=[nominal("switch"), nominal("kind"), quantity("episodes"), quantity("expected")],
     )
     words = f"Episodes of each switch's nodes beside what chance gives them; what stands out: {worst or 'none'}."
-    return Figure("Switches", words, (points,))
+    return Figure("Switches", words, (beside,))

@@ -17,7 +17,7 @@ from healthd.fleet.answers.nccl_transport import (
     hangs_advice,
     hangs_verdict,
 )
-from healthd.fleet.figures import Figure, Record, category, colours, layer
+from healthd.fleet.figures import Figure, Record, category, colours, nominal, points
 from healthd.fleet.view import Column, Form, Table, View, described
 
 MOST_GROUPS, MOST_SUSPECTS = 12, 16
@@ -68,14 +68,13 @@ def _ranks(nccl: Document) -> Figure | None:
         records += [{"rank": rank, "group": group, "stands": stand} for rank, stand in sorted(stands.items())]
     if not records:
         return None
-    squares = layer(
-        "point",
+    squares = points(
         records,
-        {"filled": True, "size": 60},
+        60,
         x={"field": "rank", "type": "ordinal", "title": "rank"},
         y=category("group"),
         color=colours("stands", STANDS),
-        shape={"field": "stands", "type": "nominal", "scale": {"domain": list(STANDS)}, "title": None},
+        shape=nominal("stands", scale={"domain": list(STANDS)}, title=None),
     )
     return Figure("Where the ranks stand", verdict(nccl), (squares,))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from healthd.fleet.answers import hardware_ends
 from healthd.fleet.answers.document import Document, number, plural, span
-from healthd.fleet.figures import COLOURS, Figure, Record, layer, quantity
+from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
 from healthd.fleet.statistics.intervals import LEVEL
-from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Table, View, described
+from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Row, Table, View, described
 
 HOUR = 3600
 
@@ -89,22 +89,12 @@ def _mttf(rate: Document) -> Figure | None:
     """Draw hours over GPUs, both logarithmic: the projection with its interval, and what each size had."""
     if rate["r_f"] is None or not rate["failures"]:
         return None
-    line: list[Record] = [
-        {
-            "gpus": row["gpus"],
-            "what": "projected",
-            "hours": row["mttf_seconds"] / HOUR,
-            **_hours(row["interval_seconds"]),
-        }
-        for row in rate["projection"]
-    ]
-    points: list[Record] = [
-        {
-            "gpus": row["nodes"] * rate["gpus_per_node"] if row["nodes"] > 1 else row["gpus_up_to"],
-            "what": "measured",
-            "hours": row["mttf_seconds"] / HOUR,
-            **_hours(row["mttf_interval_seconds"]),
-        }
+    line = [_point(row["gpus"], "projected", row, "interval_seconds") for row in rate["projection"]]
+    measured = [
+        _point(
+            row["nodes"] * rate["gpus_per_node"] if row["nodes"] > 1 else row["gpus_up_to"],
+            *("measured", row, "mttf_interval_seconds"),
+        )
         for row in rate["by_size"]
         if row["mttf_seconds"] is not None
     ]
@@ -112,7 +102,7 @@ def _mttf(rate: Document) -> Figure | None:
     x = quantity("gpus", "GPUs", "~s", scale=log)
     y = quantity("hours", "mean time to failure (hours)", scale=log)
     scale = {"domain": ["projected", "measured"], "range": [COLOURS[0], COLOURS[5]]}
-    what = {"field": "what", "type": "nominal", "scale": scale, "title": None}
+    what = nominal("what", scale=scale, title=None)
     high = {"field": "high"}
     words = "; ".join(f"{row['gpus']:,} GPUs {span(row['mttf_seconds'])}" for row in rate["projection"][::3])
     return Figure(
@@ -121,10 +111,14 @@ def _mttf(rate: Document) -> Figure | None:
         (
             layer("area", line, {"opacity": 0.2}, x=x, y=quantity("low", scale=log), y2=high, color=what),
             layer("line", line, x=x, y=y, color=what),
-            layer("rule", points, x=x, y=quantity("low"), y2=high, color=what),
-            layer("point", points, {"filled": True, "size": 60}, x=x, y=y, color=what),
+            layer("rule", measured, x=x, y=quantity("low"), y2=high, color=what),
+            points(measured, 60, x=x, y=y, color=what),
         ),
     )
+
+
+def _point(gpus: int, what: str, row: Row, interval: str) -> Record:
+    return {"gpus": gpus, "what": what, "hours": row["mttf_seconds"] / HOUR, **_hours(row[interval])}
 
 
 def _hours(interval: list[float | None] | None) -> dict[str, Any]:

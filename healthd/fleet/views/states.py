@@ -6,7 +6,7 @@ from typing import Any
 
 from healthd.fleet.answers import hardware_ends
 from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
-from healthd.fleet.figures import COLOURS, Figure, Record, category, grouped_bars, layer, quantity
+from healthd.fleet.figures import COLOURS, Figure, category, grouped_bars, layer, nominal, points, quantity, records
 from healthd.fleet.statistics.job_sizes import gpus_named, size_named
 from healthd.fleet.view import COUNT, GPU_HOURS, PERCENT, Column, Form, Row, Table, View, described
 
@@ -115,30 +115,26 @@ def _by_size(rows: list[dict[str, Any]]) -> Figure:
 
 
 def _shares(title: str, words: str, named: list[tuple[str, dict[str, Any]]]) -> Figure:
-    records: list[Record] = [
+    drawn = [
         {"name": name, "of": of, "share": row[key] or 0.0}
         for name, row in named
         for of, key in (("jobs", "share_of_jobs"), ("GPU time", "share_of_gpu_time"))
     ]
-    return Figure(title, words, (grouped_bars(records, quantity("share", "share", "%"), "name", "of"),))
+    return Figure(title, words, (grouped_bars(drawn, quantity("share", "share", "%"), "name", "of"),))
 
 
 def _split(split: dict[str, Any] | None) -> Figure | None:
     if not split or not split["before"]["jobs"] or not split["after"]["jobs"]:
         return None
     large = f"jobs of {split['large_gpus']:,} GPUs and more"
-    records: list[Record] = [
-        {
-            "outcome": words,
-            "when": f"{side} {moment(split['at'])}",
-            "share": split[side][key]["share"],
-            "low": split[side][key]["interval"][0],
-            "high": split[side][key]["interval"][1],
-        }
+    outcomes = [
+        {**split[side][key], "outcome": words, "when": f"{side} {moment(split['at'])}"}
         for key, words in (("completed", "completed"), ("by_hardware", "ended by nodes"))
         for side in ("before", "after")
     ]
-    place = {"y": category("outcome"), "yOffset": {"field": "when", "type": "nominal", "sort": None}}
+    fields = {"outcome": "outcome", "when": "when", "share": "share", "low": "interval.0", "high": "interval.1"}
+    drawn = records(outcomes, fields)
+    place = {"y": category("outcome"), "yOffset": nominal("when", sort=None)}
     when = category("when", scale={"range": list(COLOURS[:2])})
     low = quantity("low", f"share of {large}", "%")
     change = _points(split["change"]["completed"])
@@ -146,15 +142,7 @@ def _split(split: dict[str, Any] | None) -> Figure | None:
         "Large jobs before and after",
         f"Of {large}, the share that completed changed by {change}; the lines are 95 % intervals.",
         (
-            layer("rule", records, **place, x=low, x2={"field": "high"}, color=when),
-            layer(
-                "point",
-                records,
-                {"filled": True, "size": 90},
-                **place,
-                x=quantity("share"),
-                color=when,
-                shape=category("when"),
-            ),
+            layer("rule", drawn, **place, x=low, x2={"field": "high"}, color=when),
+            points(drawn, 90, **place, x=quantity("share"), color=when, shape=category("when")),
         ),
     )

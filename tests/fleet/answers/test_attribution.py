@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
-from healthd.fleet.answers.attribution import attribution, gpu_swaps
+from healthd.fleet.answers.attribution import Flag, Ticket, attribution, gpu_swaps
 from healthd.fleet.answers.causes import CAUSES, meaning, of_a_node
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.states import states
@@ -239,9 +239,7 @@ def test_the_weeks_have_each_cause_and_the_gpu_hours_of_all_jobs():
 
 
 def test_gpus_that_were_exchanged_are_known_from_tickets_and_from_flags_that_a_gpu_keeps_for_life():
-    flag = {"cluster": "c", "subject": "p", "code": "gpu_row_remap/failure"}
-    ticket = {"cluster": "c", "opened_time": 1000, "closed_time": 2000}
-    flags = [{**flag, "node": node, "time": 1500} for node in ("n1", "n2", "n2")]
+    flags = [Flag("c", node, "p", "gpu_row_remap/failure", 1500) for node in ("n1", "n2", "n2")]
     words = {
         "n1": "Replaced GPU 3",
         "n3": "swap gpus",
@@ -249,7 +247,7 @@ def test_gpus_that_were_exchanged_are_known_from_tickets_and_from_flags_that_a_g
         "n5": "look at the GPU",
         "n6": "rma: GPU4",
     }
-    found = gpu_swaps(flags, [{**ticket, "node": node, "words": said} for node, said in words.items()])
+    found = gpu_swaps(flags, [Ticket("c", node, 1000, 2000, text) for node, text in words.items()])
     assert [(one["node"], one["why"]) for one in found] == [
         ("n1", "ticket"),
         ("n3", "ticket"),

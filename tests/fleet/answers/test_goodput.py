@@ -260,8 +260,8 @@ def test_the_classes_of_size_are_those_of_the_question_states(tmp_path: Path) ->
         made.job(number + 1, f"S{number}", 0, 60, gpus=gpus)
     with study(made.history, tmp_path) as asked:
         asked.need("states")
-        theirs = asked.rows("SELECT state, gpus_up_to FROM states ORDER BY state")
-        ours = asked.rows(f"SELECT state, {class_of('gpus')} AS gpus_up_to FROM jobs ORDER BY state")
+        theirs = asked.database.rows("SELECT state, gpus_up_to FROM states ORDER BY state")
+        ours = asked.database.rows(f"SELECT state, {class_of('gpus')} AS gpus_up_to FROM jobs ORDER BY state")
     assert ours == theirs
     assert [size_named(size) for size in (None, 0, 1, 2, 4, 2048)] == [
         *("not known", "0", "1", "2", "3-4"),

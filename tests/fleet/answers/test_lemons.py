@@ -24,10 +24,14 @@ from healthd.fleet.tables import TABLES
 try:  # only .venv has numpy; the marked tests run nowhere else
     import numpy as np
 
-    from healthd.fleet.answers import lemon_evidence, lemons
+    from healthd.fleet.answers import lemons
     from healthd.fleet.answers.lemon_evidence import (
         Evidence,
+        Met,
+        Moment,
         Outage,
+        Planned,
+        State,
         came_with_failures,
         culprits,
         in_service,
@@ -538,9 +542,8 @@ def test_what_is_older_counts_less_and_never_more_than_half() -> None:
 
 
 def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path: Path) -> None:
-    base = {"cluster": "c1", "db_index": 1, "job_id": 1, "state": "NODE_FAIL", "end_time": 1000, "gpus": 32, "nodes": 4}
-    fails = [{**base, "node": f"n{number}"} for number in range(4)]
-    found = culprits([{**base, "node": "n2", "time": 990, "code": "", "severity": "down", "kind": "slurm"}], fails)
+    fails = [Met("c1", 1, 1, "NODE_FAIL", 1000, 32, 4, f"n{number}", 1000, "", "", "unknown") for number in range(4)]
+    found = culprits([fails[2]._replace(time=990, severity="down", kind="slurm")], fails)
     assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {"n2": [1.0]}
     found = culprits([], fails)
     assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {
@@ -549,16 +552,19 @@ def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path
 
 
 def test_what_never_comes_with_a_failure_weighs_little() -> None:
-    hits = [
-        {"cluster": "c", "node": f"n{number}", "time": 100, "code": code, "severity": "degraded", "kind": "condition"}
+    seen = [
+        Moment("c", f"n{number}", 100, code, "degraded", "condition", True)
         for number in range(18)
         for code in ("pcie_link/slow", "gpu_xid/79")
     ]
-    hits = [{**hit, "busy": True} for hit in hits]
-    shares = came_with_failures(hits, [hit for hit in hits if hit["code"] == "gpu_xid/79"])
+    met = [
+        Met("c", number, number, "FAILED", 110, 8, 1, f"n{number}", 100, "gpu_xid/79", "degraded", "condition")
+        for number in range(18)
+    ]
+    shares = came_with_failures(seen, met)
     assert shares == {"pcie_link/slow": 1 / 20, "gpu_xid/79": 19 / 20}
-    idle = [{**hit, "node": f"idle-{hit['node']}", "busy": False} for hit in hits]
-    assert came_with_failures([*hits, *idle], [hit for hit in hits if hit["code"] == "gpu_xid/79"]) == shares
+    idle = [moment._replace(node=f"idle-{moment.node}", busy=False) for moment in seen]
+    assert came_with_failures([*seen, *idle], met) == shares
 
 
 def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> None:
@@ -571,10 +577,8 @@ def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> 
     for hour in (-1, 1, 5, 11, 21, 25):
         seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
     with opened(write(made, tmp_path), BEGIN - DAY, TO) as study:
-        lemon_evidence.known(study, BEGIN - DAY, TO)
-        places = {"begin": BEGIN - DAY, "end": TO, "after": lemon_evidence.AFTER_SECONDS}
-        moments = study.rows(lemon_evidence._MOMENTS.format(**places))
-    assert [row["busy"] for row in moments] == [False, True, True, False, True, False]
+        moments = study.ask("lemons_moments", Moment, window_from=BEGIN - DAY, window_to=TO)
+    assert [moment.busy for moment in moments] == [False, True, True, False, True, False]
 
 
 @pytest.mark.parametrize("end", [BEGIN + 4 * HOUR, None])
@@ -587,16 +591,14 @@ def test_moments_are_busy_with_a_job_that_began_before_the_period(end: int | Non
     for hour in (1, 3):
         seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
     with opened(write(made, tmp_path), BEGIN, TO) as study:
-        lemon_evidence.known(study, BEGIN, TO)
-        places = {"begin": BEGIN, "end": TO, "after": lemon_evidence.AFTER_SECONDS}
-        moments = study.rows(lemon_evidence._MOMENTS.format(**places))
-    assert [row["busy"] for row in moments] == [True, True]
+        moments = study.ask("lemons_moments", Moment, window_from=BEGIN, window_to=TO)
+    assert [moment.busy for moment in moments] == [True, True]
 
 
 def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
-    state = {"cluster": "c", "node": "n", "state": "DRAIN", "reason": "", "by_whom": "person"}
-    rows = [{**state, "start_time": start, "end_time": end} for start, end in ((0, 10), (10, 20), (30, 40), (50, None))]
-    planned = [{"cluster": "c", "node": "n", "start_time": 25, "end_time": 45}]
+    times = ((0, 10), (10, 20), (30, 40), (50, None))
+    rows = [State("c", "n", start, end, "DRAIN", "", "person") for start, end in times]
+    planned = [Planned("c", "n", 25, 45)]
     assert outages_of(rows, planned) == {
         ("c", "n"): [Outage(0, 20, "person", "person", ""), Outage(50, None, "person", "person", "")]
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 from fleet_history import BEGIN, END, History, history, row, write
@@ -14,10 +15,14 @@ from fleet_views import text_of
 from healthd.common.page import Page
 from healthd.fleet.answers import states
 from healthd.fleet.answers.document import Unanswerable, WrongChoice
-from healthd.fleet.answers.study import Chosen, Study, opened
+from healthd.fleet.answers.study import Chosen, Place, Study, opened
 from healthd.fleet.tables import TABLES
 
 pytestmark = pytest.mark.one_python
+SEEN_WITH_FAILURES = (
+    *("job_id", "node", "code", "subject", "severity", "kind", "state", "end_time", "first_seen", "last_seen"),
+    *("moments", "from_events", "from_scrapes", "gpus", "nodes", "check_name", "db_index", "cluster"),
+)
 PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}
 
 
@@ -65,9 +70,9 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
     tmp_path: Path, chosen: Chosen, jobs: list[int], nodes: list[str]
 ) -> None:
     with study(two_models(), tmp_path, chosen) as asked:
-        assert [one["db_index"] for one in asked.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL")] == jobs
-        found = asked.rows("SELECT cluster, node FROM chosen_nodes ORDER BY ALL")
-        assert [f"{one['cluster']}/{one['node']}" for one in found] == nodes
+        found = asked.database.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL").rows
+        assert [index for (index,) in found] == jobs
+        assert [f"{one.cluster}/{one.node}" for one in asked.ask("chosen_places", Place)] == nodes
 
 
 @pytest.mark.parametrize(
@@ -103,24 +108,36 @@ def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the
             once.need("conditions")
             twice.need("seen_with_failures", "sights", "conditions")
             whole = "SELECT * FROM conditions ORDER BY ALL"
-            assert once.rows(whole) == twice.rows(whole)
+            assert once.database.rows(whole) == twice.database.rows(whole)
 
 
-def test_a_question_with_other_parameters_stands_beside_the_usual_one(tmp_path: Path) -> None:
+Seen = NamedTuple("Seen", [(name, Any) for name in SEEN_WITH_FAILURES])
+
+
+def test_a_query_with_other_parameters_leaves_the_table_of_the_question(tmp_path: Path) -> None:
     more = 0
     for seed in range(8):
         with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
-            asked.table("wide", "seen_with_failures", before_seconds=2 * 86400)
+            wide = {row[:4] for row in asked.ask("seen_with_failures", Seen, before_seconds=2 * 86400)}
             asked.need("seen_with_failures")
-            usual, wide = (
-                {tuple(one.items()) for one in asked.rows(f"SELECT DISTINCT db_index, node, code FROM {name}")}
-                for name in ("seen_with_failures", "wide")
-            )
+            table = asked.database.rows("SELECT job_id, node, code, subject FROM seen_with_failures").rows
+            usual = {row[:4] for row in asked.ask("seen_with_failures", Seen)}
+            assert usual == set(table)
             assert usual <= wide
             more += len(wide - usual)
             with pytest.raises(ValueError, match="no parameter gap_seconds"):
-                asked.table("wrong", "seen_with_failures", gap_seconds=1)
+                asked.ask("seen_with_failures", Seen, gap_seconds=1)
     assert more > 0
+
+
+def test_what_is_seen_by_chance_is_what_the_rule_finds_an_hour_earlier(tmp_path: Path) -> None:
+    found = 0
+    for seed in range(8):
+        with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
+            shifted = asked.ask("seen_with_failures", Seen, shift_seconds=-3600)
+            assert asked.ask("seen_by_chance", Seen) == shifted
+            found += len(shifted)
+    assert found > 0
 
 
 def test_the_shares_of_the_states_sum_to_one_and_the_text_has_each(tmp_path: Path) -> None:

@@ -1,0 +1,15 @@
+-- Flags that a GPU keeps for life (in its InfoROM) and that a later reading did not find: the GPU was replaced. Of the chosen nodes in [from_time, to_time).
+--
+-- A condition that was cleared by others, unconfirmed or window was not read again.
+
+SELECT lines.cluster, lines.node, coalesce(lines.subject, '') AS subject, lines.code, lines.time
+FROM lines
+JOIN chosen_nodes ON chosen_nodes.cluster = lines.cluster AND chosen_nodes.node = lines.node
+CROSS JOIN asked
+WHERE lines.event = 'cleared'
+  AND lines.code IN (
+    'gpu_row_remap/failure', 'gpu_row_remap/too_many', 'gpu_retired_pages/too_many', 'gpu_ecc/aggregate'
+  )
+  AND coalesce(lines.cleared_by, '') NOT IN ('others', 'unconfirmed', 'window')
+  AND lines.time >= asked.from_time AND lines.time < asked.to_time
+ORDER BY lines.cluster, lines.node, lines.time, lines.subject, lines.code

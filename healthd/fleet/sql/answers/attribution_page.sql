@@ -1,0 +1,17 @@
+-- A page of `attribution_seen`, by job. A large fleet has 100,000 rows in a year, too many to hold at once.
+--
+-- asked
+--   chance BIGINT = 0   1: conditions found by chance
+--   after_place BIGINT = 0   rows after this place
+--   page_rows BIGINT = 5000   number of conditions of a page
+
+SELECT
+  seen.place, seen.cluster, seen.db_index, seen.job_id, seen.array_job_id, seen.array_task_id, seen.state,
+  seen.start_time, seen.end_time, seen.nodes, seen.node, seen.code, seen.subject, seen.check_name, seen.severity,
+  seen.kind, seen.first_seen, seen.last_seen, seen.from_events, seen.jobs, seen.gpus, seen.looked, seen.gpu_seconds,
+  seen.lost_gpu_seconds
+FROM attribution_seen AS seen
+CROSS JOIN asked
+WHERE seen.by_chance = asked.chance AND seen.place > asked.after_place
+  AND seen.place <= asked.after_place + asked.page_rows
+ORDER BY seen.place, seen.jobs

@@ -1,0 +1,17 @@
+-- Moments at which a node may have ended a job: conditions that drain, and Slurm's node states. Of the whole store.
+--
+-- columns
+--   code       of a condition; the reason of a state
+--   severity   degraded | critical; of a state: down | drain
+--   kind       condition; the setter of a state: healthd | slurm | person | unknown
+
+SELECT cluster, node, time, code, severity, 'condition' AS kind
+FROM sights
+WHERE severity IN ('degraded', 'critical') AND (kind = 'edge' OR what IN ('onset', 'growth'))
+  AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE)
+UNION ALL
+SELECT
+  cluster, node, start_time AS time, coalesce(reason, '') AS code,
+  CASE WHEN state LIKE '%DOWN%' THEN 'down' ELSE 'drain' END AS severity, coalesce(set_by, 'unknown') AS kind
+FROM node_states
+WHERE node IS NOT NULL

@@ -1,0 +1,45 @@
+-- The failed jobs, each with the moments of `lemons_hits` on its nodes from before_seconds before its end to after_seconds after it.
+--
+-- asked
+--   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch
+--   window_to BIGINT = 0   also the jobs end before it
+--   before_seconds BIGINT = 600   how long before the end of the job
+--   after_seconds BIGINT = 300   how long after it
+
+WITH hits AS (
+  SELECT
+    lemons_hits.cluster, lemons_hits.node, lemons_hits.time, lemons_hits.code, lemons_hits.severity, lemons_hits.kind,
+    lemons_hits.time - asked.after_seconds AS first_end, lemons_hits.time + asked.before_seconds AS last_end,
+    (lemons_hits.time - asked.after_seconds)
+      - (lemons_hits.time - asked.after_seconds) % nullif(asked.before_seconds + asked.after_seconds, 0)
+      + numbers.n * (asked.before_seconds + asked.after_seconds) AS time_bin
+  FROM lemons_hits
+  CROSS JOIN asked
+  CROSS JOIN numbers
+  WHERE numbers.n < 2 AND lemons_hits.time >= asked.window_from AND lemons_hits.time < asked.window_to
+),
+placed AS (
+  SELECT
+    job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.end_time,
+    job_nodes.end_time - job_nodes.end_time % nullif(asked.before_seconds + asked.after_seconds, 0) AS time_bin
+  FROM job_nodes
+  CROSS JOIN asked
+  WHERE job_nodes.end_time >= asked.window_from - asked.after_seconds AND job_nodes.end_time < asked.window_to
+),
+met AS (
+  SELECT placed.cluster, placed.db_index, placed.node, hits.time, hits.code, hits.severity, hits.kind
+  FROM placed
+  JOIN hits
+    ON hits.cluster = placed.cluster AND hits.node = placed.node AND hits.time_bin = placed.time_bin
+    AND placed.end_time BETWEEN hits.first_end AND hits.last_end
+)
+SELECT
+  jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, met.node, met.time,
+  met.code, met.severity, met.kind
+FROM met
+JOIN jobs ON jobs.cluster = met.cluster AND jobs.db_index = met.db_index
+CROSS JOIN asked
+WHERE jobs.state IN ('FAILED', 'NODE_FAIL', 'REQUEUED') AND jobs.end_time < asked.window_to
+ORDER BY
+  jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, met.node, met.time,
+  met.code, met.severity, met.kind

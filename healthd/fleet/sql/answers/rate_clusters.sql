@@ -1,0 +1,5 @@
+-- The clusters of the chosen jobs.
+
+SELECT DISTINCT cluster
+FROM chosen_jobs
+ORDER BY cluster

@@ -1,0 +1,300 @@
+"""The queries of `lemons`, over tables of a few rows that were written by hand."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+from tiny_tables import query
+
+pytestmark = pytest.mark.one_python
+
+try:  # only .venv has numpy; the marked tests run nowhere else
+    from healthd.fleet.answers import lemon_evidence, lemons
+except ModuleNotFoundError as error:
+    if error.name != "numpy":
+        raise
+
+NODE = {"cluster": "c", "node": "n1"}
+JOB = {"cluster": "c", "db_index": 1}
+WINDOW = {"window_from": 10_000, "window_to": 20_000}
+HIT = {**NODE, "time": 15_000, "code": "gpu_xid/79", "severity": "critical", "kind": "condition"}
+FAILED = {**JOB, "job_id": 7, "state": "FAILED", "end_time": 15_000, "gpus": 8, "nodes": 1}
+
+
+# --- hits
+
+
+SIGHT = {
+    "cluster": "c",
+    "node": "n1",
+    "time": 5,
+    "code": "gpu_xid/79",
+    "severity": "critical",
+    "kind": "edge",
+    "what": "seen",
+    "observed": False,
+    "history": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("sight", "counts"),
+    [
+        ({}, True),
+        ({"severity": "degraded"}, True),
+        ({"severity": "warning"}, False),
+        ({"observed": True}, False),
+        ({"history": True}, False),
+        ({"observed": None, "history": None}, True),
+        ({"kind": "level"}, False),
+        ({"kind": "level", "what": "onset"}, True),
+        ({"kind": "level", "what": "growth"}, True),
+    ],
+)
+def test_query_of_lemons_hits__counts_conditions_that_drain(sight: dict[str, Any], counts: bool) -> None:
+    row = namedtuple("Found", "cluster node time code severity kind")
+    one = {**SIGHT, **sight}
+    found = query("lemons_hits", row, sights=[one], node_states=[])
+    assert found == [("c", "n1", 5, "gpu_xid/79", one["severity"], "condition")] * counts
+
+
+def test_query_of_lemons_hits__counts_states_of_slurm() -> None:
+    row = namedtuple("Found", "cluster node time code severity kind")
+    states = [
+        {**NODE, "start_time": 5, "state": "DOWN*", "reason": "Not responding", "set_by": "slurm"},
+        {**NODE, "start_time": 6, "state": "IDLE+DRAIN"},
+        {"cluster": "c", "start_time": 7, "state": "DOWN"},
+    ]
+    found = query("lemons_hits", row, sights=[{**SIGHT, "severity": "info"}], node_states=states)
+    assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
+
+
+# --- met, node_fails, moments
+
+
+@pytest.mark.parametrize(
+    ("time", "counts"),
+    [(14_399, False), (14_400, True), (15_000, True), (15_300, True), (15_301, False)],
+)
+def test_query_of_lemons_met__is_ten_minutes_before_the_end_to_five_after(time: int, counts: bool) -> None:
+    found = query(
+        *("lemons_met", lemon_evidence.Met, WINDOW),
+        lemons_hits=[{**HIT, "time": time}],
+        jobs=[FAILED],
+        job_nodes=[{**JOB, "node": "n1", "end_time": 15_000}],
+    )
+    expected = ("c", 1, 7, "FAILED", 15_000, 8, 1, "n1", time, "gpu_xid/79", "critical", "condition")
+    assert found == [expected] * counts
+
+
+@pytest.mark.parametrize("end", [14_400, 14_401, 15_299, 15_300, 16_199, 16_200])
+def test_query_of_lemons_met__meets_a_moment_once_wherever_the_bins_begin(end: int) -> None:
+    found = query(
+        *("lemons_met", lemon_evidence.Met, WINDOW),
+        lemons_hits=[{**HIT, "time": end + shift} for shift in (-600, -301, 0, 300)],
+        jobs=[{**FAILED, "end_time": end}],
+        job_nodes=[{**JOB, "node": "n1", "end_time": end}],
+    )
+    assert [row.time - end for row in found] == [-600, -301, 0, 300]
+
+
+@pytest.mark.parametrize(
+    ("hit", "job"),
+    [
+        ({"time": 9999}, {"end_time": 9999}),
+        ({"time": 20_000}, {"end_time": 19_999}),
+        ({"node": "n2"}, {}),
+        ({"cluster": "d"}, {}),
+        ({}, {"state": "COMPLETED"}),
+    ],
+)
+def test_query_of_lemons_met__leaves_other_times_nodes_and_states(hit: dict[str, Any], job: dict[str, Any]) -> None:
+    one = {**FAILED, **job}
+    found = query(
+        *("lemons_met", lemon_evidence.Met, WINDOW),
+        lemons_hits=[{**HIT, **hit}],
+        jobs=[one],
+        job_nodes=[{**JOB, "node": "n1", "end_time": one["end_time"]}],
+    )
+    assert found == []
+
+
+def test_query_of_lemons_node_fails__has_each_node() -> None:
+    jobs = [
+        {**FAILED, "state": "NODE_FAIL"},
+        {**FAILED, "db_index": 2},
+        {**FAILED, "db_index": 3, "state": "NODE_FAIL", "end_time": 20_000},
+    ]
+    places = [{**JOB, "node": "n2"}, {**JOB, "node": "n1"}, {**JOB, "db_index": 3, "node": "n1"}]
+    found = query("lemons_node_fails", lemon_evidence.Met, WINDOW, jobs=jobs, job_nodes=places)
+    assert found == [("c", 1, 7, "NODE_FAIL", 15_000, 8, 1, node, 15_000, "", "", "unknown") for node in ("n1", "n2")]
+
+
+@pytest.mark.parametrize(
+    ("runs", "busy"),
+    [
+        ([(14_000, 16_000)], True),
+        ([(14_000, 14_700)], True),
+        ([(14_000, 14_699)], False),
+        ([(15_000, 16_000)], True),
+        ([(15_001, 16_000)], False),
+        ([(14_000, None)], True),
+        ([(13_000, 16_000), (14_000, 14_100)], True),
+        ([(9000, 9500)], False),
+        ([], False),
+    ],
+)
+def test_query_of_lemons_moments__are_busy_while_a_job_is_there(runs: list[tuple[int, int | None]], busy: bool) -> None:
+    found = query(
+        *("lemons_moments", lemon_evidence.Moment, WINDOW),
+        lemons_hits=[HIT, HIT, {**HIT, "time": 20_000}, {**HIT, "time": 9999}],
+        job_nodes=[{**JOB, "node": "n1", "start_time": start, "end_time": end} for start, end in runs],
+    )
+    assert found == [(*HIT.values(), busy)]
+
+
+def test_query_of_lemons_moments__has_each_node_and_condition() -> None:
+    hits = [HIT, {**HIT, "code": "mount/missing"}, {**HIT, "node": "n2"}, {**HIT, "cluster": "d"}]
+    jobs = [{**JOB, "node": "n2", "start_time": 14_000, "end_time": 16_000}]
+    found = query("lemons_moments", lemon_evidence.Moment, WINDOW, lemons_hits=hits, job_nodes=jobs)
+    assert [(row.cluster, row.node, row.code, row.busy) for row in found] == [
+        ("c", "n1", "gpu_xid/79", False),
+        ("c", "n1", "mount/missing", False),
+        ("c", "n2", "gpu_xid/79", True),
+        ("d", "n1", "gpu_xid/79", False),
+    ]
+
+
+# --- outages, and what others noted
+
+
+def test_query_of_lemons_outages__has_states_then_drains_until_the_next_line() -> None:
+    states = [
+        {**NODE, "start_time": 15_000, "end_time": 16_000, "state": "DOWN", "reason": "x", "set_by": "slurm"},
+        {**NODE, "start_time": 9000, "end_time": 10_000},
+        {**NODE, "start_time": 9000},
+        {**NODE, "start_time": 20_000},
+    ]
+    line = {**NODE, "stream_id": "s", "stage": "confirmed"}
+    lines = [
+        {**line, "seq": 1, "time": 14_000, "event": "drain", "reason": "healthd: a/b"},
+        {**line, "seq": 2, "time": 14_500, "event": "drain", "stage": "decided", "reason": None},
+        {**line, "seq": 3, "time": 15_000, "event": "resume", "reason": None},
+        {**line, "seq": 4, "time": 19_000, "event": "drain", "reason": None},
+    ]
+    found = query("lemons_outages", lemon_evidence.State, WINDOW, node_states=states, lines=lines)
+    assert found == [
+        ("c", "n1", 9000, None, "", "", "unknown"),
+        ("c", "n1", 15_000, 16_000, "DOWN", "x", "slurm"),
+        ("c", "n1", 14_000, 15_000, "DRAIN", "healthd: a/b", "healthd"),
+        ("c", "n1", 19_000, None, "DRAIN", "", "healthd"),
+    ]
+
+
+def test_query_of_lemons_maintenance__overlaps_the_window() -> None:
+    one = {**NODE, "maintenance": True, "start_time": 9000, "end_time": 10_001}
+    others = [{**one, "maintenance": False}, {**one, "end_time": 10_000}, {**one, "node": None}]
+    rows = [one, *others, {**one, "start_time": 20_000, "end_time": None}, {**one, "end_time": None}]
+    found = query("lemons_maintenance", lemon_evidence.Planned, WINDOW, reservations=rows)
+    assert found == [("c", "n1", 9000, 10_001), ("c", "n1", 9000, None)]
+
+
+def test_query_of_lemons_noted__has_tickets_and_failures_of_the_window() -> None:
+    tickets = [{**NODE, "opened_time": time, "words": words} for time, words in ((9999, "a"), (10_000, None))]
+    failures = [{**NODE, "time": 19_999, "kind": "hw"}, {**NODE, "time": 20_000}, {"cluster": "c", "time": 15_000}]
+    found = query("lemons_noted", lemon_evidence.Noted, WINDOW, tickets=tickets, failures=failures)
+    assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
+
+
+# --- since when, until when
+
+
+def test_query_of_lemons_first_seen__is_a_job_or_a_line_with_a_cluster() -> None:
+    found = query(
+        *("lemons_first_seen", lemon_evidence.FirstSeen),
+        job_nodes=[{**NODE, "start_time": time} for time in (0, None, 70, 60)],
+        events=[{"cluster": "c", "node": "n2", "time": 50}, {"cluster": "", "node": "n1", "time": 1}],
+    )
+    assert found == [("c", "n1", 60), ("c", "n2", 50)]
+
+
+def test_query_of_lemons_begins__is_the_first_of_any_table() -> None:
+    found = query(
+        *("lemons_begins", lemon_evidence.Begin),
+        jobs=[{"cluster": "a", "start_time": 0}, {"cluster": "a", "start_time": 9}],
+        events=[{"cluster": "b", "time": 8}],
+        node_states=[{"cluster": "c", "start_time": 7}, {"cluster": "a", "start_time": 10}],
+        failures=[{"cluster": "d", "time": 6}, {"cluster": "d"}],
+    )
+    assert found == [("a", 9), ("b", 8), ("c", 7), ("d", 6)]
+
+
+def test_query_of_lemons_newest__is_before_the_end_of_the_period() -> None:
+    found = query(
+        *("lemons_newest", lemons.Newest),
+        jobs=[{"cluster": "c", "start_time": 5, "end_time": 1000}, {"cluster": "c", "start_time": 4, "end_time": 999}],
+        events=[{"cluster": "c", "time": 3}, {"cluster": "d", "time": 4}],
+        node_states=[{"cluster": "c", "start_time": 1001}],
+        failures=[{"cluster": "c", "time": 2}],
+        scraped_conditions=[{"cluster": "c", "last_time": 1}],
+    )
+    assert found == [
+        *(("events", "c", 3), ("events", "d", 4), ("failures", "c", 2), ("jobs", "c", 999)),
+        ("scraped_conditions", "c", 1),
+    ]
+
+
+# --- signals
+
+
+def signals(**tables: list[dict[str, Any]]) -> list[lemons.Signals]:
+    nothing = {name: [] for name in ("exclusions", "tickets", "job_nodes", "jobs")}
+    none = {"cluster": "z", "node": "z"}
+    sights = [{**SIGHT, **none, "check_name": "gpu_xid", "subject": "g"}]
+    observed = [{**none, "day": 0, "seconds": 1, "observed_seconds": 1}]
+    places = {"chosen_nodes": [NODE], "all_nodes": [NODE, {"cluster": "c", "node": "n2"}]}
+    given = {**nothing, "sights": sights, "observed": observed, **places, **tables}
+    return query("lemons_signals", lemons.Signals, WINDOW, **given)
+
+
+def test_query_of_lemons_signals__is_0_of_a_node_of_which_nothing_is_known() -> None:
+    assert signals() == [("c", "n1", 2, 0, 0, 0, 0, 0, 0)]
+
+
+def test_query_of_lemons_signals__counts_different_xids_that_drain() -> None:
+    one = {**SIGHT, "check_name": "gpu_xid", "subject": "gpu-0", "time": 15_000}
+    rows = [
+        *(one, {**one, "time": 16_000}, {**one, "code": "gpu_xid/48"}, {**one, "subject": None}),
+        *({**one, "code": "gpu_xid/13", "severity": "warning"}, {**one, "code": "mount/x", "check_name": "mount"}),
+        *({**one, "code": "gpu_xid/95", "time": time} for time in (9999, 20_000)),
+        *({**one, "code": "gpu_xid/64", "observed": True}, {**one, "code": "gpu_xid/63", "history": True}),
+    ]
+    assert [row.xids for row in signals(sights=rows)] == [3]
+
+
+def test_query_of_lemons_signals__counts_what_lies_in_the_window() -> None:
+    times = (9999, 10_000, 15_000, 20_000)
+    exclusions = [{**NODE, "job_id": 1, "submit_time": time} for time in times]
+    jobs = [
+        {**JOB, "db_index": index, "nodes": nodes, "start_time": start, "end_time": end}
+        for index, nodes, start, end in ((1, 1, 1, 15_000), (2, 2, 1, 15_000), (3, 1, None, 15_000), (4, 1, 1, 20_000))
+    ]
+    (found,) = signals(
+        exclusions=[*exclusions, {**exclusions[1], "job_id": 2}],
+        tickets=[{**NODE, "opened_time": time} for time in times],
+        jobs=jobs,
+        job_nodes=[{"cluster": "c", "db_index": index, "node": "n1"} for index in (1, 2, 3, 4)],
+        observed=[{**NODE, "day": day, "seconds": 100, "observed_seconds": 40} for day in (-80_000, 0, 86_400)],
+    )
+    assert (found.exclusions, found.tickets, found.single_jobs) == (2, 2, 1)
+    assert (found.seconds, found.observed_seconds) == (100, 40)
+
+
+def test_query_of_lemons_large_jobs__ended_in_the_window() -> None:
+    rows = [
+        {"gpus": gpus, "start_time": start, "end_time": end}
+        for gpus, start, end in ((129, 1, 10_000), (128, 1, 10_000), (129, None, 10_000), (129, 1, 20_000))
+    ]
+    assert query("lemons_large_jobs", lemons.Jobs, WINDOW, chosen_jobs=rows) == [(1,)]

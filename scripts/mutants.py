@@ -55,7 +55,8 @@ AREAS = {
     "kernel_log": ("healthd/agent/kernel_log", 12),
     "checks": ("checks", 13),
 }
-UNRELATED = re.compile(r"fleet(?!_limit)|spark")  # slow tests that execute none of the areas
+# Slow tests that execute none of the areas, and the test that each mutant applies to the source.
+UNRELATED = re.compile(r"fleet(?!_limit)|spark|test_mutants")
 SECONDS_MORE, TIMES_LONGER = 60, 5  # a run may take this much longer than recorded
 OUT_OF_TIME = "time limit"
 CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand

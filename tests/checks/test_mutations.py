@@ -29,7 +29,7 @@ from healthd.common.history import Past, Series, update
 from healthd.common.model import Finding, Observation, Severity
 from healthd.host.host import Host
 from healthd.host.program import Ran
-from healthd.host.system import FileStat, FileSystem, KernelClock, System
+from healthd.host.system import FileStat, FileSystem, KernelClock, Tree
 from healthd.nvidia.nvml import NvmlError
 
 CHECKS = {name: check for name, check in built_in().items() if check.runs}
@@ -79,10 +79,10 @@ MUTATIONS: dict[str, dict[str, Answer]] = {
 }
 
 
-class Asked(System):
+class Asked(Tree):
     """A system that notes what it is asked, and answers one question wrongly."""
 
-    def __init__(self, system: System, wrong: Question | None = None, mutate: Answer | None = None) -> None:
+    def __init__(self, system: Tree, wrong: Question | None = None, mutate: Answer | None = None) -> None:
         self.questions: dict[Question, Any] = {}
         self._system = system
         self._wrong = wrong
@@ -126,7 +126,7 @@ def file_of(check: str) -> ModuleType:
 Store = dict[str, Series]
 
 
-def run(check: Check, host: Host, config: Any, system: System, store: Store) -> list[Any]:
+def run(check: Check, host: Host, config: Any, system: Tree, store: Store) -> list[Any]:
     """One run, on a host of its own: nothing that an earlier one read is remembered, but for what `store` has."""
     fresh = Host(host.root, host._open_nvml, host.now, system)
     return list(check.module.run(fresh, config, Past(store, NOW, BOOT)))

@@ -468,9 +468,11 @@ def judge(mutant: Mutant, copy: Path, tests: Mapping[str, Test], named: Sequence
         left = [test for test in choice if test not in ran]
         ran |= {*left}
         while failed := failed_with_mutant(left):
-            if "::" not in failed or (failed_with_mutant([failed]) and not failed_test(copy, [failed], tests)):
+            if failed in (OUT_OF_TIME, "conftest.py") or (
+                failed_with_mutant([failed]) and not failed_test(copy, [failed], tests)
+            ):
                 return dataclasses.replace(mutant, result="killed", tests=(failed.rpartition("/")[2],))
-            left = [test for test in left if test != failed]
+            left = [test for test in left if failed not in (test, test.partition("::")[0])]
     files = {test.partition("::")[0].rpartition("/")[2] for test in ran}
     return dataclasses.replace(mutant, result="survived", tests=tuple(sorted(files)))
 

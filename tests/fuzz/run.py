@@ -42,13 +42,21 @@ def fuzz(
 
 
 def tried(take: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
-    """What went wrong with this input, "" = nothing."""
+    """Return what went wrong with this input, or "".
+
+    A slow input gets two more attempts and the fastest counts: the first one may have paid for an import or for a
+    garbage collection of the whole test process.
+    """
     guard.dropped.clear()
-    began = time.process_time()
-    try:
-        take(data)
-    except Exception:
-        return traceback.format_exc()
-    spent = time.process_time() - began
-    outcome.slowest_seconds = max(outcome.slowest_seconds, spent)
-    return f"took {spent:.1f} s of CPU" if spent > SLOW_SECONDS else ""
+    fastest = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        try:
+            take(data)
+        except Exception:
+            return traceback.format_exc()
+        fastest = min(fastest, time.process_time() - began)
+        if fastest <= SLOW_SECONDS:
+            break
+    outcome.slowest_seconds = max(outcome.slowest_seconds, fastest)
+    return f"took {fastest:.1f} s of CPU" if fastest > SLOW_SECONDS else ""

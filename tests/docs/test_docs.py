@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from healthd import api
 from healthd.agent.settings import registry
 
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "man").glob("*")])
-CALL = re.compile(r"`((?:[A-Za-z_]+\.)+[a-z_]+)\(\)?[^`]*`")
+CALL = re.compile(r"`((?:[A-Za-z_]+\.)+[a-z_]+)\([^`]*`")
+CLASS = re.compile(r"`((?:[a-z_]+\.)+[A-Z]+[a-z][A-Za-z]+)`")
 FILE = re.compile(r"`((?:healthd|checks|conf|docs|man|packaging|scripts|tests|bench)/[\w./-]+\.\w+)`")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#([^)]*))?\)")
 CHECKS = registry.built_in()
@@ -40,22 +43,42 @@ MODULES = {
     for base, pattern in ((ROOT / "healthd", "[!_]*.py"), (ROOT, "checks/*.py"))
     for path in (base.rglob(pattern) if base.name == "healthd" else base.glob(pattern))
 }
-ROOMS = {path.name for path in (ROOT / "healthd").iterdir() if path.is_dir()}
+ENDINGS: dict[str, list[str]] = {}  # "worker.process", "process": ["agent.worker.process"]
+for module in MODULES:
+    parts = module.split(".")
+    for start in range(len(parts)):
+        ENDINGS.setdefault(".".join(parts[start:]), []).append(module)
 METHODS = {name for names in MODULES.values() for name in names if "." in name}
-METHOD_NAMES = {name.partition(".")[2] for name in METHODS}  # for `past.growth()`, said of a value
+METHOD_NAMES = {name.partition(".")[2] for name in METHODS}
+OF_OTHER_LIBRARIES = {"loss.item", "msgspec.Struct"}
+
+
+def is_defined(name: str) -> bool:
+    """Return True if a page may name this function or class.
+
+    The module may be shortened from the left (`worker.process.Worker.do_run`), a class may be named without its module,
+    and a method may follow the name of a value (`past.growth`).
+    """
+    words = name.removeprefix("healthd.").split(".")
+    if words[0] == "api":  # its names are imported when they are used first
+        return words[1] in api.__all__
+    for count in range(1, len(words)):
+        of_module = ".".join(words[count:])
+        if any(of_module in MODULES[module] for module in ENDINGS.get(".".join(words[:count]), ())):
+            return True
+    of_value = len(words) == 2 and words[1] in METHOD_NAMES
+    return name in METHODS | OF_OTHER_LIBRARIES or of_value or words[0] in sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_function_that_is_named_exists(page):
-    for name in CALL.findall(page.read_text("utf-8")):
-        words = name.split(".")
-        modules = [".".join(words[:count]) for count in range(1, len(words)) if ".".join(words[:count]) in MODULES]
-        if modules:
-            assert name.removeprefix(f"{modules[-1]}.") in MODULES[modules[-1]] | METHOD_NAMES, name
-        elif name[0].isupper():
-            assert name in METHODS, name
-        else:
-            assert words[0] not in ROOMS, name
+    text = page.read_text("utf-8")
+    assert [name for name in CALL.findall(text) + CLASS.findall(text) if not is_defined(name)] == []
+
+
+@pytest.mark.parametrize("name", ["work.worker.Worker.do_run", "worker.process.Worker.no_run", "kernel.parse.parse"])
+def test_a_name_of_another_package_is_not_defined(name):
+    assert not is_defined(name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

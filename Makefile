@@ -69,7 +69,7 @@ soak: .venv/.stamp test-packages ## an hour of faults, kills, reloads, scrapes a
 test-gpu: .venv/.stamp ## healthd validate on this machine's GPUs beside published numbers; needs PyTorch in .venv, skipped without
 	@$(ROOT) env PYTHONPATH=.:tests/support .venv/bin/python -m pytest -rs -n 0 -p no:cacheprovider -m gpu tests/validation/test_validate_gpu.py
 
-test-spark: ## the fleet's questions on DuckDB and on Spark, which it sets up: 600 MB, and a Java
+test-spark: ## compare the fleet's questions and answers on DuckDB and on Spark, which it sets up: 600 MB, and a Java
 	@scripts/test_spark.sh
 
 fuzz: .venv/.stamp ## four minutes of hostile inputs for every boundary; make test has a short form

@@ -135,8 +135,8 @@ After a change of hardware or software: healthd baseline --diff, then healthd ba
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> None:
     from healthd.agent.reporting import render
-    from healthd.agent.settings.config import parse_toml
     from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.settings_file import parse_toml
     from healthd.common.atomic_files import replace_file
 
     settle(parse_toml(text, path), path, {}, checks)  # never write a file with which the daemon would not start

@@ -29,12 +29,13 @@ def _config_check(args: argparse.Namespace) -> int:
     from healthd.agent.settings.configured import Configured
     from healthd.agent.settings.effective import mistakes, place_of
     from healthd.agent.settings.round_budget import warnings
+    from healthd.agent.settings.settings_file import read_file
 
     file, _ = flags.settings_file(args)
     if file == flags.DEFAULT_FILE and not os.path.lexists(file):
         raise Stop(f"healthd: there is no {file}: all settings are at their defaults. To check another file, name it")
     with wrong_settings_are_wrong_use():
-        table = config.read_file(file, required=True)
+        table = read_file(file, required=True)
         wrong = mistakes(table, file, registry.find(config.checks_dir(table)))
     if wrong:
         for mistake in wrong:

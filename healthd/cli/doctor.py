@@ -152,9 +152,10 @@ def _what_hangs(args: argparse.Namespace) -> list[str]:
     """The files of the site that do not answer, each with its setting."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
+    from healthd.agent.settings.settings_file import read_file
 
     file = _file(args)
-    (table,) = parallel.values([(PATIENCE_SECONDS, lambda: config.read_file(file, required=False))])
+    (table,) = parallel.values([(PATIENCE_SECONDS, lambda: read_file(file, required=False))])
     if isinstance(table, parallel.Unanswered):
         return [file] if table.pid else []
     given = {"baseline_file": args.baseline, "nvml.fake": args.fake_nvml, "profile": args.profile, "root": args.root}

@@ -158,9 +158,10 @@ def load_settings(
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_what_is_named, settle
+    from healthd.agent.settings.settings_file import read_file
 
     file, given = settings_file(args)
-    table = config.read_file(file, required=given)
+    table = read_file(file, required=given)
     checks = registry.find(config.checks_dir(table) if checks_dir is None else checks_dir)
     loaded = settle(table, file, overrides(args), checks, below or layers.below)
     require_what_is_named(loaded)
@@ -175,9 +176,10 @@ def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Load
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_what_is_named, settle
+    from healthd.agent.settings.settings_file import read_file
 
     file, given = settings_file(args)
-    table = config.read_file(file, required=given)
+    table = read_file(file, required=given)
     if registry.site_files(config.checks_dir(table)):
         return None
 
@@ -206,9 +208,10 @@ def settings_elsewhere(
     was named. And the checks of this node. Raises ConfigError."""
     from healthd.agent.settings import config, registry
     from healthd.agent.settings.effective import settle
+    from healthd.agent.settings.settings_file import read_file
 
     file, given = settings_file(args)
-    table = config.read_file(file, required=given)
+    table = read_file(file, required=given)
     checks = registry.find(config.checks_dir(table))
     if not given:
         return None, checks
@@ -251,10 +254,11 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
     if not required and not os.path.exists(file):
         return default
     from healthd.agent.settings import config
+    from healthd.agent.settings.settings_file import read_file
 
     with wrong_settings_are_wrong_use():
         try:
-            table = config.read_file(file, required=True)
+            table = read_file(file, required=True)
         except config.ConfigError as error:
             if required and _is_missing(file):  # mistyped: another daemon may be meant than the default one
                 raise

@@ -81,7 +81,8 @@ def _use_patterns(given: str | None) -> None:
     import os
 
     from healthd.agent.kernel_log.parse import use_patterns
-    from healthd.agent.settings.config import ConfigError, kernel_log_of, read_file
+    from healthd.agent.settings.config import ConfigError, kernel_log_of
+    from healthd.agent.settings.settings_file import read_file
 
     if given is None and not os.path.exists(DEFAULT_FILE):
         return

@@ -145,7 +145,7 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
     needed = not log_readable or (not slurm_there and mode is not Mode.OBSERVE)
     assert fails == needed
     assert (status != 0) == needed
-    # Without a daemon, `check` reads the log itself: one that cannot be read makes it unknown (test_once.py).
+    # Without a daemon, `check` reads the log itself, and reports "unknown" if it cannot.
     assert (check != 0) == (not slurm_there and mode is not Mode.OBSERVE)
     assert verdict_line(snapshot, False, NOW).startswith("ok "), "trouble of healthd itself never refuses a job"
 

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.agent.settings import registry
-from healthd.agent.settings.config import ConfigError, read_file
+from healthd.agent.settings.config import ConfigError
+from healthd.agent.settings.settings_file import read_file
 from healthd.common import ownership
 from healthd.common.atomic_files import replace_file
 from healthd.common.ownership import Untrusted, changed_by

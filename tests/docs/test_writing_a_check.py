@@ -136,9 +136,7 @@ def writes(text: str) -> Callable[[Site], None]:
 
 def gives(what: str) -> Callable[[Site], None]:
     """A run() that gives something."""
-    return writes(
-        f"from healthd.common.model import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n"
-    )
+    return writes(f"from healthd.api import Finding, Severity\ndef run(host, config, past):\n    yield {what}\n")
 
 
 def ends_with_4(site: Site) -> None:

@@ -448,7 +448,7 @@ def test_one_device_that_cannot_be_read_hides_no_growth_on_the_others(directory:
     checks = directory / "checks.d"
     checks.mkdir(mode=0o755)
     (checks / "port.py").write_text(
-        "import itertools\nfrom healthd.common.model import *\nCOUNT = itertools.count()\n"
+        "import itertools\nfrom healthd.api import *\nCOUNT = itertools.count()\n"
         "def run(host, config, past):\n"
         "    reading = Observation('port_errors_total', next(COUNT), ObservationKind.COUNTER)\n"
         "    yield reading\n"

@@ -38,8 +38,9 @@ from healthd.agent.recording import recording
 from healthd.agent.recording.recording import RecordingError
 from healthd.agent.reporting.status import condition_json
 from healthd.agent.settings import registry
-from healthd.agent.settings.config import ConfigError, parse_toml
+from healthd.agent.settings.config import ConfigError
 from healthd.agent.settings.effective import settle
+from healthd.agent.settings.settings_file import parse_toml
 from healthd.agent.worker.requests import Response, RunAnswer
 from healthd.cli.scan import correlate_all
 from healthd.common import guard, history, mountinfo

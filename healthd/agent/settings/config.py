@@ -1,4 +1,4 @@
-"""The settings as frozen dataclasses, with their defaults and allowed values, and the files that hold them.
+"""The settings as msgspec Structs, with their defaults and allowed values, and the files that contain them.
 
 The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. agent/settings/effective.py
 makes the effective settings of it.
@@ -32,7 +32,6 @@ from healthd.agent.settings.limits import (
 )
 from healthd.agent.settings.limits import Period as Period  # checks declare their periods with it
 from healthd.agent.settings.limits import Seconds as Seconds
-from healthd.common import ownership, toml
 from healthd.common.codec import ConvertError, Rule, load, show
 from healthd.common.errors import HealthdError
 from healthd.common.model import Explain, Mode, Requeue, RunName, Severity
@@ -216,31 +215,6 @@ def only_observes_kernel_log(loaded: Loaded) -> bool:
     kernel_log = loaded.settings.kernel_log
     proven = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
     return not (proven or loaded.origins.get("kernel_log.source", "").startswith("--"))
-
-
-def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
-    """The plain table of a TOML file; {} if there is no file and none is required. `setting`: the one that names it.
-
-    Raises ConfigError, also where others could have written the file: it says what runs as root.
-    """
-    try:
-        return parse_toml(ownership.read(path), path)
-    except FileNotFoundError:
-        if required:
-            raise ConfigError(f"{path}: there is no such file") from None
-        return {}
-    except ownership.Untrusted as error:
-        raise ConfigError(str(error.at(path, setting))) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
-    """Raises ConfigError with one sentence that names the source."""
-    try:
-        return toml.parse(text)
-    except ConvertError as error:
-        raise ConfigError(f"{source}: not TOML: {error}") from None
 
 
 def directory(table: Mapping[str, Any], source: str, name: str) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 from msgspec import field
 from msgspec.structs import replace
 
-from healthd.agent.settings.config import ConfigError, Layer, Settings, parse_toml, read_file
+from healthd.agent.settings.config import ConfigError, Layer, Settings
+from healthd.agent.settings.settings_file import parse_toml, read_file
 from healthd.common.codec import ConvertError, load, nearest
 from healthd.common.values import Value
 from healthd.host.host import Host

@@ -20,10 +20,10 @@ from healthd.agent.settings.config import (
     Settings,
     SlurmConfig,
     listen_addresses,
-    read_file,
 )
 from healthd.agent.settings.effective import effective, require_what_is_named, settle
 from healthd.agent.settings.registry import built_in
+from healthd.agent.settings.settings_file import read_file
 from healthd.common.codec import ConvertError, fields_of
 from healthd.common.model import Mode, Severity
 from healthd.common.paths import RUNTIME_DIR

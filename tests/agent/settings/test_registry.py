@@ -59,7 +59,7 @@ def config_of(*fields: str) -> str:
 
 
 def site(folder: Path, text: str) -> Check:
-    (folder / "fan.py").write_text(f"from healthd.common.model import *\n{RUN}{text}\n")
+    (folder / "fan.py").write_text(f"from healthd.api import *\n{RUN}{text}\n")
     (folder / "fan.py").chmod(0o644)
     return registry.find(str(folder))["fan"]
 
@@ -475,7 +475,7 @@ def test_a_check_whose_settings_must_be_given_is_explained(folder):
     config = config_of("fans: int").replace("slots=True", "slots=True, kw_only=True")
     (folder / "checks").mkdir(mode=0o755)
     explained = "EXPLAIN = {'fan/hot': Explain(Severity.WARNING, Clears.PASS, 'It is hot.', 'It may break.', 'Look.')}"
-    (folder / "checks/fan.py").write_text(f"from healthd.common.model import *\n{RUN}{config}{explained}\n")
+    (folder / "checks/fan.py").write_text(f"from healthd.api import *\n{RUN}{config}{explained}\n")
     settings = folder / "healthd.toml"
     settings.write_text(f'checks_dir = "{folder}/checks"\n[checks.fan]\nfans = 3\n')
     command = [sys.executable, "-m", "healthd", "explain", "fan/hot", "--config", str(settings)]

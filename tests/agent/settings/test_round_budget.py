@@ -17,7 +17,7 @@ OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_i
 
 
 def configured(text: str) -> Configured:
-    from healthd.agent.settings.config import parse_toml
+    from healthd.agent.settings.settings_file import parse_toml
 
     known = registry.built_in()
     return Configured(settle(parse_toml(text + OFF, "file"), "file", {}, known), known)

@@ -134,6 +134,10 @@ def test_a_code_that_is_named_exists(page):
 WORDS = re.findall(r"(?m)^\| (.+?) \| .+ \| (.*`.*) \|$", (ROOT / "docs/glossary.md").read_text("utf-8"))
 
 
+def test_glossary_has_at_most_60_terms() -> None:
+    assert 40 < len(WORDS) <= 60
+
+
 @pytest.mark.parametrize(("word", "where"), WORDS, ids=[word for word, _ in WORDS])
 def test_a_word_of_the_glossary_is_in_the_file_that_stands_beside_it(word, where):
     text = ""

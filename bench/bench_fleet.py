@@ -246,6 +246,7 @@ def truths(store: Path, truth: Path, lanl: Path | None) -> list[tuple[bool, str]
         "attribution": of_the_history,
         "goodput": of_the_history,
         "rate": of_the_history,
+        "compare": (),
         "lemons": ("--folder", str(REPOSITORY / "build" / "histories" / "lemons")),
         "lanl": ("--data", str(lanl)) if lanl else None,
     }

@@ -41,7 +41,7 @@ PURE_OF = {
     "failslow.live": "datagram document evidence iterations jobs node_reading series settings",
     "failslow.mitigation": "micro_batches planner stages",
     "failslow.readers": "clean columns",
-    "fleet": "lint table tables unreadable",
+    "fleet": "lint table tables",
     "fleet.status": "node text",
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",

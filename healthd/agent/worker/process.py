@@ -255,10 +255,8 @@ class Worker:
         return take(self.host, gpus=asked.gpus)
 
     def do_baseline(self, asked: requests.TakeBaseline) -> BaselineAnswer:
-        from healthd.agent.worker.present import look
-
         check = self._check(asked.check)
-        found = look(self.host, check, self._config(check, asked.config))
+        found = baseline_items(self.host, check, self._config(check, asked.config))
         return BaselineAnswer(
             tuple(item for item in found if isinstance(item, Entry)),
             tuple(item for item in found if isinstance(item, LeftOut)),
@@ -324,6 +322,38 @@ class Worker:
 
         lines = read_journal(asked.boot_id, asked.since_usec, asked.until_usec, asked.limit, asked.accept_injected)
         return tuple(lines)
+
+
+def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
+    """Return what this node has now, as settings of one check. If the check raises, it is left out as a whole.
+
+    A part that looks broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
+    come and go (mounts of containers and users, virtual functions, unused ports) are left out without one.
+    """
+    from healthd.nvidia.nvml import NvmlError
+
+    found: list[Entry | LeftOut] = []
+    try:
+        for item in check.baseline(host, config):
+            found.append(_sent(check, item))
+    except NvmlError as error:
+        if not host.nvml_is_open:
+            raise
+        found.append(LeftOut(check.name, str(error)))
+    return found
+
+
+def _sent(check: registry.Check, item: object) -> Entry | LeftOut:
+    """Return the item as it is sent.
+
+    Raises TypeError if the check may not give it or if it has no JSON, ConvertError for a field of another type.
+    """
+    settings = check.wants.settings if check.wants else ()
+    if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
+        return load(Entry, json.loads(json.dumps(dump(item))))
+    if isinstance(item, LeftOut) and (item.check, item.setting in ("", *settings)) == (check.name, True):
+        return load(LeftOut, dump(item))
+    raise TypeError(f'the check "{check.name}" gave {item!r:.100}: neither an Entry nor a LeftOut of its BASELINE')
 
 
 def _kind(item: object, check: str) -> type:

@@ -118,7 +118,7 @@ def memory_limit(args: argparse.Namespace) -> int:
 
 def tell(args: argparse.Namespace, document: Document, view: Callable[[Document], View], found: Found) -> int:
     """Print the document, as JSON or for people. Returns the exit status."""
-    from healthd.fleet.text import text
+    from healthd.fleet.view import text
 
     status = REFUSED if found(document) else OK
     if not args.json:

@@ -23,7 +23,7 @@ MOST_MODULES = 25  # in one folder, except checks/
 PURE_OF = {
     "agent.conditions": ("absorb bounds condition endings events incidents intake ledger log_fields log_lines verdict"),
     "agent.kernel_log": "coalesce parse prefix repeats",
-    "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia nvidia_driver pcie rule site storage"),
+    "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.reporting": "endings fault_course next_steps render",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",

@@ -284,14 +284,14 @@ class Worker:
     def do_append_events(self, asked: requests.AppendEvents) -> int:
         """Append lines to the stream, durably, then send them to the journal. Return how many the journal lost."""
         from healthd.common.ownership import Untrusted
-        from healthd.events import journal, writer
+        from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
 
         try:
             writer.append(asked.to, asked.lines, asked.again)
         except Untrusted as error:
             raise error.at(asked.to, "state_dir") from None
-        return journal.send(asked.lines) if stderr_is_the_journal() else 0
+        return writer.send_to_journal(asked.lines) if stderr_is_the_journal() else 0
 
     def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> str:
         from healthd.common.slurm.slurm_conf import cluster_name

@@ -137,7 +137,7 @@ FAMILIES = {
     "fleet compare": "fleet.compare",
     "fleet report": "fleet.report",
     "explain": "explain",
-    "list": "list",
+    "list": "explain",
     "failslow": "failslow.analyse",
     "failslow period": "failslow.period",
     "failslow plan": "failslow.plan",

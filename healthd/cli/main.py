@@ -129,7 +129,7 @@ FAMILIES = {
     "fleet attribution": "fleet.answers",
     "fleet rate": "fleet.answers",
     "fleet ettr": "fleet.answers",
-    "fleet lemons": "fleet.answers",
+    "fleet lemons": "fleet.lemons",
     "fleet alarms": "fleet.answers",
     "fleet checks": "fleet.answers",
     "fleet links": "fleet.answers",

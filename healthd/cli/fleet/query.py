@@ -71,6 +71,10 @@ def memory(text: str) -> int:
     return _whole(text, LEAST_MIB, 999_999_999, f"of MiB, from {LEAST_MIB} on")
 
 
+def at_least_zero(text: str) -> int:
+    return _whole(text, 0, 999_999_999, "from 0 on")
+
+
 def at_least_one(text: str) -> int:
     return _whole(text, 1, 999_999_999, "from 1 on")
 

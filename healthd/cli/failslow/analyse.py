@@ -113,7 +113,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     if unit is None:
         raise Stop(f"{WHO}: --db: the index is no time: --index names a column with ISO 8601 or the time since 1970")
     with at_the_centre(WHO):
-        from healthd.fleet.node_evidence import BEFORE_SECONDS, told_by
+        from healthd.fleet.answers.evidence import BEFORE_SECONDS, told_by
 
     # A condition may slow down what begins up to ten minutes after it was reported.
     flags = _store_flags(folder, math.floor(first / unit) - BEFORE_SECONDS, math.floor(last / unit) + 1)

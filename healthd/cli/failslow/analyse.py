@@ -101,6 +101,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     """
     from healthd.cli.fleet.answers import at_the_store
     from healthd.cli.fleet.ingest import at_the_centre
+    from healthd.common.page import plural
     from healthd.failslow import times
     from healthd.failslow.model import Evidence
 
@@ -123,8 +124,8 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
         Evidence(one.node, one.begin * unit, None if one.end is None else one.end * unit, one.code, one.what)
         for one in told
     ]
-    telling, count = len({one.node for one in found}), len(found)
-    findings = f"{count:,} finding{'' if count == 1 else 's'}"
+    telling = len({one.node for one in found})
+    findings = plural(len(found), "finding")
     return found, f"the store has {findings} of {telling:,} of its {len(nodes):,} nodes at that time"
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from healthd.common.page import plural
 from healthd.fleet.answers import document, rate
-from healthd.fleet.answers.document import Document, head, plural
+from healthd.fleet.answers.document import Document, head
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics import ettr_model
 from healthd.fleet.statistics.ettr_model import Job

@@ -142,7 +142,11 @@ def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
-        open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
+        open_nvml = None
+        if setup.fake_nvml:
+            from healthd.nvidia.fake_nvml import open_fake
+
+            open_nvml = partial(open_fake, setup.fake_nvml)
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
     from healthd.agent.recording import recording
     from healthd.agent.recording.host import recording_host, replaying_host
@@ -153,15 +157,6 @@ def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
         return replaying_host(recorded, player), player.begin
     recorder = recording.Recorder(setup.record)
     return recording_host(setup.root, setup.fake_nvml, recorder), recorder.begin
-
-
-def _open_fake(profile_or_file: str) -> Callable[[], Any]:
-    def opened() -> Any:
-        from healthd.nvidia.fake_nvml import open_fake
-
-        return open_fake(profile_or_file)
-
-    return opened
 
 
 class Worker:

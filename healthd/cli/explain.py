@@ -152,7 +152,7 @@ def _correlate(
 def _list_arguments(parser: Parser) -> None:
     parser.add_argument("--codes", action="store_true", help="the codes of findings instead")
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--config", metavar="FILE", help=f"the settings (default: {DEFAULT_FILE}, if there is one)")
+    flags.config(parser)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -41,9 +41,7 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--plan", metavar="N", help="only print which of N parts sends to which in each pass")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings (default: {flags.DEFAULT_FILE}, if there is one)"
-    )
+    flags.config(parser)
     parser.add_argument(
         "--root", metavar="DIR", help="look for parts and jobs below DIR instead of in this machine's files"
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.cli.flags import Command, Parser, duration
 from healthd.cli.fleet.ingest import at_the_centre, moment
-from healthd.cli.fleet.query import add_engine, at_least_one, at_least_zero, memory, threads, time_asked
+from healthd.cli.fleet.query import add_engine, add_times, at_least_one, at_least_zero, time_asked
 from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, stream
 from healthd.common.text import regex
 
@@ -40,10 +40,7 @@ class _Name(argparse.Action):
 def store_flags(parser: Parser) -> None:
     """Which store, which time, which jobs and nodes."""
     parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument(
-        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
-    )
+    add_times(parser)
     parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
     parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
     parser.add_argument(
@@ -57,12 +54,6 @@ def store_flags(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
     add_engine(parser)
-    parser.add_argument(
-        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
-    )
-    parser.add_argument(
-        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
-    )
 
 
 @contextmanager

@@ -45,9 +45,7 @@ PURE_OF = {
     "fleet.status": "node text",
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",
-    "scan": (
-        "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
-    ),
+    "scan": ("candidates continuation coupled_events events findings lines messages prefixes quoted table"),
     "validation": "document measurement passes reservation transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }

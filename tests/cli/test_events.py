@@ -21,9 +21,9 @@ from event_lines import NOON, line, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli.events import rows
 from healthd.common.page import Page
 from healthd.events.parse import Told, parse
+from healthd.events.rows import rows
 from healthd.events.schema import EVENTS
 
 ROOT = Path(__file__).parents[2]

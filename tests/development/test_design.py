@@ -33,7 +33,7 @@ PURE_OF = {
     "common.slurm": (
         "admin_comment builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
     ),
-    "events": "emitted outbox parse schema sequence",
+    "events": "emitted outbox parse rows schema sequence",
     "failslow": (
         "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
         "period report steps stream suspects times windows"

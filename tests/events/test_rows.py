@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.cli.events import rows
 from healthd.common.page import Page
 from healthd.events.parse import Told, parse
+from healthd.events.rows import rows
 from healthd.events.schema import LATEST, Event, Source, render
 
 SOURCE = Source("c1", "n1", "boot", "0f3c6f1e2a9b4d57")

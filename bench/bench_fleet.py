@@ -203,11 +203,11 @@ ALL_ANSWERS = "all answers in one process"
 def answers(store: Path) -> list[Cost]:
     """Each answer alone, and all of them on one page; as many threads as there are cores."""
     from healthd.cli.fleet import answers as fleet_answers
-    from healthd.cli.fleet import compare
+    from healthd.cli.fleet import compare, lemons
 
     # What an answer cannot do without, beside the store.
     flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
-    commands = (*fleet_answers.COMMANDS, *compare.COMMANDS)
+    commands = (*fleet_answers.COMMANDS, *lemons.COMMANDS, *compare.COMMANDS)
     names = [name for name in (command.partition(" ")[2] for command in commands) if name not in WITHOUT_A_STORE]
     bounds = ("--db", str(store), f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
     alone = [

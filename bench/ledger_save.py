@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from figure import Figure, table
 from msgspec.structs import replace
 
-from healthd.agent.conditions import bounds, ledger_codec
+from healthd.agent.conditions import bounds
 from healthd.agent.conditions.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
 from healthd.agent.conditions.store import Memory
+from healthd.common import values
 from healthd.common.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
 
 CONDITIONS = bounds.MOST
@@ -32,7 +33,7 @@ def rows() -> list[Figure]:
     logging.disable()
     saves = {kind: list(saved(clears, observed)) for kind, clears, observed in KINDS}
     ledger = full(Clears.REBOOT)
-    encoded = [ms(lambda: ledger_codec.encode(ledger)) for _ in range(10)]
+    encoded = [ms(lambda: values.encode(ledger)) for _ in range(10)]
     return [
         *(Figure(f"an event's save, {CONDITIONS} conditions{kind}", "ms", values, 3) for kind, values in saves.items()),
         Figure("  of it the encoding", "ms", encoded),

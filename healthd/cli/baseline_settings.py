@@ -1,6 +1,6 @@
 """`healthd baseline`: what this node has, as a settings file that the checks then enforce, and what has changed since.
 
-The worker looks (present.py), check by check, with deadlines; this is what we make of its answers. Pure but for `take`.
+The worker reads the values, check by check, with deadlines; this module makes a file of its answers. Pure but `take`.
 """
 
 from __future__ import annotations

@@ -34,9 +34,7 @@ def _events_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="the lines as they are (docs/events.md)")
     parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
     parser.add_argument("--state-dir", metavar="DIR", help="where this node's stream is (default: as in the settings)")
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings (default: {flags.DEFAULT_FILE}, if there is one)"
-    )
+    flags.config(parser)
 
 
 def _events(args: argparse.Namespace) -> int:

@@ -1,14 +1,14 @@
-"""`healthd explain`: what a code means, and what to do."""
+"""`healthd explain`: what a code means, and what to do. `healthd list`: the checks, and their codes."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
-from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings, wrong_settings_are_wrong_use
 from healthd.cli.terminal import Stop, as_json, page, say
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
     from healthd.agent.settings import registry
     from healthd.agent.settings.config import ConfigError
     from healthd.cli import explain_query as typed
-    from healthd.cli.list import codes_json
 
     loaded, trouble = None, ""
     try:
@@ -147,6 +146,81 @@ def _correlate(
     return correlate
 
 
+# --- healthd list
+
+
+def _list_arguments(parser: Parser) -> None:
+    parser.add_argument("--codes", action="store_true", help="the codes of findings instead")
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    flags.config(parser)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from healthd import __version__
+    from healthd.agent.reporting import render
+
+    with wrong_settings_are_wrong_use():
+        loaded, checks = load_settings(args)
+    if args.codes:
+        codes = list(codes_json(checks))
+        if args.json:
+            return say(as_json({"version": __version__, "codes": codes}))
+        from healthd.agent.reporting.explanation import code_row
+
+        return say(render.codes(map(code_row, codes), page()))
+    listed = list(checks_json(loaded, checks))
+    if args.json:
+        return say(as_json({"version": __version__, "checks": listed}))
+    return say(render.checks(map(_check_row, listed), page()))
+
+
+def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
+    """Each code, in the order of their names (docs/json.md)."""
+    from healthd.agent.reporting.explanation import ends_of
+    from healthd.agent.reporting.fault_course import findings_of
+    from healthd.agent.settings import registry
+
+    for code, text in registry.explained(checks).items():
+        defaults = checks[code.partition("/")[0]].config()
+        yield {
+            "code": code,
+            "severity": text.severity.name.lower(),
+            "clears": text.clears.name.lower(),
+            "ends": ends_of(findings_of(code, text, defaults)[0]),
+            "meaning": text.meaning,
+        }
+
+
+def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
+    """Each check, one that has tables of its own once a table (docs/json.md)."""
+    for name, check in checks.items():
+        tables = {**loaded.disabled, **loaded.checks}
+        mine = {run: config for run, config in tables.items() if run.check == name}
+        common = {"summary": check.summary, "runs": check.runs, "listens": check.listens, "when": check.when}
+        if not mine:
+            yield {"check": name, "instance": "", "state": "not_set_up", **common, **_times(None, None)}
+        for run, config in mine.items():
+            times = _times(config.interval_seconds or loaded.settings.interval_seconds, config.timeout_seconds)
+            state = "on" if run in loaded.checks else "off"
+            yield {"check": name, "instance": run.instance, "state": state, **common, **times}
+
+
+def _times(interval_seconds: float | None, timeout_seconds: float | None) -> dict[str, float | None]:
+    return {"interval_seconds": interval_seconds, "timeout_seconds": timeout_seconds}
+
+
+def _check_row(listed: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    from healthd.common.duration import duration as words
+
+    name = f"{listed['check']} {listed['instance']}".strip()
+    if listed["state"] != "on":
+        return name, listed["state"].replace("_", " "), "", listed["summary"]
+    if not listed["runs"]:
+        return name, "each kernel line", "", listed["summary"]
+    every = words(listed["interval_seconds"]) + (", when idle" if listed["when"] else "")
+    return name, every, words(listed["timeout_seconds"]), listed["summary"]
+
+
 COMMANDS = {
     "explain": Command(
         _explain_arguments,
@@ -161,5 +235,12 @@ COMMANDS = {
         "  healthd explain 'NVRM: Xid (PCI:0000:61:00): 94, pid=4711, name=python3'\n"
         "  healthd explain Kill task failed\n"
         "  healthd explain mount\n",
+    ),
+    "list": Command(
+        _list_arguments,
+        _list,
+        "The checks: what they look at, how often they run, how long they may take.",
+        "  healthd list\n  healthd list --codes\n"
+        "  healthd list --json | jq -r '.checks[] | select(.state == \"on\").check'\n",
     ),
 }

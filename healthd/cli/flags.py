@@ -91,9 +91,14 @@ class Command(NamedTuple):
 # --- groups of flags
 
 
+def config(parser: Parser) -> None:
+    """The settings' file."""
+    parser.add_argument("--config", metavar="FILE", help=f"the settings (default: {DEFAULT_FILE}, if there is one)")
+
+
 def look(parser: Parser) -> None:
     """What to look at."""
-    parser.add_argument("--config", metavar="FILE", help=f"the settings (default: {DEFAULT_FILE}, if there is one)")
+    config(parser)
     parser.add_argument("--root", metavar="DIR", help="look at the files below DIR instead of this machine's")
     parser.add_argument(
         "--fake-nvml", metavar="MACHINE|FILE", help="instead of GPUs: a machine like dgx-h100, or a scenario file"

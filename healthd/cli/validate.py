@@ -41,9 +41,7 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--plan", metavar="N", help="only print which of N parts sends to which in each pass")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings (default: {flags.DEFAULT_FILE}, if there is one)"
-    )
+    flags.config(parser)
     parser.add_argument(
         "--root", metavar="DIR", help="look for parts and jobs below DIR instead of in this machine's files"
     )
@@ -314,12 +312,14 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each test and tool: all parts that are fine together."""
     from statistics import median
 
+    from healthd.validation.measurement import number
+
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result["test"], result["source"]), []).append(result)
     for (test, source), some in groups.items():
         values = [one["value"] for one in some]
-        least, middle = _number(min(values)), _number(median(values))
+        least, middle = number(min(values)), number(median(values))
         beside = {"floor": "a floor", "peers": "its peers", "own": "its past", "": "nothing"}
         against = ", ".join(dict.fromkeys(beside[one["against"]] for one in some))
         yield plain(test), str(len(some)), least, middle, plain(some[0]["unit"]), against, plain(source)
@@ -343,10 +343,6 @@ def _together(results: Sequence[Result]) -> dict[str, list[str]]:
     for result in results:
         found.setdefault(plain(result["says"]), []).append(_name(result))
     return {says: names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"] for says, names in found.items()}
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # --- the plan

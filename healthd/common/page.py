@@ -121,3 +121,8 @@ def ahead(then: float, now: float) -> str:
     if seconds >= DAY:
         return f"on {date(then)}"
     return f"in {duration(int(seconds))}" if seconds >= 1 else "now"
+
+
+def plural(count: int, what: str, several: str = "") -> str:
+    """1 -> "1 failure", 2345 -> "2,345 failures". several: where it is not the word with an s."""
+    return f"{count:,} {what if count == 1 else several or what + 's'}"

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from itertools import groupby
 from typing import Any
 
-from healthd.common.page import SEVERITIES, Page, plain
+from healthd.common.page import SEVERITIES, Page, plain, plural
 from healthd.events.parse import Told, seconds
 from healthd.events.schema import HEAD, OF_CONDITIONS
 
@@ -84,7 +84,7 @@ def words(told: Told) -> str:
         looking = len(_list(f, "checks")) + _number(f, "checks_more")
         count = len(standing) + _number(f, "conditions_more")
         stand = "condition stands" if count == 1 else "conditions stand"
-        return f"{count:,} {stand}{names}; {_counted(looking, 'check')} looked"
+        return f"{count:,} {stand}{names}; {plural(looking, 'check')} looked"
     if event in _OF_CHECKS:
         return f"{_run(f)} ({_since(f)})"
     if event == "pause":
@@ -94,8 +94,8 @@ def words(told: Told) -> str:
     if event == "dropped":
         which = f" ({_text(f, 'from_seq')} to {_text(f, 'to_seq')})"
         here, earlier = (_number(f, name) for name in ("count", "earlier"))
-        mine = [_counted(here, "event") + which] if here or not earlier else []
-        before = [f"{_counted(earlier, 'event')} of a stream before"] if earlier else []
+        mine = [plural(here, "event") + which] if here or not earlier else []
+        before = [f"{plural(earlier, 'event')} of a stream before"] if earlier else []
         return f"{' and '.join([*mine, *before])} could not be written for too long"
     if event in ("drain", "resume", "requeue"):
         job = f" job {_text(f, 'job')}" if f.get("job") else ""
@@ -187,7 +187,3 @@ def _local(at: float) -> datetime:
 
 def _until(f: Fields) -> str:
     return f" until {_time(f, 'until')}" if f.get("until") else ""
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from healthd.common.page import plural
 from healthd.failslow import windows
 from healthd.failslow.groups import pools
 from healthd.failslow.model import Series, SlowThroughout
@@ -113,7 +114,7 @@ def _differ(unlike: Sequence[_Unlike]) -> str:
     worst = max(unlike, key=lambda one: one.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
     more = len(unlike) - 1
-    others = f" ({more:,} more group{'' if more == 1 else 's'} by less)" if more else ""
+    others = f" ({plural(more, 'more group')} by less)" if more else ""
     return f"{name} differ by {worst.ratio:.1f} x{others}, and which of them are slow is not known"
 
 

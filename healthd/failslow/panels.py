@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from healthd.common.page import plural
 from healthd.failslow import times
 from healthd.failslow.model import Cause, JobSlow, Judgement, Point, Series, Suspect
 
@@ -232,7 +233,7 @@ def _words(one: Series, wanted: Wanted, peers: int) -> tuple[str, ...]:
     said = [stretch_words(one, point) for point in wanted.points[:MOST_WORDS]]
     if len(wanted.points) > MOST_WORDS:
         said.append(f"and {len(wanted.points) - MOST_WORDS} more")
-    beside = f"beside {peers:,} {'peer' if peers == 1 else 'peers'}" if peers else "without peers"
+    beside = f"beside {plural(peers, 'peer')}" if peers else "without peers"
     return (f"{wanted.why}; {beside}", "; ".join(said)) if said else (f"{wanted.why}; {beside}",)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from healthd.common.atomic_files import replace_file
 from healthd.common.errors import HealthdError
+from healthd.common.page import plural
 from healthd.common.text import printable
 from healthd.failslow import times
 from healthd.failslow.model import Judgement, Point, Series
@@ -74,7 +75,7 @@ def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
 def headline(series: Sequence[Series], judgement: Judgement) -> str:
     """Return the result in one line."""
     slow = sum(bool(points) for points in judgement.points)
-    found = [_count(len(judgement.suspects), "suspect")] if judgement.suspects else []
+    found = [plural(len(judgement.suspects), "suspect")] if judgement.suspects else []
     found += ["the job is slow"] if judgement.job_slow else []
     if not found and slow:
         found = [f"{slow:,} slow, nobody is suspected"]
@@ -83,21 +84,17 @@ def headline(series: Sequence[Series], judgement: Judgement) -> str:
     if not found:
         found = ["nothing became slow"]
     samples = sum(len(one.value) for one in series)
-    return f"{len(series):,} series, {_count(samples, 'sample')}: {', '.join(found)}"
+    return f"{len(series):,} series, {plural(samples, 'sample')}: {', '.join(found)}"
 
 
 def more(left: int) -> str:
-    return f"{_count(left, 'more panel')} would not be readable here: --json has all points." if left else ""
+    return f"{plural(left, 'more panel')} would not be readable here: --json has all points." if left else ""
 
 
 EXPLAINED = (
     "Grey is the median of the peers and four fifths of them, each brought to the level that this series had before "
     "its onset: what is compared is how much slower each became than itself."
 )
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number:,} {one if number == 1 else f'{one}s'}"
 
 
 # --- the chart

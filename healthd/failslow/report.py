@@ -9,7 +9,7 @@ from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
 
-from healthd.common.page import Page, plain
+from healthd.common.page import Page, plain, plural
 from healthd.failslow import times
 from healthd.failslow.always_slow import FEWEST_SAMPLES
 from healthd.failslow.model import Cause, Confidence, JobSlow, Judgement, Point, Series, SlowThroughout, Suspect
@@ -181,7 +181,7 @@ def text(told: Document, page: Page) -> str:
     for row in suspects:
         lines += _written(row, wide, page)
     if more := len(told["suspects"]) - sum(row.suspect for row in suspects):
-        lines += page.wrap(f"and {_many(more, 'suspect')} more: --json has them")
+        lines += page.wrap(f"and {plural(more, 'suspect')} more: --json has them")
     for row in others[:MOST_SHOWN]:
         lines += _written(row, wide, page)
     if more := len(others) - MOST_SHOWN:
@@ -194,7 +194,7 @@ def text(told: Document, page: Page) -> str:
 def _some(sentences: Sequence[str], what: str, page: Page) -> list[str]:
     lines = [line for one in sentences[:MOST_NOTES] for line in page.wrap(one)]
     if more := len(sentences[MOST_NOTES:]):
-        lines += page.wrap(f"and {_many(more, what)} more: --json has them")
+        lines += page.wrap(f"and {plural(more, what)} more: --json has them")
     return lines
 
 
@@ -216,7 +216,7 @@ def _heading(told: Document) -> str:
         before = f"{slow}, " if count or slow.endswith("suspected") else ""
         slow = f"{before}{throughout:,} slower than the peers throughout"
     still = f", {stops:,} standing still" if stops else ""
-    return f"{name}: {len(told['series']):,} series, {_many(told['samples'], 'sample')}; {slow}{still}"
+    return f"{name}: {len(told['series']):,} series, {plural(told['samples'], 'sample')}; {slow}{still}"
 
 
 # --- suspects, and who waited for them
@@ -367,7 +367,7 @@ _MEASURES = {"own": "its time without waiting", "busy": "busy", "iteration": "an
 
 
 def _of_throughout(one: Mapping[str, Any]) -> _Row:
-    peers = _many(one["peers"], "peer")
+    peers = plural(one["peers"], "peer")
     what = (
         f"slower than its peers throughout ({one['ratio']:.2f} x): {_MEASURES[one['measure']]} "
         f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; when it became slow is not known"
@@ -435,10 +435,6 @@ def _onset(point: Mapping[str, Any] | None) -> int:
 
 def _near(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
     return one is not None and other is not None and abs(_onset(one) - _onset(other)) <= TOGETHER
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _name(kind: str, name: str) -> str:

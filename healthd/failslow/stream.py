@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from healthd.common.errors import HealthdError
+from healthd.common.page import plural
 from healthd.failslow.model import Series
 from healthd.failslow.period import NoPeriod, Period, period
 
@@ -182,8 +183,8 @@ def _left_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iter
             yield FailStop(
                 one.rank,
                 ends[one.rank],
-                f"its last operation, {last.name}, was {behind:,.1f} s before the last of {others:,} other "
-                f"rank{'' if others == 1 else 's'}",
+                f"its last operation, {last.name}, was {behind:,.1f} s before the last of "
+                f"{plural(others, 'other rank')}",
             )
 
 

@@ -6,7 +6,6 @@ from healthd.fleet.ingest import Source
 from healthd.fleet.sources import (
     events,
     exclusions,
-    jobs_file,
     node_facts,
     preemptions,
     prometheus,
@@ -20,7 +19,7 @@ ALL: tuple[Source, ...] = (
     topology.SOURCE,
     node_facts.SOURCE,
     sacct.SOURCE,
-    jobs_file.SOURCE,
+    site_tables.JOBS_FILE,
     exclusions.SOURCE,
     preemptions.SOURCE,
     sacctmgr.NODE_STATES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from healthd.common.page import plural
 from healthd.common.text import printable
 from healthd.fleet.answers.causes import CAUSES, USER_PROGRAM
 from healthd.fleet.answers.document import Document, number, percent, span
@@ -52,9 +53,9 @@ def _ran(states: Document | None, why: str) -> str:
     if not jobs:
         return "No job ended in this time."
     completed = sum(row["gpu_seconds"] for row in rows if row["state"] == "COMPLETED") / 3600
-    whole = f"{jobs:,} {_jobs(jobs)} ended, after {number(float(gpu_hours))} GPU-hours"
+    whole = f"{plural(jobs, 'job')} ended, after {number(float(gpu_hours))} GPU-hours"
     if not gpu_hours:
-        return f"{jobs:,} {_jobs(jobs)} ended; none of them used a GPU."
+        return f"{plural(jobs, 'job')} ended; none of them used a GPU."
     return f"{whole}; {percent(completed / gpu_hours)} of these hours were of jobs that completed."
 
 
@@ -69,7 +70,7 @@ def _lost(goodput: Document | None, states: Document | None, why: str) -> str:
     share = f", {of} of what ran" if of is not None else ""
     price = goodput["price_per_gpu_hour"]
     money = f", which cost {number(float(hours * price))}" if price is not None else ""
-    ended = f"The infrastructure ended {first['jobs']:,} {_jobs(first['jobs'])}"
+    ended = f"The infrastructure ended {plural(first['jobs'], 'job')}"
     also = f" and made {second['jobs']:,} others give way" if second["jobs"] else ""
     return (
         f"{ended}{also}: about {number(float(hours))} GPU-hours of work were lost{share}{money} "
@@ -112,16 +113,16 @@ def _breaks(attribution: Document | None, why: str) -> str:
         return f"What breaks most is not known{why}."
     ours = [row for row in attribution["causes"] if row["domain"] != USER_PROGRAM and row["jobs"]]
     silent, unseen = attribution["unattributed_node_fails"], attribution["unattributed"]
-    others = f"{unseen:,} {_jobs(unseen)} failed with no fault seen on {'its' if unseen == 1 else 'their'} nodes"
+    others = f"{plural(unseen, 'job')} failed with no fault seen on {'its' if unseen == 1 else 'their'} nodes"
     infrastructure = silent + sum(row["jobs"] for row in ours)
-    lost = f"{silent:,} of the {infrastructure:,} {_jobs(infrastructure)} that faults ended or whose node was lost"
+    lost = f"{silent:,} of the {plural(infrastructure, 'job')} that faults ended or whose node was lost"
     if silent and not ours:
-        return f"Nodes were lost without a word, which ended {silent:,} {_jobs(silent)}; {others}."
+        return f"Nodes were lost without a word, which ended {plural(silent, 'job')}; {others}."
     if not ours:
         return f"What breaks most is not known: {others}." if unseen else "No job is known to have failed by a fault."
     most = min(ours, key=lambda row: (-row["jobs"], row["cause"]))
     known = sum(row["jobs"] for row in ours)
-    ended = f"{most['jobs']:,} of the {known:,} {_jobs(known)} that a fault is known to have ended"
+    ended = f"{most['jobs']:,} of the {plural(known, 'job')} that a fault is known to have ended"
     if silent > most["jobs"]:
         return (
             f"Most often a node was lost without a word: {lost}; of the faults that were seen, "
@@ -144,10 +145,6 @@ def _take_out(lemons: Document | None, why: str) -> str:
 
 def _gpu_hours(states: Document) -> float:
     return float(sum(row["gpu_seconds"] for row in states["by_state"]) / 3600)
-
-
-def _jobs(count: int) -> str:
-    return "job" if count == 1 else "jobs"
 
 
 def _named(cause: str) -> str:

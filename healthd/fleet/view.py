@@ -1,6 +1,6 @@
 """Description of an answer for people: its sentences, tables, figures and notes. Pure.
 
-Each answer describes itself once, with a function `view(document) -> View`. text.py writes the description for a
+Each answer describes itself once, with a function `view(document) -> View`. `text` writes the description for a
 terminal, report_page.py as HTML; the document is what `--json` prints. A column names a key of the document's rows, so
 that a table has no number that `--json` lacks.
 """
@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from healthd.common.page import Page, plain
 from healthd.fleet.answers.document import Document, moment, number, percent, span
 from healthd.fleet.figures import Figure, Of, value_of
+from healthd.fleet.table import table
 
 Row = Mapping[str, Any]
 
@@ -129,7 +131,7 @@ def described(
         name=document["answer"],
         title=title,
         sentences=tuple(sentences),
-        tables=tuple(table for table in tables if table.rows),
+        tables=tuple(each for each in tables if each.rows),
         figures=tuple(figure for figure in figures if figure is not None),
         details=tuple(details),
         notes=tuple(document["notes"]),
@@ -142,3 +144,28 @@ def _period(document: Document) -> str:
     begin, end = document["from_time"], document["to_time"]
     times = [] if begin is None else [f"from {moment(begin)} to {moment(end)} UTC"]
     return ", ".join([*times, *chosen])
+
+
+def text(view: View, page: Page) -> str:
+    """Return the title, the period, the sentences, the tables and the notes, with an empty line between them."""
+    head = [line for line in (page.heading(plain(view.title)), *page.wrap(view.period)) if line]
+    blocks = [
+        head,
+        [line for sentence in view.sentences for line in page.wrap(sentence)],
+        *(_table(one, page) for one in view.tables),
+        *(_detail(one, page) for one in view.details),
+        [line for note in view.notes for line in page.item(note)],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _table(one: Table, page: Page) -> list[str]:
+    right = [number for number, column in enumerate(one.columns) if column.form.right]
+    titles = [column.title for column in one.columns]
+    lines = table(titles, one.written(), page, right).rstrip("\n").split("\n")
+    return [f"{one.title}:", *lines, *page.wrap(one.left_out)]
+
+
+def _detail(one: Detail, page: Page) -> list[str]:
+    lines = [f"  {plain(line)}" for line in one.lines]
+    return [plain(one.title), *lines, *(line for item in one.items for line in page.item(item, "  "))]

@@ -38,7 +38,7 @@ TEXT_LENGTH = 300  # characters that are kept of such a line
 class Tally:
     """What was read. `kernel`: an event was seen, or a line that begins as only the kernel's do.
 
-    drivers   driver -> how many of its lines no rule recognises (unrecognised.py)
+    drivers   driver -> how many of its lines no rule recognises (messages.py)
     texts     (driver, such a line) -> (its first line's number, how many)
     """
 

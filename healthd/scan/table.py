@@ -13,7 +13,7 @@ from datetime import datetime
 
 from healthd.agent.conditions.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
 from healthd.common.model import Severity
-from healthd.common.page import Page, plain
+from healthd.common.page import Page, plain, plural
 from healthd.scan.events import Seen
 from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally
@@ -301,7 +301,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
 def unrecognised_words(tally: Tally) -> str:
     """Return how many lines of which drivers no rule recognises: "3 NVRM lines and 1 PCIe line not recognised"."""
     counts = sorted(tally.drivers.items(), key=lambda item: (-item[1], item[0]))
-    parts = [f"{count:,} {driver} line{'' if count == 1 else 's'}" for driver, count in counts]
+    parts = [plural(count, f"{driver} line") for driver, count in counts]
     listed = parts[-1] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{listed} not recognised"
 

@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings, intake
-from healthd.agent.conditions.ledger_codec import encode
 from healthd.agent.daemon import Daemon
 from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.agent.scheduler import kernel_events
@@ -42,6 +41,7 @@ from healthd.common.model import (
     Severity,
     SlurmMemory,
 )
+from healthd.common.values import encode
 from healthd.host import wakeup
 
 NOW = 1_800_000_000.0

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.agent.conditions.ledger_codec import FILE
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import FILE, Memory
 from healthd.agent.daemon import Daemon
 from healthd.agent.worker.client import Request
 from tests.agent.test_daemon_guards import codes, settings, xid

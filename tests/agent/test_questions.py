@@ -19,11 +19,11 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.conditions.ledger_codec import encode
 from healthd.agent.daemon import Daemon
 from healthd.agent.settings import registry
 from healthd.agent.settings.effective import settle
 from healthd.common.model import Ack, Clears, Condition, ConditionState, Mode, NodeState, Severity, SlurmMemory
+from healthd.common.values import encode
 from healthd.host.host import Host
 
 JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"

@@ -21,7 +21,7 @@ from trees import FakeSystem, captured, gpus, pci_device, write
 from healthd.agent.settings.config import Layer, Loaded
 from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import built_in, with_baseline
-from healthd.agent.worker import present
+from healthd.agent.worker.process import baseline_items
 from healthd.checks import services
 from healthd.checks.mount import worth_watching
 from healthd.cli import baseline_settings
@@ -164,7 +164,7 @@ def seen(host: Host) -> Present:
 
 
 def look(host: Host, name: str, **settings: Any) -> list[Entry | LeftOut]:
-    return present.look(host, KNOWN[name], KNOWN[name].config(**settings))
+    return baseline_items(host, KNOWN[name], KNOWN[name].config(**settings))
 
 
 def text_of(found: Present) -> str:

@@ -23,7 +23,7 @@ MOST_MODULES = 25  # in one folder, except checks/
 PURE_OF = {
     "agent.conditions": ("absorb bounds condition endings events incidents intake ledger log_fields log_lines verdict"),
     "agent.kernel_log": "coalesce parse prefix repeats",
-    "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia nvidia_driver pcie rule site storage"),
+    "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.reporting": "endings fault_course next_steps render",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
@@ -41,13 +41,11 @@ PURE_OF = {
     "failslow.live": "datagram document evidence iterations jobs node_reading series settings",
     "failslow.mitigation": "micro_batches planner stages",
     "failslow.readers": "clean columns",
-    "fleet": "lint table tables unreadable",
+    "fleet": "lint table tables",
     "fleet.status": "node text",
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",
-    "scan": (
-        "candidates continuation coupled_events events findings lines messages prefixes quoted table unrecognised"
-    ),
+    "scan": ("candidates continuation coupled_events events findings lines messages prefixes quoted table"),
     "validation": "document measurement passes reservation transfers",
     "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
 }

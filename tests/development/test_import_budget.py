@@ -91,7 +91,7 @@ NO_USE_TO_WORKER = {
         "healthd.agent.reporting",
         "healthd.events.schema",
     ),
-    *("healthd.agent.conditions.ledger_codec", "healthd.agent.kernel_log", "healthd.agent.worker.client"),
+    *("healthd.agent.conditions.store", "healthd.agent.kernel_log", "healthd.agent.worker.client"),
 }
 # A worker that has looked with each check but those that ask NVML, whose binding brings its own, and has kept what the
 # daemon gives it.

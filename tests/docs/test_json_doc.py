@@ -16,7 +16,7 @@ from healthd.agent.reporting.status import Snapshot, status_json
 from healthd.agent.scheduler.one_round import Look, look_json
 from healthd.agent.settings.effective import settle
 from healthd.agent.settings.registry import built_in
-from healthd.cli.list import checks_json, codes_json
+from healthd.cli.explain import checks_json, codes_json
 from healthd.common.model import (
     CheckResult,
     Clears,

@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from requirements import require, require_root
 from waiting import until
 
-from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import decode
 from healthd.common.model import FleetHold, SlurmMemory
+from healthd.common.values import encode
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}

@@ -24,7 +24,7 @@ import pytest
 from healthd_daemon import EACH_SECOND, Healthd, condition, xid
 from requirements import require_programs, require_root
 
-from healthd.agent.conditions import ledger_codec
+from healthd.agent.conditions import store
 from healthd.agent.settings.registry import built_in
 from healthd.events.reader import Cursor, Tally, find, read
 from healthd.events.writer import MOST_BYTES
@@ -227,7 +227,7 @@ def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
         assert list(patient.cursor.seen.holes()) == []
         (key,) = patient.cursor.seen.runs
         path = patient.daemon.run_dir / "ledger.json"
-        ledger = ledger_codec.decode(path.read_text(), str(path))
+        ledger = store.decode(path.read_text(), str(path))
         gone = {n for run in patient.cursor.seen.dropped[key] for n in range(run[0], run[1] + 1)}
         seqs = [int(str(event["seq"])) for event in patient.events]
         # What is told of the end waits for the next start where the disk had no time for it.

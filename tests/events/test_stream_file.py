@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.common.ownership import Untrusted
-from healthd.events import journal, writer
+from healthd.events import writer
 from healthd.events.schema import Event, Source, render
 from healthd.events.writer import append
 from tests.agent.reporting.test_systemd import parse_entry
@@ -278,7 +278,7 @@ def test_the_journal_has_the_words_and_each_field(tmp_path: Path) -> None:
     )
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
-        assert journal.send([drain, alive], str(tmp_path / "journal")) == 0
+        assert writer.send_to_journal([drain, alive], str(tmp_path / "journal")) == 0
         entry = parse_entry(journald.recv(1 << 16))
         then = parse_entry(journald.recv(1 << 16))
     assert entry["MESSAGE"] == b"drain sent: healthd: gpu_xid/79 0000:61:00.0: fell off the bus"
@@ -303,21 +303,21 @@ def test_the_checks_of_a_start_are_one_entry_of_the_journal(tmp_path: Path) -> N
     ]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
-        assert journal.send(lines, str(tmp_path / "journal")) == 0
+        assert writer.send_to_journal(lines, str(tmp_path / "journal")) == 0
         entries = [parse_entry(journald.recv(1 << 16)) for _ in range(3)]
     assert [entry["HEALTHD_EVENT"] for entry in entries] == [b"started", b"check_enabled", b"alive"]
     assert entries[1]["MESSAGE"].startswith(b"check_enabled: 44 checks: c2, c3, ")
     assert entries[1]["MESSAGE"].endswith(b", c44, mount /data")
-    assert journal.send(lines, str(tmp_path / "none")) == len(lines)
+    assert writer.send_to_journal(lines, str(tmp_path / "none")) == len(lines)
 
 
 def test_a_journal_that_does_not_read_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.05)
     lines = [line(seq, "x" * 4000) for seq in range(1, 2000)]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
         journald.bind(str(tmp_path / "journal"))
         lost: list[int] = []
-        sender = threading.Thread(target=lambda: lost.append(journal.send(lines, str(tmp_path / "journal"))))
+        sender = threading.Thread(target=lambda: lost.append(writer.send_to_journal(lines, str(tmp_path / "journal"))))
         sender.start()
         sender.join(60)
         assert lost, "it still waits"
@@ -330,4 +330,4 @@ def test_a_journal_that_does_not_read_is_not_waited_for_long(tmp_path: Path, mon
 
 
 def test_where_no_journal_is_each_line_is_counted(tmp_path: Path) -> None:
-    assert journal.send(LINES, str(tmp_path / "none")) == len(LINES)
+    assert writer.send_to_journal(LINES, str(tmp_path / "none")) == len(LINES)

@@ -21,7 +21,7 @@ from fleet_history import BEGIN, HOUR, NODES, History, history
 from fleet_rows import Row, made, put, row
 from fleet_views import text_of, view_of
 
-from healthd.cli.fleet.answers import COMMANDS
+from healthd.cli.fleet import answers, lemons
 from healthd.cli.main import main
 from healthd.cli.terminal import STEERS
 from healthd.common.page import Page
@@ -38,7 +38,7 @@ Document = dict[str, Any]
 UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # what Python says where a person should read "-"
 
 WITHOUT_A_STORE, OF_TWO_SIDES = {"nccl"}, {"compare"}
-NAMES = sorted({name.removeprefix("fleet ") for name in COMMANDS} - WITHOUT_A_STORE)
+NAMES = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - WITHOUT_A_STORE)
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 MODELS, SWITCHES, PARTITIONS, ACCOUNTS = ("H100", "A100"), ("leaf1", "leaf2"), ("train", "debug"), ("speech", "vision")
 # What an answer cannot do without, beside the store and its time.

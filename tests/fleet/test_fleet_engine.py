@@ -12,7 +12,7 @@ import pytest
 from fleet_history import BEGIN, END, history, write
 from fleet_rows import made
 
-from healthd.cli.fleet.answers import COMMANDS
+from healthd.cli.fleet import answers, lemons
 from healthd.cli.main import main
 from healthd.fleet import engine, spark
 from healthd.fleet.answers.states import states
@@ -22,7 +22,7 @@ from tests.fleet.test_fleet_cli import fleet
 
 pytestmark = pytest.mark.one_python
 
-OF_A_STORE = sorted({name.removeprefix("fleet ") for name in COMMANDS} - {"nccl"})
+OF_A_STORE = sorted({name.removeprefix("fleet ") for name in (*answers.COMMANDS, *lemons.COMMANDS)} - {"nccl"})
 
 
 @pytest.fixture(scope="module")

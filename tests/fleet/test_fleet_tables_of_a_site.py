@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.fleet.ingest import Asked, IngestError, ingest
-from healthd.fleet.sources import jobs_file, node_facts, site_tables
+from healthd.fleet.sources import node_facts, site_tables
 from healthd.fleet.tables import JOBS
 
 NOON = 1795348800  # 2026-11-22 12:00:00 UTC
@@ -55,7 +55,7 @@ HEADER = "job_id,nodes,gpus,submit,start,end,state,restarts,user\n"
 def jobs(text: str) -> tuple[list[dict], Noted]:
     noted = Noted()
     lines = numbered(text)
-    found = jobs_file._rows(jobs_file.rows(lines, jobs_file.COLUMNS, noted.reading), noted.reading)
+    found = site_tables._rows(site_tables.rows(lines, site_tables.JOB_COLUMNS, noted.reading), noted.reading)
     return [dict(zip(JOBS.columns, row, strict=True)) for row in found], noted
 
 
@@ -63,7 +63,7 @@ def test_a_job_of_another_tool_has_what_it_says_and_nothing_else():
     (job,), _ = jobs(HEADER + '7,"n[1-2],n9",24,1795348800,1795348860,,running,2,alice\n')
     assert {name: value for name, value in job.items() if value is not None} == {
         "cluster": "c1",
-        "db_index": jobs_file.db_index("c1", 7, NOON, 2),
+        "db_index": site_tables.db_index("c1", 7, NOON, 2),
         "job_id": 7,
         "restarts": 2,
         "state": "RUNNING",
@@ -96,10 +96,10 @@ def test_jobs_that_cannot_be_are_counted():
 
 @given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(0, 9))
 def test_a_rows_number_is_a_bigint_and_its_own(job, submit, restarts):
-    number = jobs_file.db_index("c1", job, submit, restarts)
+    number = site_tables.db_index("c1", job, submit, restarts)
     assert 0 <= number < 2**62
-    assert number != jobs_file.db_index("c2", job, submit, restarts)
-    assert number != jobs_file.db_index("c1", job, submit, restarts + 1)
+    assert number != site_tables.db_index("c2", job, submit, restarts)
+    assert number != site_tables.db_index("c1", job, submit, restarts + 1)
 
 
 @given(st.text(max_size=200), st.sampled_from([site_tables.tickets, site_tables.failures]))
@@ -142,7 +142,9 @@ def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
         from datetime import timezone
 
         came = ingest(
-            str(tmp_path / name), [(jobs_file.SOURCE, [str(path)])], Asked(1795400000, "c1", timezone.utc, users="keep")
+            str(tmp_path / name),
+            [(site_tables.JOBS_FILE, [str(path)])],
+            Asked(1795400000, "c1", timezone.utc, users="keep"),
         )
         assert (came.failed, came.unread.unread) == ([], {})
         rows = live(tmp_path / name, "jobs")
@@ -169,7 +171,7 @@ def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
         ("few", 'few: has no column "nodes"'),
         ("gone", "No such file"),
     ):
-        came = ingest(str(tmp_path / "db"), [(jobs_file.SOURCE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+        came = ingest(str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
         assert [words in sentence for sentence in came.failed] == [True], came.failed
 
 
@@ -191,7 +193,11 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
     [
         (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'has no column "node"'),
         (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
-        (jobs_file.SOURCE, HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n", 'has no column "job_id"'),
+        (
+            site_tables.JOBS_FILE,
+            HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n",
+            'has no column "job_id"',
+        ),
     ],
 )
 def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_store(tmp_path, source, text, bad):
@@ -231,6 +237,6 @@ def test_the_name_of_a_parquet_file_is_no_pattern(tmp_path, name):
                 f"'PENDING' AS state) TO '{path}' (FORMAT parquet)"
             )
     (tmp_path / "made").rename(tmp_path / name)
-    came = ingest(str(tmp_path / "db"), [(jobs_file.SOURCE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+    came = ingest(str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
     assert (came.failed, came.unread.unread) == ([], {})
     assert [row["job_id"] for row in live(tmp_path / "db", "jobs")] == [3]

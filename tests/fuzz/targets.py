@@ -25,7 +25,7 @@ from fakes import BOOT, NOW
 from kernel_lines import LINES
 from slurm_text import listpids, sinfo, squeue
 
-from healthd.agent.conditions import intake, ledger_codec, verdict
+from healthd.agent.conditions import intake, store, verdict
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.state_files import LedgerError
 from healthd.agent.conditions.store import Memory
@@ -43,7 +43,7 @@ from healthd.agent.settings.effective import settle
 from healthd.agent.settings.settings_file import parse_toml
 from healthd.agent.worker.requests import Response, RunAnswer
 from healthd.cli.scan import correlate_all
-from healthd.common import guard, history, mountinfo
+from healthd.common import guard, history, mountinfo, values
 from healthd.common.model import Condition, Finding, Mode, Observation, ObservationKind, Severity
 from healthd.common.page import Page
 from healthd.common.slurm.drain_reason import parse_reason, reason
@@ -180,7 +180,7 @@ def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         found = intake.heard(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
         nothing_dropped()
         assert not found.mistakes, f"a check stumbled: {found.mistakes}"
-        assert ledger_codec.decode(ledger_codec.encode(found.ledger), "x") == found.ledger
+        assert store.decode(values.encode(found.ledger), "x") == found.ledger
         tell(found.ledger.conditions)
 
     seeds = [b"\n".join(filter(None, (parsed_text(line) for line in text.split(b"\n")))) for text in captured()]
@@ -298,13 +298,13 @@ def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
 def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     def take(data: bytes) -> None:
-        for reads in (ledger_codec.decode, ledger_codec.decode_past):
+        for reads in (store.decode, store.decode_past):
             refused = sentence(LedgerError, reads, _text(data), "/run/healthd/ledger.json")
             assert refused.startswith("/run/healthd/ledger.json: is") or not refused
 
     reading = Observation("errors_total", 5.0, ObservationKind.COUNTER, (("port", "1"),))
     past = {"ib_errors": history.encode(history.update({}, [reading], NOW, BOOT))}
-    return [ledger_codec.encode(FULL), ledger_codec.encode_past(past)], take
+    return [values.encode(FULL), values.encode(past)], take
 
 
 def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:

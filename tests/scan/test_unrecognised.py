@@ -15,8 +15,7 @@ from healthd.agent.kernel_log.rules import network
 from healthd.cli.main import main
 from healthd.scan import lines as scan_lines
 from healthd.scan.lines import Block, Tally
-from healthd.scan.messages import messages
-from healthd.scan.unrecognised import unrecognised_driver
+from healthd.scan.messages import messages, unrecognised_driver
 
 DATA = sorted((Path(__file__).parents[1] / "data").glob("kernel_lines*.jsonl"))
 ROWS = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 from fleet_history import BEGIN, END, NODES, history  # noqa: E402  the path comes first
 from fleet_rows import made  # noqa: E402
 
-from healthd.fleet import engine, node_evidence, questions, spark  # noqa: E402
+from healthd.fleet import engine, questions, spark  # noqa: E402
 from healthd.fleet.answers import (  # noqa: E402
     alarms,
     attribution,
@@ -29,6 +29,7 @@ from healthd.fleet.answers import (  # noqa: E402
     checks,
     compare,
     ettr,
+    evidence,
     failslow,
     goodput,
     lemons,
@@ -86,7 +87,7 @@ ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "rate": lambda study: rate.rate(study, more_than_gpus=8),
     "ettr": ettr.ettr,
     "compare": lambda study: compare.compared(compare.measured(study, "A"), compare.measured(study, "B")),
-    "slowing": lambda study: {"told": node_evidence.told_by(study, NODES)},
+    "slowing": lambda study: {"told": evidence.told_by(study, NODES)},
 }
 
 

@@ -4,7 +4,7 @@
     journalctl -u healthd NODE_ACTION=drain
 
 Names without a prefix, since people type them (systemd.journal-fields(7): a client's own fields are in capitals). The
-lines of the stream have theirs with the prefix HEALTHD_ (events/journal.py).
+lines of the stream have theirs with the prefix HEALTHD_ (events/writer.py).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The files of the ledger and of the counters' past, whatever is in them: that says ledger_codec.py, which the worker,
-who copies them, has no use for.
+"""The files of the ledger and of the counters' past. store.py encodes and decodes their content; the worker copies the
+files without it.
 
 The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces it whole
 (agent/conditions/durable_file.py), so a kill -9 leaves the last one or the new one. The worker writes a copy to

@@ -9,26 +9,30 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 import healthd
-from healthd.agent.conditions import endings, ledger_codec, log_lines, state_files
+from healthd.agent.conditions import endings, log_lines, state_files
 from healthd.agent.conditions import events as telling
 from healthd.agent.conditions import ledger as ledgers
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.durable_file import rewrite_file
 from healthd.agent.conditions.event_stream import EventStream
-from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.conditions.ledger import VERSION, Ledger
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.conditions.state_files import LedgerError
-from healthd.common import guard, history
+from healthd.common import guard, history, values
 from healthd.common.guard import LEDGER, LOG
 from healthd.common.model import Condition, ConditionKey, Ending, Mode, RunName, Severity
+from healthd.common.values import DecodeError
 from healthd.events import outbox
 
 log = logging.getLogger("healthd")
 
-NAMES = (ledger_codec.FILE, ledger_codec.PAST_FILE)
+FILE = "ledger.json"
+PAST_FILE = "past.json"
+NAMES = (FILE, PAST_FILE)
 LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}  # of a line; what is worse is an error
 QUIET_STEP_SECONDS = 1.0  # windows last minutes, and days
 
@@ -107,12 +111,12 @@ class Memory:
     def _recall(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float
     ) -> None:
-        with guard.at(LEDGER, self._path(ledger_codec.FILE)):
+        with guard.at(LEDGER, self._path(FILE)):
             if (live := self._live()) is not None:
                 try:
                     self._go_on_from(live, boot_id, mode, last_alive)
                 except Exception:
-                    log.error("the ledger is kept as %s", state_files.set_aside(self._path(ledger_codec.FILE)))
+                    log.error("the ledger is kept as %s", state_files.set_aside(self._path(FILE)))
                     raise
                 self._saved = live
                 return
@@ -144,8 +148,8 @@ class Memory:
         self.change(mode=mode.value)
 
     def _live(self) -> Ledger | None:
-        ledger = self._decoded(ledger_codec.FILE, self._text(ledger_codec.FILE))
-        return ledger if ledger is not None and self._past_from(self._text(ledger_codec.PAST_FILE)) else None
+        ledger = self._decoded(FILE, self._text(FILE))
+        return ledger if ledger is not None and self._past_from(self._text(PAST_FILE)) else None
 
     def _text(self, name: str) -> str | None:
         try:
@@ -158,7 +162,7 @@ class Memory:
         if not text:
             return None
         try:
-            return ledger_codec.decode(text, self._path(name))
+            return decode(text, self._path(name))
         except LedgerError as error:
             aside = state_files.set_aside(self._path(name))
             log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
@@ -167,7 +171,7 @@ class Memory:
     def _past_from(self, text: str | None) -> bool:
         """Take the counters' past. If it cannot be read only the past is lost: rules that ask for growth wait."""
         try:
-            self.past = ledger_codec.decode_past(text, self._path(ledger_codec.PAST_FILE)) if text else {}
+            self.past = decode_past(text, self._path(PAST_FILE)) if text else {}
         except LedgerError as error:
             log.error("%s; counters begin anew", error)
             self.past = {}
@@ -175,12 +179,12 @@ class Memory:
 
     def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
         texts = read_copy()
-        text = texts.get(ledger_codec.FILE)
+        text = texts.get(FILE)
         if not text:
             return None
-        self._past_from(texts.get(ledger_codec.PAST_FILE))
+        self._past_from(texts.get(PAST_FILE))
         try:
-            return ledger_codec.decode(text, "the copy of the ledger")
+            return decode(text, "the copy of the ledger")
         except LedgerError as error:
             log.error("%s; beginning a new one", error)
             self.copy_unread = True
@@ -293,7 +297,7 @@ class Memory:
             if has_news:
                 self._save_ledger()
             if self._past_unsaved and (has_news or round_over or self._past_is_set):
-                rewrite_file(self._path(ledger_codec.PAST_FILE), ledger_codec.encode_past(self.past))
+                rewrite_file(self._path(PAST_FILE), values.encode(self.past))
                 self._past_unsaved = self._past_is_set = False
         except OSError as error:
             if not self.save_failed:
@@ -305,9 +309,9 @@ class Memory:
 
     def _save_ledger(self) -> None:
         """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
-        path = self._path(ledger_codec.FILE)
+        path = self._path(FILE)
         try:
-            rewrite_file(path, ledger_codec.encode(self.ledger))
+            rewrite_file(path, values.encode(self.ledger))
         except OSError as error:
             before = self.ledger.outbox
             left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
@@ -315,7 +319,7 @@ class Memory:
                 raise
             self.ledger = replace(self.ledger, outbox=left)
             self.stream.dropped += len(before.lines) - len(left.lines)
-            rewrite_file(path, ledger_codec.encode(self.ledger))
+            rewrite_file(path, values.encode(self.ledger))
 
     def save_anew(self) -> None:
         """Save all into a new runtime directory, where nothing that was saved is left."""
@@ -338,3 +342,34 @@ def tell(lines: Iterable[Line]) -> None:
     with guard.at(LOG):
         for line in lines:
             log.log(LEVELS.get(line.severity, logging.ERROR), "%s", line.words, extra=line.fields)
+
+
+# --- JSON text of the ledger and of the counters' past. state_files.py reads and writes the files.
+
+
+class _Version(Struct):
+    version: int = VERSION
+
+
+def decode(text: str | bytes, where: str) -> Ledger:
+    """Return the ledger. Raises LedgerError in one sentence."""
+    try:
+        if (version := values.decode(_Version, text).version) != VERSION:
+            raise LedgerError(f"{where}: is of version {version}, this healthd reads version {VERSION}")
+        return values.decode(Ledger, text)
+    except DecodeError as error:
+        raise LedgerError(f"{where}: is not a ledger: {error}") from None
+
+
+def decode_past(text: str | bytes, where: str) -> dict[str, str]:
+    """Return check -> its store of counters, as the worker encoded it (history.py).
+
+    Raises LedgerError, also for a store that the worker could not read.
+    """
+    try:
+        past = values.decode(dict[str, str], text)
+        for store in past.values():
+            history.decode(store)
+    except DecodeError as error:
+        raise LedgerError(f"{where}: is not a store of counters: {error}") from None
+    return past

@@ -22,7 +22,6 @@ from healthd.agent.kernel_log.rules import (
     memory,
     network,
     nvidia,
-    nvidia_driver,
     pcie,
     site,
     storage,
@@ -35,7 +34,6 @@ from healthd.common.text import regex
 
 RULES: tuple[Rule, ...] = (
     *nvidia.RULES,
-    *nvidia_driver.RULES,
     *pcie.RULES,
     *iommu.RULES,
     *network.RULES,

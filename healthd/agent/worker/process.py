@@ -142,7 +142,11 @@ def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
-        open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
+        open_nvml = None
+        if setup.fake_nvml:
+            from healthd.nvidia.fake_nvml import open_fake
+
+            open_nvml = partial(open_fake, setup.fake_nvml)
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
     from healthd.agent.recording import recording
     from healthd.agent.recording.host import recording_host, replaying_host
@@ -153,15 +157,6 @@ def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
         return replaying_host(recorded, player), player.begin
     recorder = recording.Recorder(setup.record)
     return recording_host(setup.root, setup.fake_nvml, recorder), recorder.begin
-
-
-def _open_fake(profile_or_file: str) -> Callable[[], Any]:
-    def opened() -> Any:
-        from healthd.nvidia.fake_nvml import open_fake
-
-        return open_fake(profile_or_file)
-
-    return opened
 
 
 class Worker:
@@ -255,10 +250,8 @@ class Worker:
         return take(self.host, gpus=asked.gpus)
 
     def do_baseline(self, asked: requests.TakeBaseline) -> BaselineAnswer:
-        from healthd.agent.worker.present import look
-
         check = self._check(asked.check)
-        found = look(self.host, check, self._config(check, asked.config))
+        found = baseline_items(self.host, check, self._config(check, asked.config))
         return BaselineAnswer(
             tuple(item for item in found if isinstance(item, Entry)),
             tuple(item for item in found if isinstance(item, LeftOut)),
@@ -286,14 +279,14 @@ class Worker:
     def do_append_events(self, asked: requests.AppendEvents) -> int:
         """Append lines to the stream, durably, then send them to the journal. Return how many the journal lost."""
         from healthd.common.ownership import Untrusted
-        from healthd.events import journal, writer
+        from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
 
         try:
             writer.append(asked.to, asked.lines, asked.again)
         except Untrusted as error:
             raise error.at(asked.to, "state_dir") from None
-        return journal.send(asked.lines) if stderr_is_the_journal() else 0
+        return writer.send_to_journal(asked.lines) if stderr_is_the_journal() else 0
 
     def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> str:
         from healthd.common.slurm.slurm_conf import cluster_name
@@ -324,6 +317,38 @@ class Worker:
 
         lines = read_journal(asked.boot_id, asked.since_usec, asked.until_usec, asked.limit, asked.accept_injected)
         return tuple(lines)
+
+
+def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
+    """Return what this node has now, as settings of one check. If the check raises, it is left out as a whole.
+
+    A part that looks broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
+    come and go (mounts of containers and users, virtual functions, unused ports) are left out without one.
+    """
+    from healthd.nvidia.nvml import NvmlError
+
+    found: list[Entry | LeftOut] = []
+    try:
+        for item in check.baseline(host, config):
+            found.append(_sent(check, item))
+    except NvmlError as error:
+        if not host.nvml_is_open:
+            raise
+        found.append(LeftOut(check.name, str(error)))
+    return found
+
+
+def _sent(check: registry.Check, item: object) -> Entry | LeftOut:
+    """Return the item as it is sent.
+
+    Raises TypeError if the check may not give it or if it has no JSON, ConvertError for a field of another type.
+    """
+    settings = check.wants.settings if check.wants else ()
+    if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
+        return load(Entry, json.loads(json.dumps(dump(item))))
+    if isinstance(item, LeftOut) and (item.check, item.setting in ("", *settings)) == (check.name, True):
+        return load(LeftOut, dump(item))
+    raise TypeError(f'the check "{check.name}" gave {item!r:.100}: neither an Entry nor a LeftOut of its BASELINE')
 
 
 def _kind(item: object, check: str) -> type:

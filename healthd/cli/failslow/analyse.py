@@ -101,6 +101,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     """
     from healthd.cli.fleet.answers import at_the_store
     from healthd.cli.fleet.ingest import at_the_centre
+    from healthd.common.page import plural
     from healthd.failslow import times
     from healthd.failslow.model import Evidence
 
@@ -113,7 +114,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     if unit is None:
         raise Stop(f"{WHO}: --db: the index is no time: --index names a column with ISO 8601 or the time since 1970")
     with at_the_centre(WHO):
-        from healthd.fleet.node_evidence import BEFORE_SECONDS, told_by
+        from healthd.fleet.answers.evidence import BEFORE_SECONDS, told_by
 
     # A condition may slow down what begins up to ten minutes after it was reported.
     flags = _store_flags(folder, math.floor(first / unit) - BEFORE_SECONDS, math.floor(last / unit) + 1)
@@ -123,8 +124,8 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
         Evidence(one.node, one.begin * unit, None if one.end is None else one.end * unit, one.code, one.what)
         for one in told
     ]
-    telling, count = len({one.node for one in found}), len(found)
-    findings = f"{count:,} finding{'' if count == 1 else 's'}"
+    telling = len({one.node for one in found})
+    findings = plural(len(found), "finding")
     return found, f"the store has {findings} of {telling:,} of its {len(nodes):,} nodes at that time"
 
 

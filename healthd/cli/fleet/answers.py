@@ -4,14 +4,13 @@ healthd/fleet/views/NAME.py describes it."""
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from healthd.cli.flags import DEFAULT_FILE, Command, Parser, duration
+from healthd.cli.flags import Command, Parser, duration
 from healthd.cli.fleet.ingest import at_the_centre, moment
-from healthd.cli.fleet.query import add_engine, at_least_one, memory, threads, time_asked
+from healthd.cli.fleet.query import add_engine, add_times, at_least_one, at_least_zero, time_asked
 from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, stream
 from healthd.common.text import regex
 
@@ -41,10 +40,7 @@ class _Name(argparse.Action):
 def store_flags(parser: Parser) -> None:
     """Which store, which time, which jobs and nodes."""
     parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument(
-        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
-    )
+    add_times(parser)
     parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
     parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
     parser.add_argument(
@@ -58,12 +54,6 @@ def store_flags(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
     add_engine(parser)
-    parser.add_argument(
-        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
-    )
-    parser.add_argument(
-        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
-    )
 
 
 @contextmanager
@@ -118,7 +108,7 @@ def memory_limit(args: argparse.Namespace) -> int:
 
 def tell(args: argparse.Namespace, document: Document, view: Callable[[Document], View], found: Found) -> int:
     """Print the document, as JSON or for people. Returns the exit status."""
-    from healthd.fleet.text import text
+    from healthd.fleet.view import text
 
     status = REFUSED if found(document) else OK
     if not args.json:
@@ -261,7 +251,10 @@ def _attribution(args: argparse.Namespace) -> int:
 def _rate_flags(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--more-than-gpus", metavar="N", type=_whole, help="of jobs of more GPUs than that (default: 128; 0: all jobs)"
+        "--more-than-gpus",
+        metavar="N",
+        type=at_least_zero,
+        help="of jobs of more GPUs than that (default: 128; 0: all jobs)",
     )
     parser.add_argument(
         "--gpus-per-node", metavar="N", type=at_least_one, help="of the projection (default: what the jobs had)"
@@ -297,7 +290,7 @@ def _ettr_flags(parser: Parser) -> None:
         ("--productive", _some_time, "the progress that it needs, like 30d (default: it runs on and on)"),
     ):
         parser.add_argument(flag, metavar="DURATION", type=kind, help=words)
-    parser.add_argument("--seed", metavar="N", type=_whole, help="of the simulation (default: 13)")
+    parser.add_argument("--seed", metavar="N", type=at_least_zero, help="of the simulation (default: 13)")
 
 
 def _ettr(args: argparse.Namespace) -> int:
@@ -354,75 +347,18 @@ def _rate_of_failures(text: str) -> float:
     return float(text)
 
 
-def _whole(text: str) -> int:
-    from healthd.common.text import is_decimal
-
-    if not is_decimal(text) or len(text) > 9:
-        raise argparse.ArgumentTypeError(f'must be a whole number from 0 on, got "{text}"')
-    return int(text)
-
-
-# --- lemons
-
-
-def _lemons_flags(parser: Parser) -> None:
-    store_flags(parser)
-    parser.add_argument(
-        "--days", metavar="N", type=at_least_one, help="the last N days (default: 28; with --from, all since then)"
-    )
-    parser.add_argument(
-        "--probability",
-        metavar="P",
-        type=_probability,
-        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
-    )
-    parser.add_argument(
-        "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
-    )
-    parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
-
-
-def _probability(text: str) -> float:
-    value = _share(text)
-    if not value:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
-
-
-def _lemons(args: argparse.Namespace) -> int:
-    with at_the_centre():
-        from healthd.cli.fleet import lemons_apply
-        from healthd.fleet.answers import lemons
-        from healthd.fleet.statistics import lemon_score
-        from healthd.fleet.views.lemons import view
-
-    days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
-    until = moment(args.to_time, "--to") if args.to_time is not None else None
-    with at_the_store(args) as study:
-        told = lemons.lemons(study, window_days=days, least=args.probability)
-    now = time.time()
-    told["old"] = lemons_apply.is_old(told, now)
-    if args.apply:
-        lemons_apply.require_now(told, until, now)
-        settings = lemons_apply.settings_of(args)
-        lemons_apply.require_this_cluster(told, args.cluster, settings)
-        most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
-        nodes = [one for one in told["nodes"] if one["certain"] and one["out_since"] is None]
-        told["applied"] = lemons_apply.apply(nodes, most, settings)
-    return tell(args, told, view, lemons.found)
-
-
 # --- alarms
 
 
 def _alarms_flags(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--limit", metavar="SHARE", type=_share, default=0.01, help="a check above it is found (default: 0.01, or 1%%)"
+        "--limit", metavar="SHARE", type=share, default=0.01, help="a check above it is found (default: 0.01, or 1%%)"
     )
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """Return a share from 0 to 1, given as a number or a percentage. Raises ArgumentTypeError."""
     try:
         found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -535,14 +471,6 @@ COMMANDS = {
         f"{EXIT}",
         "  healthd fleet ettr --gpus 16384 --checkpoint 60m --restart 5m --rate 6.5\n"
         "  healthd fleet ettr --gpus 4096 --checkpoint 30m --write 1m --productive 30d\n",
-    ),
-    "fleet lemons": Command(
-        _lemons_flags,
-        _lemons,
-        "Nodes that keep failing: which to take out, why, and what it would gain. Shows the commands; --apply runs\n"
-        f"them, where the fleet limit has room, and never resumes.\n{EXIT}",
-        "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
-        "  healthd fleet lemons --partition train --apply\n",
     ),
     "fleet alarms": Command(
         _alarms_flags,

@@ -23,10 +23,7 @@ ROWS_AT_ONCE = 1000  # that CSV is written of
 def _arguments(parser: Parser) -> None:
     parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="what to ask (without: which there are)")
     parser.add_argument("--db", metavar="DB", help="the store's folder")
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument(
-        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
-    )
+    add_times(parser)
     parser.add_argument(
         "--param", metavar="NAME=VALUE", action="append", default=[], help="what the question lets you choose"
     )
@@ -34,21 +31,30 @@ def _arguments(parser: Parser) -> None:
     form.add_argument("--json", action="store_true", help="all rows, as one JSON document")
     form.add_argument("--csv", dest="as_csv", action="store_true", help="all rows, as CSV")
     add_engine(parser)
+
+
+def add_times(parser: Parser) -> None:
+    """The period."""
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
     parser.add_argument(
-        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
-    )
-    parser.add_argument(
-        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
+        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
     )
 
 
 def add_engine(parser: Parser) -> None:
+    """Which engine answers, with how many threads and how much memory."""
     parser.add_argument(
         "--engine",
         metavar="duckdb|spark|spark://HOST:PORT",
         type=_engine,
         default="duckdb",
         help="what answers: duckdb (default), Spark on this machine, or a Spark cluster",
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
+    )
+    parser.add_argument(
+        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
     )
 
 
@@ -69,6 +75,10 @@ def threads(text: str) -> int:
 
 def memory(text: str) -> int:
     return _whole(text, LEAST_MIB, 999_999_999, f"of MiB, from {LEAST_MIB} on")
+
+
+def at_least_zero(text: str) -> int:
+    return _whole(text, 0, 999_999_999, "from 0 on")
 
 
 def at_least_one(text: str) -> int:

@@ -50,8 +50,8 @@ def _report(args: argparse.Namespace) -> int:
         raise Stop("healthd fleet report: say where to: --out DIR (or --json)")
     with at_the_centre():
         from healthd.common.ownership import Untrusted
+        from healthd.common.page import plural
         from healthd.fleet import report
-        from healthd.fleet.answers.document import plural
 
         those = report.parts(args.price, args.sla, args.nccl, _compared(args))
         with at_the_store(args, BESIDE_MIB) as study:

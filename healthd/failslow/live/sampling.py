@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from healthd.common.codec import load
@@ -296,7 +297,12 @@ def main() -> None:
             return
     except BrokenPipeError:
         return
-    host = Host(setup.root, _fake(setup.fake_nvml) if setup.fake_nvml else None)
+    open_nvml = None
+    if setup.fake_nvml:
+        from healthd.nvidia.fake_nvml import open_fake
+
+        open_nvml = partial(open_fake, setup.fake_nvml)
+    host = Host(setup.root, open_nvml)
     sampling = Sampling(setup, host, tell, lambda last: look(setup.root, bool(set(setup.sources) & {*OF_GPUS}), last))
     try:
         while not sampling.stopped:
@@ -339,15 +345,6 @@ def _alone(path: str) -> bool:
         os.close(descriptor)
         return False
     return True
-
-
-def _fake(profile_or_file: str) -> Callable[[], Any]:
-    def opened() -> Any:
-        from healthd.nvidia.fake_nvml import open_fake
-
-        return open_fake(profile_or_file)
-
-    return opened
 
 
 if __name__ == "__main__":

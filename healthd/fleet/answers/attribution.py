@@ -1,7 +1,7 @@
 """What ended the jobs that failed: the most likely cause of each, how often each cause was it, and what that cost.
 
-Source: arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025), its section on attribution. incidents.py has the rule for
-one job, causes.py the causes and their order, weeks.py what is counted by week.
+Source: arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025), its section on attribution. causes.py has the
+causes, their order and the rule for one job; weeks.py counts them by week.
 """
 
 from __future__ import annotations
@@ -14,9 +14,19 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 from healthd.fleet.answers import document
-from healthd.fleet.answers.causes import CAUSES, HARDWARE, SYSTEM_SOFTWARE, USER_PROGRAM, meaning
+from healthd.fleet.answers.causes import (
+    CAUSES,
+    CONFIDENCES,
+    HARDWARE,
+    SYSTEM_SOFTWARE,
+    USER_PROGRAM,
+    Attributed,
+    Failure,
+    Seen,
+    attributed,
+    meaning,
+)
 from healthd.fleet.answers.document import Document, share
-from healthd.fleet.answers.incidents import CONFIDENCES, Attributed, Failure, Seen, attributed
 from healthd.fleet.answers.states import There
 from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks

@@ -73,11 +73,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{min(places, 9)}f}"
 
 
-def plural(count: int, what: str, several: str = "") -> str:
-    """1 -> "1 failure", 2345 -> "2,345 failures". several: where it is not the word with an s."""
-    return f"{count:,} {what if count == 1 else several or what + 's'}"
-
-
 def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
     """Return the first names, and how many more there are: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -1,11 +1,29 @@
-"""Which checks are known to have looked."""
+"""Evidence from the nodes' event streams: which checks completed, and what slowed a job (for `healthd failslow --db`).
+
+What slows a job: conditions of the checks that see throttling, clocks, heat, power, NVLink, PCIe, InfiniBand and the
+host, and of validations; not what a user can forge, nor what was in the log before healthd started. What happened at a
+moment (an Xid) may slow what begins up to 10 minutes later: the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
+2410.21680).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from healthd.common.text import printable
 from healthd.fleet.answers.study import Study
+from healthd.fleet.tables import TEXT
+
+BEFORE_SECONDS = 600
+# Checks whose findings can make a job slower and leave it running.
+CHECKS = (
+    *("gpu_clocks", "gpu_temperature", "gpu_power", "gpu_sm", "gpu_ecc", "gpu_row_remap", "gpu_xid", "gpu_processes"),
+    *("gpu_nvlink", "gpu_fabric", "nvlink5", "sxid", "gpu_pcie", "pcie_link", "pcie_aer"),
+    *("ib_errors", "ib_link", "ib_flap", "mlx5", "nic", "eth_link"),
+    *("cpu", "memory_edac", "kernel", "processes", "validation"),
+)
 
 
 class Listed(NamedTuple):
@@ -40,3 +58,47 @@ def looked_at(study: Study) -> dict[str, Looked]:
         )
         for check, rows in sorted(by_check.items())
     }
+
+
+class Slowing(NamedTuple):
+    """Columns of slowing.sql."""
+
+    node: str
+    code: str
+    subject: str | None
+    message: str | None
+    first_time: int
+    end_time: int | None
+
+
+class Told(NamedTuple):
+    """begin, end: epoch seconds, end None while it stands. what: a sentence without its end. The fields of
+    failslow.model.Evidence, in its order."""
+
+    node: str
+    begin: float
+    end: float | None
+    code: str
+    what: str
+
+
+def told_by(study: Study, nodes: Iterable[str]) -> list[Told]:
+    """What these nodes told of the time that the study is open for, by node and time. Nothing if the store knows
+    nothing of them; it should be open from BEFORE_SECONDS before the job on. Raises StoreError for a damaged file."""
+    study.given("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
+    study.given("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
+    return [
+        Told(
+            row.node,
+            float(row.first_time),
+            None if row.end_time is None else float(row.end_time),
+            row.code,
+            printable(row.message or _plainly(row.code, row.subject)).rstrip("."),
+        )
+        for row in study.ask("slowing", Slowing, before_seconds=BEFORE_SECONDS)
+    ]
+
+
+def _plainly(code: str, subject: str | None) -> str:
+    what = code.partition("/")[2].replace("_", " ") or code
+    return f"{what} of {subject}" if subject else what

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from healthd.common.page import plural
 from healthd.common.slurm import lemon_command
-from healthd.fleet.answers.document import Document, Unanswerable, number, percent, plural, share, span
+from healthd.fleet.answers.document import Document, Unanswerable, number, percent, share, span
 from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics.lemon_score import (

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from healthd.fleet.answers.document import Document, plural, share
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import Spread, rate_estimate
 from healthd.fleet.statistics.multiplicity import benjamini_hochberg

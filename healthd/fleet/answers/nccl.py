@@ -16,7 +16,7 @@ from healthd.fleet.answers.nccl_transport import (
     single_out,
 )
 from healthd.fleet.collectives import files
-from healthd.fleet.collectives.rank_view import View
+from healthd.fleet.collectives.rank_view import View, shown
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 
 MOST_NAMED = 5
@@ -77,11 +77,6 @@ def of(judged: Judgement, read: files.Folder) -> Document:
 def found(nccl: Document) -> bool:
     """Also where ranks wait, and what was read does not tell for whom."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
-
-
-def shown(name: str) -> str:
-    """A file's name as text: what is not UTF-8 in it is replaced."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 # --- its parts

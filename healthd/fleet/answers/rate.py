@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from healthd.common.page import plural
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, plural
+from healthd.fleet.answers.document import Document
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from healthd.common.page import plural
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, moment, percent, plural, share
+from healthd.fleet.answers.document import Document, WrongChoice, moment, percent, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds, within
 from healthd.fleet.statistics.wilson import wilson

@@ -100,3 +100,8 @@ class View:
     only_waiting: bool = False
     first_ns: int = 0
     last_ns: int = 0
+
+
+def shown(name: str) -> str:
+    """A file's name as text: what is not UTF-8 in it is replaced."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

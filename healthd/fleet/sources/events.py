@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from healthd.common.page import plural
 from healthd.common.text import regex
 from healthd.events.parse import Key, Told, dropped
 from healthd.events.parse import seconds as time_of
@@ -211,15 +212,11 @@ def ingest(run: Run, files: list[str]) -> None:
         if some.is_last:
             break
     for what, lines in sorted(all_of.unknown.items()):
-        run.say(f"events: {_lines(lines)} of {what}, which is not known here, kept as it came")
+        run.say(f"events: {plural(lines, 'line')} of {what}, which is not known here, kept as it came")
     if cut:
-        run.say(f"events: {_lines(cut)} torn or damaged, and no event is missing there")
+        run.say(f"events: {plural(cut, 'line')} torn or damaged, and no event is missing there")
     if missing:
-        run.say(f"events: {_lines(missing)} of the streams missing: lost, or still under way")
-
-
-def _lines(count: int) -> str:
-    return "1 line" if count == 1 else f"{count:,} lines"
+        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or still under way")
 
 
 class Part:

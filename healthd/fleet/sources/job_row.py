@@ -16,7 +16,7 @@ from healthd.common.slurm.hostlist import expand
 from healthd.common.text import described, is_decimal, regex
 from healthd.fleet import times
 from healthd.fleet.privacy import Private
-from healthd.fleet.sources.submit_line import of_script, of_submit_line
+from healthd.fleet.sources.exclusions import of_script, of_submit_line
 from healthd.fleet.staging_text import field as clean
 
 # What is read of a job, in this order. A field that a source does not have is "".

@@ -18,16 +18,19 @@ operator ended them as runaway) are requested by their ids.
 
 from __future__ import annotations
 
+import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from healthd.common.text import regex
 from healthd.events.sequence import Runs
 from healthd.fleet.ingest import IngestError, Run, Source
+from healthd.fleet.manifest import StoreError
 from healthd.fleet.sources import sacct_json
 from healthd.fleet.sources.calls import EPOCH, output
 from healthd.fleet.sources.covered_times import not_ahead, of_text, text_of, to_ask
@@ -37,12 +40,14 @@ from healthd.fleet.sources.pieces import read_together
 from healthd.fleet.sources.reading import Reading
 from healthd.fleet.sources.records import records
 from healthd.fleet.sources.sacct_json import jobs_of, json_rows
-from healthd.fleet.sources.staged_jobs import staged_jobs
+from healthd.fleet.staging_text import field as clean
+from healthd.fleet.tables import JOBS
 
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
 NAME = "sacct"
+LINES = 10_000  # of jobs, kept before they are written
 
 # The form of each field, to recognise columns: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
@@ -325,6 +330,85 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
             reading.cut(f"the compressed file goes no further: {error}")
         finally:
             reading.read(count)
+
+
+# --- jobs on their way into a step: clean text in the store's temporary folder, then rows of three tables
+
+
+class StagedJobs:
+    """What was read of one piece. `first`, `last`: the time that its jobs speak of; None: there is none."""
+
+    def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
+        self.clusters: set[str] = set()
+        self.first: int | None = None
+        self.last: int | None = None
+        self.count = 0
+        self.excluded = 0
+        self._jobs = jobs
+        self._exclusions = exclusions
+        self._lines: list[str] = []
+
+    def add(self, row: Row) -> None:
+        self._lines.append(f"{row.head}\t{'true' if row.known else 'false'}\t{row.tail}")
+        self.count += 1
+        if len(self._lines) >= LINES:
+            self.flush()
+        if self.first is None or row.submit_time < self.first:
+            self.first = row.submit_time
+        last = row.end_time or row.first_time
+        if self.last is None or last > self.last:
+            self.last = last
+        self.clusters.add(row.cluster)
+        self.excluded += len(row.excluded)
+        for node in row.excluded:
+            about = (row.cluster, row.db_index, row.submit_time, clean(node), row.source, row.job_id)
+            self._exclusions.write("\t".join(map(str, about)) + "\n")
+
+    def flush(self) -> None:
+        if self._lines:
+            self._jobs.write("\n".join(self._lines) + "\n")
+            self._lines.clear()
+        self._jobs.flush()
+        self._exclusions.flush()
+
+
+@contextmanager
+def staged_jobs(step: Step) -> Iterator[StagedJobs]:
+    """Jobs that are added in the block are staged at its end. Raises StoreError."""
+    folder = step.store.temporary
+    paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
+    try:
+        with ExitStack() as files:
+            jobs = StagedJobs(*(files.enter_context(open(path, "w", encoding="utf-8")) for path in paths))
+            yield jobs
+            jobs.flush()
+        if jobs.count:
+            _stage(step, paths[0])
+        if jobs.excluded:
+            step.stage_text("exclusions", paths[1])
+    except OSError as error:
+        raise StoreError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
+    finally:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _stage(step: Step, path: str) -> None:
+    from healthd.fleet.store import literal, quoted
+
+    columns = {**JOBS.columns, "names": "VARCHAR"}
+    typed = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in columns.items())
+    table = (
+        f"read_csv({literal(path)}, auto_detect = false, header = false, delim = '\t', quote = '\"', escape = '\"', "
+        f"nullstr = '', allow_quoted_nulls = false, columns = {{{typed}}})"
+    )
+    step.stage_sql("jobs", f"SELECT {', '.join(map(quoted, JOBS.columns))} FROM {table}")
+    step.stage_sql(
+        "job_nodes",
+        "SELECT cluster, db_index, unnest(string_split(names, ' ')), submit_time, start_time, end_time, gpus / nodes "
+        f"FROM {table} WHERE names IS NOT NULL",
+    )
 
 
 SOURCE = Source(

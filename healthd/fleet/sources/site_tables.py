@@ -1,26 +1,48 @@
-"""Tables that a site or another tool writes: repair tickets (--tickets) and failures of nodes (--failures).
+"""Tables that a site or another tool writes: tickets (--tickets), failures of nodes (--failures) and jobs (--jobs).
 
-The node may be a host list; the row then counts for each node in it. fleet/sources/jobs_file.py reads tables of jobs.
+The node of a ticket or failure may be a host list; the row then counts for each node in it.
+
+A history of jobs is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. What Slurm has and such a
+file lacks (partition, exit code, ...) is not known. A row's db_index is 62 bits of a hash of its cluster, job id,
+submit time and restarts: the same row read again replaces itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from healthd.common.slurm.hostlist import expand
-from healthd.fleet.ingest import Run, Source
+from healthd.common.text import is_decimal
+from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.columns import Columns, rows
-from healthd.fleet.sources.pieces import whole_files
+from healthd.fleet.sources.lines import lines_of, opened
+from healthd.fleet.sources.pieces import covers_staged, read_whole, watched, whole_files
 from healthd.fleet.sources.reading import Reading
+from healthd.fleet.tables import JOBS
+
+if TYPE_CHECKING:
+    from healthd.fleet.step import Step
 
 TICKET_COLUMNS = Columns(
     ("node", "opened"), ("closed", "words", "cluster"), {"opened_time": "opened", "closed_time": "closed"}
 )
 FAILURE_COLUMNS = Columns(("node", "time", "kind"), ("cluster",))
+JOB_COLUMNS = Columns(
+    ("job_id", "nodes", "submit", "start", "end", "state"),
+    ("gpus", "restarts", "user", "cluster", "partition", "account", "qos"),
+    {"submit_time": "submit", "start_time": "start", "end_time": "end", "node_list": "nodes", "user_name": "user"},
+)
+NAME = "jobs_file"
+NO_NODES = ("none assigned", "(null)", "none", "n/a")  # what Slurm's commands print for none
+_MOST = 2**62
+_SUBMIT, _END = (list(JOBS.columns).index(name) for name in ("submit_time", "end_time"))
+_PARQUET = b"PAR1"
 
 Ticket: TypeAlias = "tuple[str, str, int, int | None, str | None]"
 Failure: TypeAlias = "tuple[str, str, int, str]"
+Row: TypeAlias = "tuple[Any, ...]"
 
 
 def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Ticket]:
@@ -58,15 +80,164 @@ def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Fai
             yield reading.cluster_of(row.get("cluster")), node, time, row["kind"]
 
 
-def _ingest_tickets(run: Run, files: list[str]) -> None:
-    whole_files(run, files, "tickets", tickets)
+# --- a history of jobs
 
 
-def _ingest_failures(run: Run, files: list[str]) -> None:
-    whole_files(run, files, "failures", failures)
+def is_parquet(path: str) -> bool:
+    """IngestError: it cannot be opened."""
+    with opened(path) as file:
+        return file.read(4) == _PARQUET
 
 
-TICKETS = Source("tickets", "--tickets", "FILE", "repair tickets, CSV: node,opened,closed,words", _ingest_tickets)
+def of_csv(reading: Reading) -> Iterator[Row]:
+    return _rows(rows(lines_of(reading.name, reading), JOB_COLUMNS, reading), reading)
+
+
+def of_parquet(reading: Reading) -> Iterator[Row]:
+    """Times may be numbers, text or timestamps; one without a zone is read in the zone that was said. Lists of names
+    are host lists. Columns in what they cannot be text of (a struct) are no times, numbers or names either: unread."""
+    import duckdb
+
+    try:
+        with (
+            open(reading.name, "rb") as opened_file,
+            duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection,
+        ):
+            # By its name it could be another: in "jobs[1].parquet" DuckDB sees a pattern, and reads jobs1.parquet.
+            file = [f"/proc/self/fd/{opened_file.fileno()}"]
+            about = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
+            names = JOB_COLUMNS.named([name for name, *_ in about])
+            JOB_COLUMNS.check(names, reading.name)
+            wanted = [
+                (name, _as_text(column, kind))
+                for name, (column, kind, *_) in zip(names, about, strict=True)
+                if name in (*JOB_COLUMNS.wanted, *JOB_COLUMNS.optional)
+            ]
+            columns = [name for name, _ in wanted]
+            table = connection.execute(f"SELECT {', '.join(sql for _, sql in wanted)} FROM read_parquet(?)", file)
+            number = 0
+            while some := table.fetchmany(10_000):
+                told = [dict(zip(columns, (value or "" for value in row), strict=True)) for row in some]
+                yield from _rows(enumerate(told, number + 1), reading)
+                number += len(some)
+    except duckdb.Error as error:
+        raise IngestError(f"{reading.name}: cannot be read as Parquet: {str(error).partition(chr(10))[0]}") from None
+
+
+def _as_text(column: str, kind: str) -> str:
+    """SQL for the text of a column of Parquet."""
+    name = '"' + column.replace('"', '""') + '"'
+    if kind == "TIMESTAMP WITH TIME ZONE":
+        return f"epoch({name})::BIGINT::VARCHAR"
+    if kind.endswith("[]"):
+        return f"array_to_string({name}, ',')"
+    if kind in ("DOUBLE", "FLOAT"):
+        return f"CASE WHEN {name} = floor({name}) THEN {name}::BIGINT::VARCHAR ELSE {name}::VARCHAR END"
+    return f"{name}::VARCHAR"
+
+
+def _rows(table: Iterable[tuple[int, dict[str, str]]], reading: Reading) -> Iterator[Row]:
+    for number, row in table:
+        try:
+            job = _row(row, reading)
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        reading.read(1)
+        if reading.wants(job[_SUBMIT], job[_END]):
+            yield job
+
+
+def _row(row: dict[str, str], reading: Reading) -> Row:
+    """ValueError: it cannot be read."""
+    cluster = reading.cluster_of(row.get("cluster"))
+    job, restarts = _count(row, "job_id"), _count(row, "restarts")
+    if job is None:
+        raise ValueError("no job_id")
+    submit, start, end = (reading.maybe_seconds(row[name]) for name in ("submit", "start", "end"))
+    if submit is None:
+        raise ValueError("no submit time")
+    if start is not None and end is not None and end < start:
+        raise ValueError(f"job {job} ends before it starts")
+    if not row["state"]:
+        raise ValueError(f"job {job} has no state")
+    node_list = "" if row["nodes"].lower() in NO_NODES else row["nodes"]
+    names = expand(node_list)
+    known = {
+        "cluster": cluster,
+        "db_index": db_index(cluster, job, submit, restarts or 0),
+        "job_id": job,
+        "restarts": restarts,
+        "state": row["state"].split()[0].upper(),  # "CANCELLED by 1000"
+        "submit_time": submit,
+        "start_time": start,
+        "end_time": end,
+        "nodes": len(names) if names else None,
+        "gpus": _count(row, "gpus"),
+        "node_list": node_list or None,
+        "user_name": reading.user(row["user"]) if row.get("user") else None,
+        "exclusions_known": False,
+        "source": NAME,
+        **{name: row[name] for name in ("partition", "account", "qos") if row.get(name)},
+    }
+    return tuple(map(known.get, JOBS.columns))
+
+
+def _count(row: dict[str, str], name: str) -> int | None:
+    text = row.get(name, "")
+    if not text:
+        return None
+    if not (is_decimal(text) and len(text) <= 18):
+        raise ValueError(f"{name} is {text[:40]!r}, not a number")
+    return int(text)
+
+
+def db_index(cluster: str, job: int, submit: int, restarts: int) -> int:
+    """A number that names the row: below 2**62, so that it is a BIGINT."""
+    text = "\0".join((NAME, cluster, str(job), str(submit), str(restarts)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % _MOST
+
+
+def _ingest_jobs(run: Run, files: list[str]) -> None:
+    def stage(step: Step, reading: Reading) -> None:
+        step.stage("jobs", (of_parquet if is_parquet(reading.name) else of_csv)(reading))
+        step.stage("job_nodes", _job_nodes(step))
+        covers_staged(run, step, "jobs")
+
+    for path in watched(run, files):
+        with run.guard():
+            read_whole(run, path, stage)
+
+
+def _job_nodes(step: Step) -> Iterator[Row]:
+    """Of the jobs that are staged."""
+    columns = "cluster, db_index, node_list, submit_time, start_time, end_time, gpus"
+    jobs = step.execute(f"SELECT {columns} FROM {step.staged('jobs')} WHERE node_list IS NOT NULL")
+    while some := jobs.fetchmany(10_000):
+        for cluster, index, node_list, submit, start, end, gpus in some:
+            nodes = expand(node_list)
+            for node in nodes:
+                yield cluster, index, node, submit, start, end, None if gpus is None else gpus / len(nodes)
+
+
+TICKETS = Source(
+    "tickets",
+    "--tickets",
+    "FILE",
+    "repair tickets, CSV: node,opened,closed,words",
+    lambda run, files: whole_files(run, files, "tickets", tickets),
+)
 FAILURES = Source(
-    "failures", "--failures", "FILE", "failures of nodes from another tool, CSV: node,time,kind", _ingest_failures
+    "failures",
+    "--failures",
+    "FILE",
+    "failures of nodes from another tool, CSV: node,time,kind",
+    lambda run, files: whole_files(run, files, "failures", failures),
+)
+JOBS_FILE = Source(
+    NAME,
+    "--jobs",
+    "FILE",
+    "a history of jobs, CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user",
+    _ingest_jobs,
 )

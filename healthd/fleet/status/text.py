@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthd.common.duration import duration
-from healthd.common.page import Page, plain
+from healthd.common.page import Page, plain, plural
 from healthd.common.slurm.hostlist import fold
 from healthd.fleet.status.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
 from healthd.fleet.status.queries import EARLIEST, Fleet
@@ -82,8 +82,7 @@ def summary(fleet: Fleet) -> str:
         if groups[group]:
             more = _unseen_for(fleet) if group is Group.NOT_SEEN else _known(fleet) if group is Group.BROKEN else ""
             said.append(f"{groups[group]:,} {WORDS[group]}{more}")
-    count = len(fleet.nodes)
-    return f"{count:,} {'node' if count == 1 else 'nodes'}: {', '.join(said)}"
+    return f"{plural(len(fleet.nodes), 'node')}: {', '.join(said)}"
 
 
 def document(fleet: Fleet, nodes: Iterable[NodeNow]) -> dict[str, Any]:

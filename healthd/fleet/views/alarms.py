@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import (
     COLOURS,
     WHOLE_WEEK,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from healthd.common.page import plural
 from healthd.fleet.answers.causes import CAUSES, USER
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.answers.document import Document, moment, number, percent, share
 from healthd.fleet.figures import (
     COLOURS,
     WHOLE_WEEK,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from healthd.common.page import plural
 from healthd.fleet.answers.availability import PLANNED, SHARES
-from healthd.fleet.answers.document import Document, listed, moment, number, percent, plural, span
+from healthd.fleet.answers.document import Document, listed, moment, number, percent, span
 from healthd.fleet.figures import COLOURS, Figure, Record, category, grouped_bars, layer, quantity
 from healthd.fleet.view import COUNT, PERCENT, SPAN, YES, Column, Form, Row, Table, View, described
 

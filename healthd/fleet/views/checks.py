@@ -6,8 +6,9 @@ import bisect
 import json
 from collections.abc import Callable
 
+from healthd.common.page import plural
 from healthd.fleet.answers.checks import PERCENTILES
-from healthd.fleet.answers.document import Document, percent, plural, span
+from healthd.fleet.answers.document import Document, percent, span
 from healthd.fleet.figures import COLOURS, Figure, category, layer, nominal, points, quantity
 from healthd.fleet.view import COUNT, DAY, PERCENT, SPAN, Column, Form, Row, Table, View, described, interval
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import COLOURS, Figure, Of, category, intervals, mark_at, nominal, points, quantity, records
 from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
 

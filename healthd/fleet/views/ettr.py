@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.fleet.answers.document import Document, number, plural, span
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, number, span
 from healthd.fleet.answers.ettr import FORMULA_TOO_LOW, OF_EACH_RUN
 from healthd.fleet.figures import COLOURS, Figure, Of, Record, category, layer, nominal, points, quantity, records
 from healthd.fleet.view import COUNT, HUNDREDTHS, Column, Form, Table, View, described, interval

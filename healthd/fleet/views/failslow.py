@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from healthd.fleet.answers.document import Document, listed, number, percent, plural, share, span
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, listed, number, percent, share, span
 from healthd.fleet.answers.failslow import FAILED
 from healthd.fleet.figures import Figure, Record, bars, quantity
 from healthd.fleet.view import COUNT, SPAN, Column, Form, Table, View, described

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.fleet.answers.document import Document, number, percent, plural
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import Figure, Record, grouped_bars, quantity
 from healthd.fleet.statistics.job_sizes import gpus_named, size_named
 from healthd.fleet.view import COUNT, NUMBER, TEXT, TIME, Column, Form, Table, View, described

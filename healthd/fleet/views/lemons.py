@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from healthd.fleet.answers.document import Document, moment, number, percent, plural
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, moment, number, percent
 from healthd.fleet.answers.lemons import LITTLE_OBSERVED, MANY_TIMES, NOT_DRAINED, lasting
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
 from healthd.fleet.view import PERCENT, SHORT, TIME, Column, Detail, Row, Table, View, described

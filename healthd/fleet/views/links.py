@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from healthd.fleet.answers.document import Document, moment, number, percent, plural
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, moment, number, percent
 from healthd.fleet.figures import COLOURS, Figure, Of, bars, intervals, nominal, points, quantity, records
 from healthd.fleet.view import COUNT, NUMBER, SHORT, TEXT, WORDS, Column, Row, Table, View, described, interval
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from healthd.common.page import plural
 from healthd.fleet.answers import hardware_ends
-from healthd.fleet.answers.document import Document, number, plural, span
+from healthd.fleet.answers.document import Document, number, span
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
 from healthd.fleet.statistics.intervals import LEVEL
 from healthd.fleet.view import COUNT, NUMBER, SPAN, Column, Form, Row, Table, View, described

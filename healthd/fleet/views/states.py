@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from healthd.common.page import plural
 from healthd.fleet.answers import hardware_ends
-from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.answers.document import Document, moment, number, percent, share
 from healthd.fleet.figures import COLOURS, Figure, category, grouped_bars, layer, nominal, points, quantity, records
 from healthd.fleet.statistics.job_sizes import gpus_named, size_named
 from healthd.fleet.view import COUNT, GPU_HOURS, PERCENT, Column, Form, Row, Table, View, described

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthd.agent.conditions import endings, events, ledger_codec
+from healthd.agent.conditions import endings, events, store
 from healthd.agent.conditions.ledger import KEEP_CLEARED
 from healthd.agent.conditions.store import Memory
 from healthd.agent.control import commands
@@ -504,13 +504,13 @@ def test_alive_names_what_stands_and_who_looks_at_a_start_and_once_a_day(node: N
 def test_a_restart_goes_on_with_its_stream_and_a_boot_begins_another(node: Node) -> None:
     node.has(MOUNT)
     node.memory.save()
-    copy = (node.directory / ledger_codec.FILE).read_text()
+    copy = (node.directory / store.FILE).read_text()
     before = node.memory.ledger.outbox
     node.start()
     assert (node.memory.ledger.outbox.stream_id, len(before.stream_id)) == (before.stream_id, 16)
     assert [json.loads(line)["seq"] for line in node.memory.ledger.outbox.lines] == [2, 3]
-    (node.directory / ledger_codec.FILE).unlink()
-    node.start(lambda: {ledger_codec.FILE: copy}, boot_id="b2")
+    (node.directory / store.FILE).unlink()
+    node.start(lambda: {store.FILE: copy}, boot_id="b2")
     lines = node.told()
     assert [e["event"] for e in lines] == ["opened", "started"], "what waited is written; what stands is not told again"
     assert [e["seq"] for e in lines] == [2, 1]

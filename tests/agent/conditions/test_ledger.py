@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthd.agent.conditions import ledger_codec
+from healthd.agent.conditions import store
 from healthd.agent.conditions.ledger import (
     KEEP_CLEARED,
     KEEP_CLEARED_SECONDS,
@@ -33,8 +33,8 @@ from healthd.agent.conditions.ledger import (
     with_none_in_the_future,
     with_short_history,
 )
-from healthd.agent.conditions.ledger_codec import decode, decode_past, encode, encode_past
 from healthd.agent.conditions.state_files import LedgerError, read_text, set_aside
+from healthd.agent.conditions.store import decode, decode_past
 from healthd.common.atomic_files import replace_file
 from healthd.common.codec import fields_of
 from healthd.common.history import Series
@@ -59,6 +59,7 @@ from healthd.common.model import (
     Worsens,
 )
 from healthd.common.moments import MOMENT
+from healthd.common.values import encode
 
 T0 = 1_800_000_000.0
 
@@ -160,7 +161,7 @@ def test_any_ledger_is_read_back_as_it_was(ledger: Ledger) -> None:
 @settings(deadline=None)
 def test_any_past_is_read_back_as_it_was(past: dict[str, dict[str, Series]]) -> None:
     texts = {check: encode_store(store) for check, store in past.items()}
-    assert decode_past(encode_past(texts), "x") == texts
+    assert decode_past(encode(texts), "x") == texts
     assert {check: decode_store(text) for check, text in texts.items()} == past
 
 
@@ -423,7 +424,8 @@ WRITER = """
 import sys
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.state_files import read_text
-from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import decode
+from healthd.common.values import encode
 from healthd.common.atomic_files import replace_file
 path = sys.argv[1]
 ledger = decode(read_text(path), path)
@@ -437,7 +439,7 @@ while True:
 
 def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
     """The length of `mode` says whether a ledger is one of those that were written."""
-    path = str(tmp_path / ledger_codec.FILE)
+    path = str(tmp_path / store.FILE)
     replace_file(path, encode(replace(FULL, next_sequence=1, mode="")))
     dice = random.Random(7)
     reached = 1

@@ -18,7 +18,7 @@ from healthd.agent.conditions import intake, verdict
 from healthd.agent.conditions.bounds import MOST
 from healthd.agent.conditions.condition import ended
 from healthd.agent.conditions.ledger import Ledger
-from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import decode
 from healthd.agent.daemon import Daemon
 from healthd.agent.kernel_log.journal import line_of
 from healthd.agent.kernel_log.listener import Listener
@@ -40,6 +40,7 @@ from healthd.common.model import (
     Outcome,
     Severity,
 )
+from healthd.common.values import encode
 
 GPU = "0000:61:00.0"
 XID_79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=7, name=x, GPU has fallen off the bus."

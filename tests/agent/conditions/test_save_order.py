@@ -13,7 +13,7 @@ import pytest
 
 from healthd.agent.conditions import store
 from healthd.agent.conditions.durable_file import read_whole
-from healthd.agent.conditions.ledger_codec import FILE, PAST_FILE
+from healthd.agent.conditions.store import FILE, PAST_FILE
 from healthd.agent.daemon import Daemon
 from healthd.agent.settings import registry
 from healthd.agent.settings.effective import settle

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthd.agent.conditions import ledger_codec, log_lines
+from healthd.agent.conditions import log_lines, store
 from healthd.agent.conditions.condition import acknowledged, acts
 from healthd.agent.conditions.durable_file import rewrite_file
 from healthd.agent.conditions.ledger import Ledger, Pause
 from healthd.agent.conditions.store import Memory
-from healthd.common import guard, history
+from healthd.common import guard, history, values
 from healthd.common.model import (
     LONGEST_HOLD_SECONDS,
     Ack,
@@ -88,7 +88,7 @@ def remembered(memory: Memory) -> Ledger:
 
 
 def write(directory: Path, ledger: Ledger) -> None:
-    (directory / ledger_codec.FILE).write_bytes(ledger_codec.encode(ledger))
+    (directory / store.FILE).write_bytes(values.encode(ledger))
 
 
 # --- recall
@@ -96,7 +96,7 @@ def write(directory: Path, ledger: Ledger) -> None:
 
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    disk = Disk(ledger=ledger_codec.encode(Ledger(born=2.0)).decode())
+    disk = Disk(ledger=values.encode(Ledger(born=2.0)).decode())
     assert remembered(recalled(tmp_path, disk)) == LIVE
     assert disk.reads == 0
 
@@ -104,7 +104,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
     before = Memory(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
-    disk = Disk(ledger=ledger_codec.encode(LIVE).decode(), past=ledger_codec.encode_past(before.past).decode())
+    disk = Disk(ledger=values.encode(LIVE).decode(), past=values.encode(before.past).decode())
     memory = recalled(tmp_path, disk)
     assert remembered(memory) == LIVE
     assert memory.past == before.past
@@ -122,29 +122,29 @@ def test_without_either_a_new_one_begins_and_trusts_only_what_it_sees_itself(tmp
 def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    (tmp_path / ledger_codec.FILE).write_text(text)
-    memory = recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE).decode()))
+    (tmp_path / store.FILE).write_text(text)
+    memory = recalled(tmp_path, Disk(ledger=values.encode(LIVE).decode()))
     assert remembered(memory) == LIVE
-    assert (tmp_path / f"{ledger_codec.FILE}.unreadable").read_text() == text
+    assert (tmp_path / f"{store.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
-    assert f"{ledger_codec.FILE}.unreadable" in record.getMessage()
+    assert f"{store.FILE}.unreadable" in record.getMessage()
 
 
 @pytest.mark.parametrize("text", ["garbage", "", None, '{"version": 0}'])
 def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: Path, text: str | None) -> None:
-    (tmp_path / ledger_codec.FILE).write_text("garbage")
+    (tmp_path / store.FILE).write_text("garbage")
     assert recalled(tmp_path, Disk(ledger=text)).ledger.born == NOW
 
 
 def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
-    (tmp_path / ledger_codec.FILE).write_text("")
-    assert remembered(recalled(tmp_path, Disk(ledger=ledger_codec.encode(LIVE).decode()))) == LIVE
+    (tmp_path / store.FILE).write_text("")
+    assert remembered(recalled(tmp_path, Disk(ledger=values.encode(LIVE).decode()))) == LIVE
 
 
 def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, LIVE)
-    (tmp_path / ledger_codec.PAST_FILE).write_text("garbage")
+    (tmp_path / store.PAST_FILE).write_text("garbage")
     memory = recalled(tmp_path)
     assert (remembered(memory), memory.past) == (LIVE, {})
     assert "counters begin anew" in caplog.text
@@ -357,13 +357,13 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
 def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.save()
-    with open(tmp_path / ledger_codec.FILE, encoding="utf-8") as before:
+    with open(tmp_path / store.FILE, encoding="utf-8") as before:
         memory.change(mode="drain")
         memory.save()
-        assert ledger_codec.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
-    assert ledger_codec.decode((tmp_path / ledger_codec.FILE).read_text(), "").mode == "drain"
-    assert sorted(os.listdir(tmp_path)) == [ledger_codec.FILE, f"{ledger_codec.FILE}.spare"]
-    assert (tmp_path / ledger_codec.FILE).stat().st_mode & 0o777 == 0o600
+        assert store.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
+    assert store.decode((tmp_path / store.FILE).read_text(), "").mode == "drain"
+    assert sorted(os.listdir(tmp_path)) == [store.FILE, f"{store.FILE}.spare"]
+    assert (tmp_path / store.FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_r
 
     memory = recalled(tmp_path)
     memory.save()
-    saved, most = memory.ledger.outbox.lines, len(ledger_codec.encode(memory.ledger)) + 100
+    saved, most = memory.ledger.outbox.lines, len(values.encode(memory.ledger)) + 100
     monkeypatch.setattr("healthd.agent.conditions.store.rewrite_file", full)
     after = recalled(tmp_path)
     after.save()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthd.agent.conditions import absorb, endings, verdict
-from healthd.agent.conditions.ledger_codec import decode, encode
-from healthd.agent.conditions.store import Memory
+from healthd.agent.conditions.store import Memory, decode
 from healthd.agent.control.commands import COMMANDS, CommandRefused
 from healthd.common.model import (
     Ack,
@@ -30,6 +29,7 @@ from healthd.common.model import (
     Severity,
     Verdict,
 )
+from healthd.common.values import encode
 from tests.agent.conditions.test_store import NOW, STANDING
 
 HOUR = 3600.0

@@ -80,7 +80,7 @@ def explained(code):
 
 @pytest.fixture(scope="module")
 def listed():
-    from healthd.cli.list import codes_json
+    from healthd.cli.explain import codes_json
 
     return {row["code"]: row for row in codes_json(CHECKS)}
 

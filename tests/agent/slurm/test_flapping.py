@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Ledger, after_clock_step, with_none_in_the_future
-from healthd.agent.conditions.ledger_codec import decode, encode
+from healthd.agent.conditions.store import decode
 from healthd.agent.slurm import flapping
 from healthd.agent.slurm.flapping import Flapping, answered_for, lifted, noted, wait_seconds, waits_until, why_waits
 from healthd.agent.slurm.policy import Owner, decide, forget, owner, taken_back
@@ -23,6 +23,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.slurm.drain_reason import MAX_CHARACTERS, reason
+from healthd.common.values import encode
 from tests.agent.slurm.test_policy import ACT, NOW, OURS, XID, cause, node
 
 LIMITS = Flapping()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tiny_tables import query
 
-from healthd.fleet import node_evidence, report
-from healthd.fleet.answers import attribution, availability, rate, study
+from healthd.fleet import report
+from healthd.fleet.answers import attribution, availability, evidence, rate, study
 
 pytestmark = pytest.mark.one_python
 
@@ -347,7 +347,7 @@ CONDITION = {
 def slowing(*messages: dict[str, Any], **condition: Any) -> list[Any]:
     events = [{"node": "n1", "condition_id": "x", "stream_id": "s", **message} for message in messages]
     return query(
-        *("slowing", node_evidence.Slowing),
+        *("slowing", evidence.Slowing),
         conditions=[{**CONDITION, **condition}],
         events=events,
         chosen_nodes=[NODE],

@@ -1,11 +1,15 @@
-"""What each code of a check means for a job that ended."""
+"""What each code of a check means for a job that ended, and the most likely cause of one failed job."""
 
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob, FailureCause
@@ -15,10 +19,17 @@ from healthd.fleet.answers.causes import (
     BELONGS_TO,
     BETWEEN_NODES,
     CAUSES,
+    CONFIDENCES,
     HARDWARE,
     OF_ONE_GPU,
+    ORDER,
     PERMANENT,
     USER,
+    Failure,
+    Seen,
+    attributed,
+    decides,
+    is_unlikely,
     meaning,
 )
 from healthd.nvidia import codes
@@ -125,3 +136,180 @@ def test_every_xid_and_sxid_of_the_catalogues_is_among_them():
     numbers = {f"gpu_xid/{number}" for number in codes.xid_numbers()} | {f"sxid/{n}" for n in codes.sxid_numbers()}
     assert len(numbers) > 200
     assert numbers <= set(EXPLAINED)
+
+
+JOB = Failure(frozenset({"7"}), "FAILED", 1000, 4)
+CODES = sorted(EXPLAINED)
+
+
+def seen(code: str, node: str = "n1", severity: str = "critical", at: int = 5000, **more: object) -> Seen:
+    plain = Seen(node, code, "p", code.partition("/")[0], severity, "edge", at, at, True, frozenset())
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def cause(*those: Seen, job: Failure = JOB) -> str | None:
+    found = attributed(job, those)
+    return found and found.cause
+
+
+def test_pcie_xid_79_and_the_bmcs_critical_interrupt_are_one_incident():
+    those = (
+        seen("ipmi_sel/critical_interrupt", severity="degraded", at=4990),
+        seen("gpu_xid/79", at=4995),
+        seen("pcie_aer/fatal"),
+        seen("gpu_access/lost", kind="level"),
+    )
+    found = attributed(JOB, those)
+    assert found is not None
+    assert (found.cause, found.seen.code, found.confidence) == ("pcie", "pcie_aer/fatal", "high")
+    assert found.deciding == {"pcie"}
+    assert not found.others
+    assert {one for one, _ in found.also} == {"pcie"}
+    assert len(found.also) == 3
+
+
+def test_a_gpu_that_is_gone_without_a_pcie_error_is_its_own_cause():
+    assert cause(seen("gpu_xid/79"), seen("gpu_access/lost")) == "gpu_lost"
+    assert cause(seen("gpu_xid/79"), seen("pcie_aer/fatal", node="n2", severity="warning")) == "pcie"
+    assert cause(seen("gpu_xid/79"), seen("pcie_link/slow", severity="degraded")) == "gpu_lost"
+
+
+def test_a_pcie_error_that_the_site_lets_only_warn_still_is_the_cause():
+    assert cause(seen("pcie_aer/fatal", severity="warning")) == "pcie"
+
+
+def test_what_only_warns_or_slows_is_no_cause():
+    for code in ("gpu_temperature/hot", "pcie_aer/correctable", "mount/hang", "filesystem/not_responding"):
+        assert cause(seen(code, severity="warning")) is None
+    assert cause(seen("pcie_link/slow", severity="degraded")) is None
+
+
+def test_what_the_site_or_time_made_worse_counts_as_it_was_told():
+    assert cause(seen("gpu_access/hang", severity="warning")) is None
+    assert cause(seen("gpu_access/hang", severity="degraded")) == "gpu_lost"
+    assert cause(seen("a_sites_check/bad", severity="critical")) == "other"
+
+
+def test_a_programs_own_fault_comes_last_and_ends_no_node():
+    mine = seen("gpu_xid/31", severity="warning", at=4000)
+    assert cause(mine) == USER
+    assert cause(mine, seen("gpu_xid/95")) == "gpu_memory"
+    assert cause(mine, job=replace(JOB, state="NODE_FAIL")) is None
+
+
+def test_a_programs_fault_before_the_job_began_is_another_programs():
+    assert cause(seen("gpu_xid/13", severity="warning", at=999)) is None
+    assert cause(seen("gpu_xid/13", severity="warning", at=1000)) == USER
+    assert cause(seen("gpu_xid/13", severity="warning", at=999), job=replace(JOB, start_time=None)) == USER
+
+
+def test_a_fault_of_one_gpu_that_names_other_jobs_is_not_this_jobs_unless_the_node_died():
+    others = seen("gpu_xid/95", jobs=frozenset({"8", "9"}))
+    assert cause(others) is None
+    assert cause(others, job=replace(JOB, state="NODE_FAIL")) == "gpu_memory"
+    assert cause(replace(others, jobs=frozenset({"7", "8"}))) == "gpu_memory"
+    assert (
+        cause(replace(others, jobs=frozenset({"3_1"})), job=replace(JOB, ids=frozenset({"7", "3_1"}))) == "gpu_memory"
+    )
+    assert cause(seen("mount/missing", jobs=frozenset({"8"}))) == "mount"
+
+
+def test_a_contained_memory_error_counts_for_the_job_that_it_names_alone():
+    contained = seen("gpu_xid/94", severity="warning")
+    assert cause(contained) is None
+    assert cause(replace(contained, jobs=frozenset({"7"}))) == "gpu_memory"
+
+
+def test_a_link_between_nodes_is_the_last_cause_of_a_job_of_one_node():
+    down = seen("ib_link/down", severity="degraded", kind="level")
+    assert cause(down) == "ib_link"
+    single = replace(JOB, nodes=1)
+    assert [attributed(JOB, [down]).confidence, attributed(single, [down]).confidence] == ["high", "low"]  # type: ignore[union-attr]
+    dead = replace(single, state="NODE_FAIL")
+    assert [attributed(dead, [down]).cause, attributed(dead, [down]).confidence] == ["ib_link", "medium"]  # type: ignore[union-attr]
+    assert cause(down, seen("mount/missing"), job=single) == "mount"
+    assert cause(down, seen("mount/missing")) == "ib_link"
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "confidence"),
+    [
+        ("gpu_ecc/uncorrected", "degraded", "high"),
+        ("gpu_ecc/corrected", "degraded", "medium"),
+        ("ib_errors/symbol_rate", "degraded", "medium"),
+        ("pcie_aer/nonfatal", "critical", "high"),
+        ("site/bad", "critical", "medium"),
+        ("site/bad", "degraded", "low"),
+    ],
+)
+def test_a_code_that_only_its_severity_makes_a_cause_is_less_sure(code: str, severity: str, confidence: str) -> None:
+    assert attributed(JOB, [seen(code, severity=severity)]).confidence == confidence  # type: ignore[union-attr]
+
+
+def test_what_the_driver_asks_for_follows_from_the_xid_that_says_why():
+    found = attributed(JOB, [seen("gpu_xid/154", at=4000), seen("gpu_recovery_action/gpu_reset"), seen("gpu_xid/48")])
+    assert found is not None
+    assert (found.cause, found.seen.code, found.others) == ("gpu_memory", "gpu_xid/48", False)
+    assert cause(seen("gpu_xid/154")) == "gpu"
+
+
+def test_another_incident_that_isolates_makes_it_less_sure_and_so_does_a_scrape_alone():
+    disk, mount = seen("block_device/nvme"), seen("mount/missing", node="n2")
+    assert [attributed(JOB, those).confidence for those in ([disk], [disk, mount])] == ["high", "medium"]  # type: ignore[union-attr]
+    scraped = replace(disk, told=False)
+    assert [attributed(JOB, those).confidence for those in ([scraped], [scraped, mount])] == ["medium", "low"]  # type: ignore[union-attr]
+    assert attributed(JOB, [seen("gpu_xid/31")]).confidence == "medium"  # type: ignore[union-attr]
+    assert attributed(JOB, [seen("gpu_xid/45")]).confidence == "low"  # type: ignore[union-attr]
+
+
+def test_of_several_nodes_the_one_that_was_seen_first_is_told():
+    found = attributed(JOB, [seen("mount/missing", node="n1", at=5010), seen("mount/missing", node="n9", at=5000)])
+    assert found is not None
+    assert found.seen.node == "n9"
+
+
+def test_nothing_seen_is_no_cause():
+    assert attributed(JOB, []) is None
+
+
+SEEN = st.builds(
+    Seen,
+    node=st.sampled_from(("n1", "n2", "n3")),
+    code=st.sampled_from([*CODES, "site/bad"]),
+    subject=st.sampled_from(("", "a", "b")),
+    check=st.just("check"),
+    severity=st.sampled_from(("info", "warning", "degraded", "critical")),
+    kind=st.sampled_from(("edge", "level")),
+    first_seen=st.integers(4400, 4410),
+    last_seen=st.integers(4410, 5300),
+    told=st.booleans(),
+    jobs=st.frozensets(st.sampled_from(("7", "8")), max_size=2),
+)
+FAILURES = st.builds(
+    Failure,
+    ids=st.just(frozenset({"7"})),
+    state=st.sampled_from(("FAILED", "NODE_FAIL")),
+    start_time=st.none() | st.integers(4000, 6000),
+    nodes=st.integers(0, 3),
+)
+WHO = st.lists(SEEN, max_size=8, unique_by=lambda one: (one.node, one.code, one.subject))
+
+
+@given(FAILURES, WHO, st.randoms(use_true_random=False))
+def test_the_order_of_what_was_seen_changes_nothing(job: Failure, those: list[Seen], random: Random):
+    mixed = random.sample(those, len(those))
+    assert attributed(job, mixed) == attributed(job, those)
+
+
+@given(FAILURES, WHO)
+def test_a_job_has_a_cause_where_something_decides_and_all_that_was_seen_is_told(job: Failure, those: list[Seen]):
+    found = attributed(job, those)
+    assert (found is not None) == any(decides(job, one) for one in those)
+    if found is not None:
+        assert decides(job, found.seen)
+        assert found.confidence in CONFIDENCES
+        assert sorted([found.seen, *(one for _, one in found.also)], key=repr) == sorted(those, key=repr)
+        assert found.cause in found.deciding
+        likely = {name for name in found.deciding if not is_unlikely(job, name)} or found.deciding
+        assert ORDER[found.cause] == min(ORDER[name] for name in likely)
+        assert ORDER[found.cause] <= ORDER[meaning(found.seen.code).cause]

@@ -18,7 +18,7 @@ from tests.fleet.test_fleet_cli import fleet
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has scipy; the marked tests run nowhere else
-    from healthd.fleet.answers import ettr, ettr_runs
+    from healthd.fleet.answers import ettr
     from healthd.fleet.answers.document import head
 except ModuleNotFoundError as error:
     if error.name not in ("numpy", "scipy"):
@@ -169,8 +169,8 @@ def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
 
 def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
     for lost in (0, 50, 100):
-        run = ettr_runs.Run("c1", 1, 8, 1, 1, 0, 100, 20, lost)
-        assert ettr_runs.ettr_of(run) == pytest.approx((100 - lost) / 120)
+        run = ettr.Run("c1", 1, 8, 1, 1, 0, 100, 20, lost)
+        assert ettr.ettr_of(run) == pytest.approx((100 - lost) / 120)
 
 
 def test_a_store_without_a_failure_knows_only_the_lower_end_and_says_so(tmp_path):

@@ -12,7 +12,7 @@ from slurm_text import columns
 from healthd.agent.settings.config import FleetLimits, Settings
 from healthd.agent.slurm import drain_lemon
 from healthd.agent.slurm.drain_lemon import Drained
-from healthd.cli.fleet import lemons_apply
+from healthd.cli.fleet import lemons
 from healthd.cli.terminal import UNKNOWN, WRONG_USE, Stop
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Argv, CommandResult
@@ -104,20 +104,20 @@ def told(known_until: float | None, *clusters: str) -> dict[str, Any]:
 @pytest.mark.parametrize("known_until", [None, NOW - DAY - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_nothing_is_drained_for_what_is_long_past_or_yet_to_come(known_until: float | None) -> None:
     with pytest.raises(Stop, match="not within a day of now") as stop:
-        lemons_apply.require_now(told(known_until), None, NOW)
+        lemons.require_now(told(known_until), None, NOW)
     assert stop.value.status == UNKNOWN
 
 
 @pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_a_time_that_is_not_now_is_wrong_use(until: float) -> None:
     with pytest.raises(Stop, match="leave --to out") as stop:
-        lemons_apply.require_now(told(NOW), round(until), NOW)
+        lemons.require_now(told(NOW), round(until), NOW)
     assert stop.value.status == WRONG_USE
 
 
 @pytest.mark.parametrize("until", [None, round(NOW), round(NOW) + 60])
 def test_what_ended_within_a_day_is_now(until: int | None) -> None:
-    lemons_apply.require_now(told(NOW - DAY + 1), until, NOW)
+    lemons.require_now(told(NOW - DAY + 1), until, NOW)
 
 
 def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -151,15 +151,15 @@ def test_only_the_cluster_whose_slurm_is_asked_is_drained(
 ) -> None:
     scontrol(tmp_path, monkeypatch, f"echo '{answer}'")
     if not sentence:
-        lemons_apply.require_this_cluster(told(NOW, *clusters), said, Settings())
+        lemons.require_this_cluster(told(NOW, *clusters), said, Settings())
         return
     with pytest.raises(Stop, match=sentence) as stop:
-        lemons_apply.require_this_cluster(told(NOW, *clusters), said, Settings())
+        lemons.require_this_cluster(told(NOW, *clusters), said, Settings())
     assert stop.value.status == status
 
 
 def test_a_slurm_that_fails_to_say_its_name_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol(tmp_path, monkeypatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(Stop, match=r"scontrol show: Unable to contact .* \(drained so far: none\)") as stop:
-        lemons_apply.require_this_cluster(told(NOW, "near"), "near", Settings())
+        lemons.require_this_cluster(told(NOW, "near"), "near", Settings())
     assert stop.value.status == UNKNOWN

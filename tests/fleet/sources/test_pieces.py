@@ -12,7 +12,6 @@ from healthd.fleet import times
 from healthd.fleet.ingest import Asked, IngestError, ingest
 from healthd.fleet.sources import (
     calls,
-    jobs_file,
     node_facts,
     pieces,
     preemptions,
@@ -218,7 +217,7 @@ FILES = {
     "node_states": (sacctmgr.NODE_STATES, "Cluster|NodeName|TimeStart|TimeEnd|State\n{c}|n1|{a}|{b}|DOWN\n"),
     "tickets": (site_tables.TICKETS, "cluster,node,opened,closed\n{c},n1,{a},{b}\n"),
     "failures": (site_tables.FAILURES, "cluster,node,time,kind\n{c},n1,{a},x\n{c},n1,{b},x\n"),
-    "jobs": (jobs_file.SOURCE, "cluster,job_id,nodes,submit,start,end,state\n{c},1,n1,{a},{a},{b},FAILED\n"),
+    "jobs": (site_tables.JOBS_FILE, "cluster,job_id,nodes,submit,start,end,state\n{c},1,n1,{a},{a},{b},FAILED\n"),
 }
 
 

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from slurm_text import TYPED
 
 from healthd.fleet import times
-from healthd.fleet.ingest import Asked, ingest
+from healthd.fleet.ingest import Asked, Unread, ingest
 from healthd.fleet.privacy import Private
 from healthd.fleet.sources import pieces, sacct
 from healthd.fleet.sources.job_row import FIELDS, JobRows, hashed
 from healthd.fleet.tables import TABLES
-from healthd.fleet.unreadable import Unread
 
 pytestmark = pytest.mark.one_python
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_lines import LINES, captured, events, fields
 
 from healthd.agent.kernel_log.parse import parse
-from healthd.agent.kernel_log.rules import nvidia, nvidia_driver
+from healthd.agent.kernel_log.rules import nvidia
 from healthd.agent.kernel_log.rules.rule import pci_address
 from healthd.common.model import KernelEvent
 from healthd.nvidia import codes
@@ -688,7 +688,7 @@ def test_a_process_may_have_any_name(start, name, message):
 @pytest.mark.parametrize("start", STARTS)
 def test_a_very_long_line_takes_no_longer_than_its_length(start):
     def tried(text: str) -> None:
-        for rule in (*nvidia.RULES, *nvidia_driver.RULES):
+        for rule in nvidia.RULES:
             match = rule.pattern.match(text)
             if match is not None:
                 rule.build(rule.kind, match)

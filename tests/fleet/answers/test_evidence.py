@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd.failslow.model import Evidence
+from healthd.fleet.answers.evidence import CHECKS, Told, told_by
 from healthd.fleet.answers.study import Chosen, opened
-from healthd.fleet.node_evidence import CHECKS, Told, told_by
 from healthd.fleet.tables import TABLES
 
 NOON = BEGIN + 12 * HOUR
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def line(seq: int, event: str, time: int, code: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which nodes a job's user did not want, by the command and by the script."""
+"""Nodes that a job's user excluded, by the command and by the script. test_node_facts.py tests those of squeue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet.sources.submit_line import NONE, UNKNOWN, Exclusions, of_script, of_submit_line
+from healthd.fleet.sources.exclusions import NONE, UNKNOWN, Exclusions, of_script, of_submit_line
 
 N1, N12 = Exclusions(True, ("n1",)), Exclusions(True, ("n1", "n2"))
 

@@ -1,12 +1,16 @@
-"""`healthd fleet lemons --apply`: the lemons are drained, one after another."""
+"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained, one after another."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from healthd.cli.flags import load_settings, wrong_settings_are_wrong_use
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings, wrong_settings_are_wrong_use
+from healthd.cli.fleet.answers import EXIT, at_the_store, share, store_flags, tell
+from healthd.cli.fleet.ingest import at_the_centre, moment
+from healthd.cli.fleet.query import at_least_one
 from healthd.cli.terminal import UNKNOWN, Stop
 from healthd.common.text import printable
 
@@ -19,6 +23,53 @@ WHO = "healthd fleet lemons: --apply"
 OLD_SECONDS = 86400.0  # after that a node may have been repaired, and nobody told the store
 
 
+def _lemons_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument(
+        "--days", metavar="N", type=at_least_one, help="the last N days (default: 28; with --from, all since then)"
+    )
+    parser.add_argument(
+        "--probability",
+        metavar="P",
+        type=_probability,
+        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
+    )
+    parser.add_argument(
+        "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+
+
+def _probability(text: str) -> float:
+    value = share(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _lemons(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import lemons
+        from healthd.fleet.statistics import lemon_score
+        from healthd.fleet.views.lemons import view
+
+    days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
+    until = moment(args.to_time, "--to") if args.to_time is not None else None
+    with at_the_store(args) as study:
+        told = lemons.lemons(study, window_days=days, least=args.probability)
+    now = time.time()
+    told["old"] = is_old(told, now)
+    if args.apply:
+        require_now(told, until, now)
+        with wrong_settings_are_wrong_use():
+            settings = load_settings(args)[0].settings
+        require_this_cluster(told, args.cluster, settings)
+        most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
+        nodes = [one for one in told["nodes"] if one["certain"] and one["out_since"] is None]
+        told["applied"] = apply(nodes, most, settings)
+    return tell(args, told, view, lemons.found)
+
+
 def is_old(lemons: Document, now: float) -> bool:
     """Whether what the store knows does not end within a day of now. A time that is to come is no better."""
     known_until = lemons["window"]["known_until"]
@@ -27,12 +78,12 @@ def is_old(lemons: Document, now: float) -> bool:
 
 def require_now(lemons: Document, until: int | None, now: float) -> None:
     """A drain acts on the nodes as they are now: so must what it stands on. until: what --to says."""
-    from healthd.fleet.answers.document import moment
+    from healthd.fleet.answers import document
 
     if until is not None and not now <= until <= now + OLD_SECONDS:
         raise Stop(f"{WHO}: it drains the nodes of now, and --to asks of another time: leave --to out")
     if is_old(lemons, now):
-        known_until = moment(lemons["window"]["known_until"]) or "no time"
+        known_until = document.moment(lemons["window"]["known_until"]) or "no time"
         raise Stop(
             f"{WHO}: what the store tells ends at {known_until} UTC, and not within a day of now: ingest what came "
             "since, and ask again",
@@ -71,11 +122,6 @@ def answered(argv: Argv, command_seconds: float) -> str:
     return result.text
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
-    with wrong_settings_are_wrong_use():
-        return load_settings(args)[0].settings
-
-
 def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> list[dict[str, Any]]:
     """[{node, drained, words}]. The first that Slurm does not answer for ends it: what was done is told. most: how many
     of the cluster's nodes may be out as lemons."""
@@ -99,3 +145,15 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
             unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
             raise Stop(f"{WHO}: {trouble} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
+
+
+COMMANDS = {
+    "fleet lemons": Command(
+        _lemons_flags,
+        _lemons,
+        "Nodes that keep failing: which to take out, why, and what it would gain. Shows the commands; --apply runs\n"
+        f"them, where the fleet limit has room, and never resumes.\n{EXIT}",
+        "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
+        "  healthd fleet lemons --partition train --apply\n",
+    ),
+}

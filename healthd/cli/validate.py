@@ -314,12 +314,14 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each test and tool: all parts that are fine together."""
     from statistics import median
 
+    from healthd.validation.measurement import number
+
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result["test"], result["source"]), []).append(result)
     for (test, source), some in groups.items():
         values = [one["value"] for one in some]
-        least, middle = _number(min(values)), _number(median(values))
+        least, middle = number(min(values)), number(median(values))
         beside = {"floor": "a floor", "peers": "its peers", "own": "its past", "": "nothing"}
         against = ", ".join(dict.fromkeys(beside[one["against"]] for one in some))
         yield plain(test), str(len(some)), least, middle, plain(some[0]["unit"]), against, plain(source)
@@ -343,10 +345,6 @@ def _together(results: Sequence[Result]) -> dict[str, list[str]]:
     for result in results:
         found.setdefault(plain(result["says"]), []).append(_name(result))
     return {says: names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"] for says, names in found.items()}
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # --- the plan

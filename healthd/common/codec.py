@@ -228,7 +228,8 @@ def _dict_loader(item: Any) -> Loader:
 
 def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
     """Load each item with its loader, from its data and place. Raises one ConvertError for all that are wrong."""
-    values, mistakes = [], []
+    values: list[Any] = []
+    mistakes: list[str] = []
     for load_item, data, where in items:
         try:
             values.append(load_item(data, where))

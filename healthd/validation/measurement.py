@@ -127,15 +127,15 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
         return _told(one, "not_looked", "", None, one.says)
     compared: list[tuple[Against, float, str]] = []  # against what, at least so much, and what that is
     if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
-        compared.append(("floor", floor, f"the floor {_number(floor)}"))
+        compared.append(("floor", floor, f"the floor {number(floor)}"))
     share = least_share(one.test)
     if peers:
         middle = median(peers)
         who = f"the median of its {len(peers)} peers" if len(peers) > 1 else "its only peer"
-        compared.append(("peers", middle * share, f"{who} {_number(middle)}"))
+        compared.append(("peers", middle * share, f"{who} {number(middle)}"))
     if len(past) >= LEAST_PAST:
         middle = median(past)
-        compared.append(("own", middle * share, f"the median of its last {len(past)} validations {_number(middle)}"))
+        compared.append(("own", middle * share, f"the median of its last {len(past)} validations {number(middle)}"))
     for against, least, what in compared:
         if one.value < least:
             reference = least if against == "floor" else least / share
@@ -152,8 +152,9 @@ def _told(one: Measurement, verdict: Verdict, against: Against, expected: float 
 
 
 def _value(one: Measurement) -> str:
-    return f"{_number(one.value or 0.0)} {one.unit}"
+    return f"{number(one.value or 0.0)} {one.unit}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a value with three digits, or whole from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -19,6 +19,7 @@ from healthd.agent.settings.registry import Check
 from healthd.common.codec import ConvertError, dump, fields_of, load, nearest, number, refuse, show
 from healthd.common.model import RunName
 from healthd.common.text import printable
+from healthd.common.toml import names_in
 from healthd.nvidia import fake_machines
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def require_what_is_named(loaded: Loaded) -> None:
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
     fake = settings.nvml.fake
-    profiles = [name[:-5] for name in os.listdir(fake_machines.FOLDER) if name.endswith(".toml")]
+    profiles = names_in(fake_machines.FOLDER)
     if fake and fake not in profiles and not os.path.isfile(fake):
         hint = nearest(fake, profiles)
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')

@@ -38,7 +38,7 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
 from healthd.failslow.live.iterations import LEAST, STRIDE, Iteration, Iterations, seen_from
 from healthd.failslow.live.job_gpus import Here, look
-from healthd.host.host import Host
+from healthd.host.host import Host, opener_of_fake
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
 
@@ -296,7 +296,7 @@ def main() -> None:
             return
     except BrokenPipeError:
         return
-    host = Host(setup.root, _fake(setup.fake_nvml) if setup.fake_nvml else None)
+    host = Host(setup.root, opener_of_fake(setup.fake_nvml) if setup.fake_nvml else None)
     sampling = Sampling(setup, host, tell, lambda last: look(setup.root, bool(set(setup.sources) & {*OF_GPUS}), last))
     try:
         while not sampling.stopped:
@@ -339,15 +339,6 @@ def _alone(path: str) -> bool:
         os.close(descriptor)
         return False
     return True
-
-
-def _fake(profile_or_file: str) -> Callable[[], Any]:
-    def opened() -> Any:
-        from healthd.nvidia.fake_nvml import open_fake
-
-        return open_fake(profile_or_file)
-
-    return opened
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 from healthd.fleet.answers.document import Document, Unanswerable, head
 from healthd.fleet.answers.nccl_transport import (
     failure_rows,
+    file_name,
     hang_rows,
     kind_of,
     single_out,
@@ -33,10 +34,10 @@ def nccl(folder: str) -> Document:
     except files.NoFolder as error:
         raise Unanswerable(str(error)) from None
     if not (read.views or read.failures or read.hangs):
-        first = next((f" ({shown(one.file)} {one.why})" for one in read.unread), "")
+        first = next((f" ({file_name(one.file)} {one.why})" for one in read.unread), "")
         raise Unanswerable(
-            f"{shown(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's watchdog "
-            f"or NCCL_DEBUG tells of collectives or failed requests{first}"
+            f"{file_name(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's "
+            f"watchdog or NCCL_DEBUG tells of collectives or failed requests{first}"
         )
     return of(judge(read.views), read)
 
@@ -67,21 +68,16 @@ def of(judged: Judgement, read: files.Folder) -> Document:
         "ranks_without_dump": list(judged.unseen[:MOST_WITHOUT_DUMP]),
         "ranks_without_dump_count": len(judged.unseen),
         "files": [
-            {"file": shown(view.source), "rank": view.rank, "host": view.host, "version": view.version}
+            {"file": file_name(view.source), "rank": view.rank, "host": view.host, "version": view.version}
             for _, view in sorted(views.items())
         ],
-        "unread": [{"file": shown(one.file), "why": one.why} for one in read.unread],
+        "unread": [{"file": file_name(one.file), "why": one.why} for one in read.unread],
     }
 
 
 def found(nccl: Document) -> bool:
     """Also where ranks wait, and what was read does not tell for whom."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
-
-
-def shown(name: str) -> str:
-    """A file's name as text: what is not UTF-8 in it is replaced."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 # --- its parts
@@ -111,7 +107,7 @@ def _reason(blame: Blame, judged: Judgement, views: dict[int, View]) -> dict[str
     return {
         "rank": blame.rank,
         "host": view.host if view else "",
-        "file": shown(view.source) if view else "",
+        "file": file_name(view.source) if view else "",
         "why": blame.why,
         "group": group.name,
         "description": group.description,
@@ -154,7 +150,7 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judged.aside) > MOST_NAMED:
         notes.append(f"So of {len(judged.aside) - MOST_NAMED:,} more.")
-    notes += [f"{shown(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
+    notes += [f"{file_name(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
     if len(read.unread) > MOST_NAMED:
         notes.append(f"{len(read.unread) - MOST_NAMED:,} more files could not be used.")
     if any(not lane.sure for view in read.views for lane in view.lanes.values()):

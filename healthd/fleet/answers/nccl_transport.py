@@ -36,7 +36,7 @@ def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
         if one.rank not in longest or one.seconds > longest[one.rank].seconds:
             longest[one.rank] = one
     return [
-        {"rank": rank, "host": one.host, "file": _text(one.source), "seconds": one.seconds or None}
+        {"rank": rank, "host": one.host, "file": file_name(one.source), "seconds": one.seconds or None}
         for rank, one in sorted(longest.items())
     ]
 
@@ -46,7 +46,7 @@ def _failure(one: Failure) -> dict[str, Any]:
     return {
         "rank": one.rank if one.rank >= 0 else None,
         "host": one.host,
-        "file": _text(one.source),
+        "file": file_name(one.source),
         "status": failed.status,
         "name": status.name,
         "meaning": status.meaning,
@@ -176,5 +176,6 @@ def _remote_end(row: Document) -> str:
     return f"{peer} (GID {row['remote']})" if row["remote"] else peer
 
 
-def _text(name: str) -> str:
+def file_name(name: str) -> str:
+    """Return a file's name as text. Bytes that are not UTF-8 are replaced."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import Rule, code_of, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -31,10 +31,6 @@ _Table = tuple[tuple[re.Pattern[str], str], ...]
 
 def _worded(*table: tuple[str, str]) -> _Table:
     return tuple((regex(pattern, re.S), code) for pattern, code in table)
-
-
-def _code_of(text: str, table: _Table) -> str:
-    return next((code for pattern, code in table if pattern.match(text)), "")
 
 
 def _of_device(match: re.Match[str], code: str, fs: str, device: str | None) -> KernelEvent | None:
@@ -69,7 +65,7 @@ def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
     elif level == "warning":
         code = "io_error" if _IO_WARNING.match(says) else "warning"
     else:
-        code = _code_of(says, _EXT_SAYS)
+        code = code_of(says, _EXT_SAYS)
     return _of_device(match, code, fs.lower(), of_error or device)
 
 
@@ -114,7 +110,7 @@ _XFS_MEMORY = regex(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
 
 
 def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    return _of_device(match, _code_of(match[2], _XFS_SAYS), "xfs", match[1])
+    return _of_device(match, code_of(match[2], _XFS_SAYS), "xfs", match[1])
 
 
 # --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
@@ -137,7 +133,7 @@ _BTRFS_SAYS = _worded(
 
 def _btrfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     level, device, says = match.groups()
-    code = _code_of(says.lstrip(), _BTRFS_SAYS)
+    code = code_of(says.lstrip(), _BTRFS_SAYS)
     if level == "info" and code != "remount_ro":  # counters of past errors, told at each mount
         return None
     if level not in ("info", "warning"):
@@ -161,7 +157,7 @@ _ZFS = regex(r"WARNING: Pool '[^'\n]{1,255}' has encountered an uncorrectable I/
 
 def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
     name, device, says = match.groups()
-    return _of_device(match, _code_of(says, _OTHER_SAYS), name.lower().removesuffix("-fs"), device)
+    return _of_device(match, code_of(says, _OTHER_SAYS), name.lower().removesuffix("-fs"), device)
 
 
 # --- servers
@@ -224,7 +220,7 @@ _EVICTED_BY = regex(r"(?:This client was evicted by|Evicted from) ([\w.@:-]{1,12
 
 def _lustre(kind: str, match: re.Match[str]) -> KernelEvent | None:
     speaker, subject, says = match.groups()
-    code = _code_of(says, _LUSTRE_SAYS) or ("client_error" if speaker.endswith("Error") else "")
+    code = code_of(says, _LUSTRE_SAYS) or ("client_error" if speaker.endswith("Error") else "")
     by = _EVICTED_BY.match(says)
     server = _LUSTRE_CLIENT.sub("", subject) if subject else by[1] if by else None
     return _of_server(match, code, "lustre", server if code in ("not_responding", "ok", "evicted") else None)
@@ -255,7 +251,7 @@ _GPFS = regex(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
     # Another monitor takes the place of a lost one.
     server = "mon" if match[1] == "mon" else match[1] + match[2]
-    return _of_server(match, _code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
+    return _of_server(match, code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
 
 
 RULES: tuple[Rule, ...] = (

@@ -86,6 +86,11 @@ def event(
     )
 
 
+def code_of(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    """Return the code of the first pattern that matches at the text's start, or "" if none does."""
+    return next((code for pattern, code in table if pattern.match(text)), "")
+
+
 def reads(code: str, pci: Groups = "", **fields: Groups) -> Build:
     """Return a function that makes an event of this code, with an address and fields from groups of the pattern.
 

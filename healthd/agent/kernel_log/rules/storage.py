@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.agent.kernel_log.rules.rule import PCI, Rule, event, reads
+from healthd.agent.kernel_log.rules.rule import PCI, Rule, code_of, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
@@ -33,10 +33,6 @@ _FLOPPY = regex(r"fd\d")
 
 def _worded(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((regex(pattern), code) for pattern, code in table)
-
-
-def _code_of(text: str, table: tuple[tuple[re.Pattern[str], str], ...]) -> str:
-    return next((code for pattern, code in table if pattern.match(text)), "")
 
 
 # --- NVMe controllers
@@ -74,7 +70,7 @@ _CSTS = regex(r"controller is down; will reset: CSTS=(0x[0-9a-fA-F]{1,8})\b|Fail
 
 def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, pci, says = match.groups()
-    code = _code_of(says, _NVME_SAYS)
+    code = code_of(says, _NVME_SAYS)
     status = _CSTS.match(says)
     csts = int(status[1] or status[2], 16) if status is not None else None
     if csts == 0xFFFFFFFF:
@@ -201,7 +197,7 @@ _SCSI_SAYS = _worded(
 
 def _scsi(kind: str, match: re.Match[str]) -> KernelEvent | None:
     address, device, says = match.groups()
-    code = _code_of(says, _SCSI_SAYS)
+    code = code_of(says, _SCSI_SAYS)
     return event(kind, match, code, fields=(("device", device), ("scsi", address))) if code else None
 
 
@@ -228,7 +224,7 @@ _ATA_SAYS = _worded(
 
 
 def _ata(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    code = _code_of(match[2].rstrip(), _ATA_SAYS)
+    code = code_of(match[2].rstrip(), _ATA_SAYS)
     return event(kind, match, code, fields=(("port", match[1]),)) if code else None
 
 
@@ -260,7 +256,7 @@ _ADAPTER_SAYS = _worded(
 
 def _adapter(kind: str, match: re.Match[str]) -> KernelEvent | None:
     pci, name, says = match.groups()
-    code = _code_of(says, _ADAPTER_SAYS)
+    code = code_of(says, _ADAPTER_SAYS)
     return event(kind, match, code, pci or "", (("controller", name),)) if code else None
 
 

@@ -39,12 +39,13 @@ def test_every_answer_of_the_store_is_compared():
 
 
 def test_every_query_of_an_answer_has_rows_to_compare_and_every_answer_a_document(tmp_path):
-    from spark_engines import CHOSEN, computed, duckdb_of, stores, without_rows
+    from spark_engines import CHOSEN, COMPARE, computed, duckdb_of, stores, without_rows
 
     _, (_, files) = stores(tmp_path)
     results = [computed(partial(duckdb_of, files), chosen) for chosen in (None, CHOSEN)]
     assert without_rows(results) == []
     assert "looked" in without_rows(results[:0])
+    assert f"answer {COMPARE}" in results[0].digests
     for result in results:
         answers = {name: value for name, value in result.digests.items() if name.startswith("answer ")}
         assert [name for name, value in answers.items() if not re.fullmatch("[0-9a-f]{12}", value)] == []

@@ -150,7 +150,10 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
     found = Result({}, Counter())
     middle = (BEGIN + END) // 2
     sides: list[compare.Side] = []
-    for name, begin, end in (("whole", BEGIN, END), ("A", BEGIN, middle), ("B", middle, END)):
+    studies = [("whole", BEGIN, END)]
+    if chosen is None:  # the queries of compare have no further form with a choice
+        studies += [("A", BEGIN, middle), ("B", middle, END)]
+    for name, begin, end in studies:
         with open_database() as database:
             tables = Tables(database)
             study = Recorded(tables, begin, end, chosen)
@@ -165,7 +168,6 @@ def computed(open_database: Callable[[], AbstractContextManager[Database]], chos
                 answer = database.rows(f"SELECT * FROM {table}")
                 found.digests[f"{name} table {table}"] = digest(answer.columns, answer.rows)
                 found.rows[table] += len(answer.rows)
-    found.digests[f"answer {COMPARE}"] = str(len(sides))
     if len(sides) == 2:
         found.digests[f"answer {COMPARE}"] = _digest(compare.compared(*sides))
     return found

@@ -530,3 +530,10 @@ ENDS_JOB = {
     "block_device/raid_failed": EndsJob.ALWAYS,
     "block_device/raid_degraded": EndsJob.NEVER,
 }
+PERMANENT = (
+    "block_device/medium_error",
+    "block_device/missing",
+    "block_device/raid_failed",
+    "block_device/raid_disk",
+    "block_device/raid_degraded",
+)

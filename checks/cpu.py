@@ -217,3 +217,4 @@ ENDS_JOB = {
     "cpu/governor": EndsJob.NEVER,
     "cpu/throttled": EndsJob.NEVER,
 }
+PERMANENT = ("cpu/missing",)

@@ -293,3 +293,4 @@ ENDS_JOB = {
     "eth_link/slow": EndsJob.NEVER,
     "eth_link/mtu": EndsJob.NEVER,
 }
+PERMANENT = ("eth_link/missing",)

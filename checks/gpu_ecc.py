@@ -255,3 +255,5 @@ ENDS_JOB = {
     "gpu_ecc/disabled": EndsJob.NEVER,
     "gpu_ecc/aggregate": EndsJob.NEVER,
 }
+# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: SRAM threshold).
+PERMANENT = ("gpu_ecc/sram_threshold",)

@@ -93,3 +93,5 @@ EXPLAIN = {
 
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
 ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)
+# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: retired pages).
+PERMANENT = ("gpu_retired_pages/too_many",)

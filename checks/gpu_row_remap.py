@@ -185,3 +185,10 @@ ENDS_JOB = {
     "gpu_row_remap/too_many": EndsJob.ALWAYS,
     "gpu_row_remap/unrepairable": EndsJob.ALWAYS,
 }
+# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: row remapping failures, used-up spares).
+PERMANENT = (
+    "gpu_row_remap/failure",
+    "gpu_row_remap/too_many",
+    "gpu_row_remap/unrepairable",
+    "gpu_row_remap/no_spare_rows",
+)

@@ -133,3 +133,4 @@ ENDS_JOB = {
     "gpu_software/driver": EndsJob.NEVER,
     "gpu_software/vbios": EndsJob.NEVER,
 }
+PERMANENT = ("gpu_software/inforom",)

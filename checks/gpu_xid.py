@@ -368,6 +368,7 @@ ENDS_JOB = {
     "gpu_xid/gsp": EndsJob.ALWAYS,
     "gpu_xid/94": EndsJob.IF_NAMED,
 }
+PERMANENT = ("gpu_xid/54", "gpu_xid/64")
 
 
 def cause(code: str) -> FailureCause:

@@ -234,3 +234,4 @@ ENDS_JOB = {
     "ib_link/slow": EndsJob.NEVER,
     "ib_link/rate_unknown": EndsJob.NEVER,
 }
+PERMANENT = ("ib_link/missing",)

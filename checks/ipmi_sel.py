@@ -185,3 +185,4 @@ CAUSES = {
     "ipmi_sel/power_supply": FailureCause.POWER,
 }
 ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)
+PERMANENT = ("ipmi_sel/power_supply",)

@@ -104,3 +104,4 @@ EXPLAIN = {
 
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.MEMORY)
 ENDS_JOB = {"memory_size/less": EndsJob.ALWAYS}
+PERMANENT = ("memory_size/less",)

@@ -128,3 +128,4 @@ EXPLAIN = {
 
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.PCIE)
 ENDS_JOB = {"pcie_devices/gone": EndsJob.ALWAYS}
+PERMANENT = ("pcie_devices/gone",)

@@ -132,3 +132,4 @@ ENDS_JOB = {
     "pcie_hotplug/link_down": EndsJob.ALWAYS,
     "pcie_hotplug/power_fault": EndsJob.ALWAYS,
 }
+PERMANENT = ("pcie_hotplug/power_fault",)

@@ -1,7 +1,7 @@
-"""Write healthd/fleet/codes.csv: for each code of the built-in checks, its cause and when it ends a job.
+"""Write healthd/fleet/codes.csv: cause of each code of the built-in checks, when it ends a job, if it is permanent.
 
-The checks declare both (CAUSES, ENDS_JOB). `healthd fleet` runs where no check is imported, so it reads this table. Run
-the script after a check gets a new code; tests/fleet/answers/test_causes.py fails if the table differs.
+The checks declare them (CAUSES, ENDS_JOB, PERMANENT). `healthd fleet` runs where no check is imported, so it reads this
+table. Run the script after a check gets a new code; tests/fleet/answers/test_causes.py fails if the table differs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ UNLISTED = 10**6  # a number that no catalogue has: its row, CHECK/*, holds for 
 def table(checks: Mapping[str, Check]) -> str:
     """Return the text of the table, sorted by code."""
     rows = sorted({row for check in checks.values() for row in _rows(check)})
-    return "".join(f"{','.join(row)}\n" for row in [("code", "cause", "ends_job"), *rows])
+    return "".join(f"{','.join(row)}\n" for row in [("code", "cause", "ends_job", "permanent"), *rows])
 
 
-def _rows(check: Check) -> Iterator[tuple[str, str, str]]:
+def _rows(check: Check) -> Iterator[tuple[str, str, str, str]]:
     declares = check.declares
-    for code in {*check.codes(), *declares.CAUSES, *declares.ENDS_JOB}:
+    for code in {*check.codes(), *declares.CAUSES, *declares.ENDS_JOB, *declares.PERMANENT}:
         yield code, *_meaning(check, code)
     if declares.explain is not None:  # its codes are numbers
         others = _meaning(check, f"{check.name}/{UNLISTED}")
@@ -35,12 +35,12 @@ def _rows(check: Check) -> Iterator[tuple[str, str, str]]:
         yield from ((code, *meaning) for code in unused if (meaning := _meaning(check, code)) != others)
 
 
-def _meaning(check: Check, code: str) -> tuple[str, str]:
+def _meaning(check: Check, code: str) -> tuple[str, str, str]:
     declares = check.declares
     cause = declares.CAUSES[code] if code in declares.CAUSES else declares.cause(code)
     by_number = declares.ends_job(code) if code.rpartition("/")[2].isdecimal() else EndsJob.IF_ISOLATES
     ends = declares.ENDS_JOB.get(code, by_number)
-    return cause.value, ends.value
+    return cause.value, ends.value, "permanent" if code in declares.PERMANENT else ""
 
 
 def main() -> int:

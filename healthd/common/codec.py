@@ -183,11 +183,10 @@ def _table_loader(cls: Any) -> Loader:
                 values[key] = loaders[key](value, _below(where, key))
             except ConvertError as error:
                 mistakes += error.every
-        if mistakes:
-            mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
-            raise ConvertError(mistakes[0], mistakes)
-        if missing := [f.name for f in fields_of(cls) if f.required and f.name not in values]:
-            raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
+        if missing := [f.name for f in fields_of(cls) if f.required and f.name not in data]:
+            mistakes.append(f"{where or 'top level'}: missing {', '.join(missing)}")
+        mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
+        refuse(mistakes)
         return cls(**values)
 
     return load_table
@@ -204,7 +203,7 @@ def _tuple_loader(kind: Any) -> Loader:
         if len(items) != len(loaders):
             raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
         pairs = zip(loaders, items, strict=True)
-        return tuple(load_item(value, f"{where}[{i}]") for i, (load_item, value) in enumerate(pairs))
+        return tuple(_load_each((load_item, value, f"{where}[{i}]") for i, (load_item, value) in enumerate(pairs)))
 
     return load_tuple
 
@@ -212,13 +211,38 @@ def _tuple_loader(kind: Any) -> Loader:
 def _sequence_loader(container: Any, item: Any) -> Loader:
     load_item = _loader(item)
     return lambda data, where: container(
-        load_item(value, f"{where}[{i}]") for i, value in enumerate(_list(data, where))
+        _load_each((load_item, value, f"{where}[{i}]") for i, value in enumerate(_list(data, where)))
     )
 
 
 def _dict_loader(item: Any) -> Loader:
     load_item = _loader(item)
-    return lambda data, where: {key: load_item(value, _below(where, key)) for key, value in _table(data, where).items()}
+
+    def load_dict(data: Any, where: str) -> Any:
+        table = _table(data, where)
+        values = _load_each((load_item, value, _below(where, key)) for key, value in table.items())
+        return dict(zip(table, values, strict=True))
+
+    return load_dict
+
+
+def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
+    """Load each item with its loader, from its data and place. Raises one ConvertError for all that are wrong."""
+    values: list[Any] = []
+    mistakes: list[str] = []
+    for load_item, data, where in items:
+        try:
+            values.append(load_item(data, where))
+        except ConvertError as error:
+            mistakes += error.every
+    refuse(mistakes)
+    return values
+
+
+def refuse(mistakes: Sequence[str]) -> None:
+    """Raise one ConvertError with these mistakes, if there are any."""
+    if mistakes:
+        raise ConvertError(mistakes[0], mistakes)
 
 
 def _enum_loader(kind: type[enum.Enum]) -> Loader:

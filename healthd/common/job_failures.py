@@ -1,7 +1,7 @@
-"""What a fault means for a job that ended near it. Each check declares both facts for its codes (`CAUSES`, `ENDS_JOB`).
+"""Meaning of a fault for a job that ended near it. Each check declares it: `CAUSES`, `ENDS_JOB` and `PERMANENT`.
 
-`healthd fleet attribution` and the answers that count hardware failures use them. scripts/fleet_codes.py writes them
-into a table, since those commands do not import the checks.
+`healthd fleet attribution` and the answers that count hardware failures use it. scripts/fleet_codes.py writes it into a
+table, since those commands do not import the checks.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -21,6 +22,11 @@ def _said(problem: str) -> str:
         return problem
     name = ".".join(word.strip(" '\"") for word in found[1].split(","))
     return f"[{name}] is defined twice{found[2]}"
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names of the TOML files in a folder, without their suffix."""
+    return sorted(name.removesuffix(".toml") for name in os.listdir(folder) if name.endswith(".toml"))
 
 
 def parse(text: str | bytes) -> dict[str, Any]:

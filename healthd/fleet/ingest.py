@@ -115,7 +115,7 @@ class Source:
 class Run:
     """What a source is told, and what it says.
 
-    cluster     of rows that do not name theirs; "" = not said: `need_cluster`
+    cluster     of rows that do not name theirs; "" = not given
     zone        of times that do not name theirs; None = not said
     from_time   whole seconds; what ended before is not wanted; None: everything
     to_time     what began at it or later is not wanted; None: until `now`
@@ -133,12 +133,6 @@ class Run:
     to_time: int | None = None
     say: Callable[[str], None] = field(default=lambda text: print(text, file=sys.stderr, flush=True))
     failed: list[str] = field(default_factory=list)
-
-    def need_cluster(self) -> str:
-        """The cluster that was said. Raises IngestError."""
-        if not self.cluster:
-            raise IngestError(f"{self.source.flag} does not tell the cluster: say --cluster NAME")
-        return self.cluster
 
     def read(self, rows: int = 1) -> None:
         """So many rows were read."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
-import vl_convert
 
 from healthd.common import atomic_files, ownership
 from healthd.common.errors import HealthdError
@@ -230,6 +229,8 @@ def write(folder: str, text: str) -> str:
 
 def assets() -> Assets:
     """What the page needs to draw, from the packages that are installed."""
+    import vl_convert  # not installed where Spark computes the answers
+
     ours = Path(__file__).with_name("page")
     return Assets(
         style=(ours / "report.css").read_text("utf-8"),

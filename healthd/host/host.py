@@ -39,6 +39,17 @@ class PciFunction(NamedTuple):
     virtual: bool
 
 
+def opener_of_fake(profile_or_file: str) -> Callable[[], Nvml]:
+    """Return a function that opens a fake NVML. It is imported when it is opened."""
+
+    def opened() -> Nvml:
+        from healthd.nvidia.fake_nvml import open_fake
+
+        return open_fake(profile_or_file)
+
+    return opened
+
+
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing tells.

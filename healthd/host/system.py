@@ -23,7 +23,6 @@ class FileStat(NamedTuple):
 
     mode: int
     uid: int
-    gid: int
     device: tuple[int, int]
 
 
@@ -84,7 +83,7 @@ class Tree:
     def stat(self, path: str) -> FileStat:
         found = os.stat(self._root + path)
         device = (os.major(found.st_rdev), os.minor(found.st_rdev))
-        return FileStat(found.st_mode, found.st_uid, found.st_gid, device)
+        return FileStat(found.st_mode, found.st_uid, device)
 
     def statvfs(self, path: str) -> FileSystem:
         found = os.statvfs(self._root + path)

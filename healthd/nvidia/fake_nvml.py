@@ -82,12 +82,6 @@ def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeL
     return FakeLibrary(machine, fake_scenario.addresses(scenario), gpus)
 
 
-def fake_pci_gpus(profile_or_file: str) -> list[str]:
-    """The PCI addresses of the GPUs by NVML's index, whether or not NVML shows them."""
-    scenario, _ = fake_scenario.read(profile_or_file)
-    return list(fake_scenario.addresses(scenario))
-
-
 class Handle(Value, frozen=True):
     """Stands for NVML's pointer to a device: index is its place on the machine. `mig`: one of its MIG devices."""
 

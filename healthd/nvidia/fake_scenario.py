@@ -255,8 +255,8 @@ class When(Value, frozen=True):
 
 
 def profiles() -> list[str]:
-    """The names of the machines that come with healthd."""
-    return sorted(name.removesuffix(".toml") for name in os.listdir(PROFILES) if name.endswith(".toml"))
+    """Return the names of the machines that come with healthd."""
+    return toml.names_in(PROFILES)
 
 
 @functools.cache

@@ -108,8 +108,7 @@ FABRIC_VERSIONS = (
 # latency nothing). Read as one: by ctypes each member of it costs as much.
 FIELD_VALUE = struct.Struct("I20xII8s")
 Told: TypeAlias = tuple[int, int, int, bytes]
-# nvmlValueType_t -> the member of the union nvmlValue_t that holds the value, and how its bytes are read
-UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+# nvmlValueType_t -> how the bytes of the union nvmlValue_t are read
 VALUE_TYPES = tuple(map(struct.Struct, "dILQqiH"))
 
 # Reads a structure's member without pynvml's conversion of texts, which costs ten times as much.

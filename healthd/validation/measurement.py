@@ -156,5 +156,5 @@ def _value(one: Measurement) -> str:
 
 
 def number(value: float) -> str:
-    """Return a measured value as people read it: three digits below 100."""
+    """Return a value with three digits, or whole from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, scenarios
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,6 @@ from healthd.checks.gpu_clocks import Config, validate
 from healthd.common.history import Past
 from healthd.common.model import Clears, Condition, Finding, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import codes, findings, scenarios, until_it_fails
 from health_checks import also
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,6 @@ from healthd.checks import gpu_count
 from healthd.checks.gpu_count import Config
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 H100 = fake_pci_gpus("dgx-h100")
 

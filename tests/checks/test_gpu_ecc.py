@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import NOW, codes, findings, healthy_gpus, observed, rounds, run_check, until_it_fails
 from story import Story
 from trees import write
@@ -12,7 +13,6 @@ from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Gpu, NothingToCheck, Repair, Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, refusal, run_check, scenarios
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
 from healthd.host.program import Ran
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, findings, healthy_gpus
 from story import Story
 
@@ -10,7 +11,6 @@ from healthd.checks import gpu_mig
 from healthd.checks.gpu_mig import Config
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, run_check
 from story import Story
 
@@ -10,7 +11,6 @@ from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError, _unpacked_ber
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, run_check
 from story import Story
 from trees import pci_device
@@ -18,7 +19,6 @@ from healthd.common import toml
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, LeftOut, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

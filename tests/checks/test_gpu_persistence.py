@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import codes, findings, run_check, scenarios, until_it_fails
 from story import Story
 from trees import write
@@ -13,7 +14,6 @@ from healthd.checks import gpu_persistence
 from healthd.checks.gpu_persistence import Config
 from healthd.common.model import Clears, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]

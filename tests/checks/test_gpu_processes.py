@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, findings, scenarios
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from healthd.checks.gpu_processes import Config
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import NOW, findings, healthy_gpus, observed, rounds, run_check, until_it_fails
 from story import Story
 
 from healthd.checks import gpu_recovery_action
 from healthd.checks.gpu_recovery_action import Config
 from healthd.common.model import Clears, Finding, Repair, Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import codes, findings, healthy_gpus, observed, run_check, scenarios, until_it_fails
 from story import Story
 
@@ -10,7 +11,6 @@ from healthd.checks import gpu_retired_pages
 from healthd.checks.gpu_retired_pages import Config, validate
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-a100")
 PCI = GPUS[3]

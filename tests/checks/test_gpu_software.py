@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import codes, findings, healthy_gpus, run_check, until_it_fails
 from story import Story
 
@@ -10,7 +11,7 @@ from healthd.checks import gpu_software
 from healthd.checks.gpu_software import Config
 from healthd.common.model import Clears, Severity
 from healthd.host.host import INFOROM_SECONDS, Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]

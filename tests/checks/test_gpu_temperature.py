@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import smi_capture
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check
 from story import Story
 
@@ -14,7 +15,6 @@ from healthd.checks.gpu_temperature import Config, slowdown_of
 from healthd.common.history import Past
 from healthd.common.model import Clears, Finding, Severity
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

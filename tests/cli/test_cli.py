@@ -242,6 +242,34 @@ def test_config_check_reports_every_mistake_at_once(tmp_path):
     assert "gpu_ecc has: aggregate, corrected, " in told[6]
 
 
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (
+            "[kernel_log.patterns.A]\n"
+            '[kernel_log.patterns.B]\npattern = 5\n[kernel_log.patterns.C]\npattern = "abcd"\nseverty = "info"\n',
+            ["kernel_log.patterns.C", "kernel_log.patterns.A", "kernel_log.patterns.B.pattern"],
+        ),
+        (
+            '[checks.gpu_ecc]\nseverity = {a = "warnin", b = "infoo"}\n',
+            ["checks.gpu_ecc.severity.a", "checks.gpu_ecc.severity.b"],
+        ),
+        (
+            '[checks.gpu_ecc]\nseverity = {aa = "info", bb = "info"}\n',
+            ["checks.gpu_ecc.severity", "checks.gpu_ecc.severity"],
+        ),
+        ("[checks.mount]\na = 5\nb = 6\n", ["checks.mount", "checks.mount"]),
+        ('[metrics]\nlisten = ["x", "127.0.0.1:9", "y"]\n', ["metrics.listen[0]", "metrics.listen[2]"]),
+    ],
+)
+def test_config_check_reports_every_mistake_of_one_table_or_list(tmp_path, text, places):
+    file = settings(tmp_path, text)
+    done = run("config", "check", file)
+    assert done.status == 64
+    found = [line.removeprefix(f"healthd: {file}: ").partition(": ")[0] for line in done.err.splitlines()]
+    assert found == places
+
+
 def test_a_table_that_is_defined_twice_is_named_as_in_the_file(tmp_path):
     done = run("config", "check", settings(tmp_path, "[checks.services]\n[checks.services]\n"))
     assert done.status == 64

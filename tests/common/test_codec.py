@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import re
 import typing
 from dataclasses import dataclass, field
@@ -227,3 +228,52 @@ def test_a_class_of_others_is_read_by_typing():
     assert load(Config, {"share": 0.5, "counts": {"a": 1}, "enforce": False}).counts == {"a": 1}
     with pytest.raises(ConvertError, match="share: must be a number"):
         load(Config, {"share": "a"})
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    items: tuple[float, ...] = ()
+    subs: tuple[Point, ...] = ()
+    pair: tuple[int, float] = (0, 0.0)
+    names: frozenset[str] = frozenset()
+    severity: dict[str, Colour] = field(default_factory=dict)
+    patterns: dict[str, Point] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("data", "places"),
+    [
+        ({"items": [1.0, float("inf"), "x", float("nan")]}, ["items[1]", "items[2]", "items[3]"]),
+        ({"subs": [{"x": float("inf")}, {"z": 1}]}, ["subs[1]", "subs[0].x", "subs[1]"]),
+        ({"pair": ["a", float("nan")]}, ["pair[0]", "pair[1]"]),
+        ({"names": ["a", 1, 2]}, ["names[1]", "names[2]"]),
+        ({"severity": {"a": "rad", "b": "dark"}}, ["severity.a", "severity.b"]),
+        ({"patterns": {"A": {"x": "1"}, "B": {}, "C": {"y": 1.5}}}, ["A.x", "B", "C.y", "C"]),
+        ({"items": ["x"], "pair": [1], "nmes": []}, ["here", "items[0]", "pair"]),
+    ],
+)
+def test_load_reports_every_mistake_of_lists_and_tables(data, places):
+    with pytest.raises(ConvertError) as raised:
+        load(Lists, data, "here")
+    found = [mistake.partition(": ")[0] for mistake in raised.value.every]
+    assert [place.removeprefix("here.").removeprefix("patterns.") for place in found] == places
+
+
+def test_load_reports_a_missing_field_beside_other_mistakes_and_a_wrong_field_only_once():
+    with pytest.raises(ConvertError) as raised:
+        load(Point, {"y": "1"}, "here")
+    assert [mistake.partition(": ")[2].split()[0] for mistake in raised.value.every] == ["must", "missing"]
+    with pytest.raises(ConvertError) as raised:
+        load(Point, {"x": "1"}, "here")
+    assert [mistake.partition(": ")[0] for mistake in raised.value.every] == ["here.x"]
+
+
+@given(st.lists(st.floats() | st.text(max_size=3), max_size=6))
+def test_load_names_exactly_the_wrong_items_of_a_list(items):
+    wrong = [i for i, item in enumerate(items) if isinstance(item, str) or not math.isfinite(item)]
+    found: tuple[str, ...] = ()
+    try:
+        load(Lists, {"items": items}, "here")
+    except ConvertError as error:
+        found = error.every
+    assert [mistake.partition(": ")[0] for mistake in found] == [f"here.items[{i}]" for i in wrong]

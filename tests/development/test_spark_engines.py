@@ -1,9 +1,11 @@
-"""What `make test-spark` compares answers by, and what `make test-all` makes of it: without Spark."""
+"""How `make test-spark` compares answers, and how `make test-all` runs it. Without Spark."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,31 @@ def test_a_digest_is_of_the_columns_and_the_rows_in_any_order():
         assert digest("abcd", rows) != digest("abcd", other)
     assert digest("abcd", rows) != digest("abce", rows)
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b", "c"]
+
+
+def test_every_answer_of_the_store_is_compared():
+    from spark_engines import ANSWERS, COMPARE
+
+    from healthd.cli.fleet.answers import COMMANDS
+    from healthd.fleet import report
+
+    parts = {part.name for part in report.parts(compared=("A B", dict))}
+    commands = {command.removeprefix("fleet ") for command in COMMANDS}
+    beside = {"slowing", "report"}  # the evidence for `healthd failslow`, and the sources of the report
+    assert {*ANSWERS, COMPARE} == (parts | commands | beside) - {"nccl"}  # reads no store
+
+
+def test_every_query_of_an_answer_has_rows_to_compare_and_every_answer_a_document(tmp_path):
+    from spark_engines import CHOSEN, COMPARE, computed, duckdb_of, stores, without_rows
+
+    _, (_, files) = stores(tmp_path)
+    results = [computed(partial(duckdb_of, files), chosen) for chosen in (None, CHOSEN)]
+    assert without_rows(results) == []
+    assert "looked" in without_rows(results[:0])
+    assert f"answer {COMPARE}" in results[0].digests
+    for result in results:
+        answers = {name: value for name, value in result.digests.items() if name.startswith("answer ")}
+        assert [name for name, value in answers.items() if not re.fullmatch("[0-9a-f]{12}", value)] == []
 
 
 def within(tmp_path: Path, ends: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fake_gpus import fake_pci_gpus
 from healthd_daemon import xid
 from machine import GPUS
 from stories import (
@@ -29,7 +30,6 @@ from stories import (
 )
 
 from healthd.common.model import Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.validation.document import FILE, Result, Validation, as_text
 
 BUS = GPU.removesuffix(".0")

@@ -6,6 +6,8 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthd.failslow import detect
 from healthd.failslow.bocd import RunLengths
@@ -88,3 +90,28 @@ def test_run_lengths_are_the_same_for_each_sample() -> None:
     for row, one in zip(told.tolist(), logs, strict=True):
         runs = RunLengths()
         assert row == [runs.add(sample) for sample in one[:100]]
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
+def test_smoothed_returns_what_the_detector_smooths_sample_by_sample(samples: list[float]) -> None:
+    import numpy as np
+
+    from healthd.failslow import detect_many
+
+    detector = detect.Detector()
+    assert detect_many.smoothed(np.array([samples])).tolist() == [[detector._smoothed(one) for one in samples]]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, count: int) -> None:
+    import numpy as np
+
+    from healthd.failslow import detect_many
+
+    series = [[math.log(time) if 0 < time < math.inf else 0.0 for time in made(seed + n)][:200] for n in range(count)]
+    shortest = min(map(len, series))
+    expected = []
+    for samples in series:
+        runs = RunLengths()
+        expected.append([runs.add(sample) for sample in samples[:shortest]])
+    assert detect_many.newest(np.array([samples[:shortest] for samples in series])).tolist() == expected

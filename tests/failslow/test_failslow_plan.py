@@ -157,3 +157,67 @@ def test_a_wrong_plan_is_refused_with_one_sentence(
     assert (got, out) == (status, "")
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+def job_with_a_slow_rank(tmp_path: Path) -> str:
+    """Return the file of nine ranks, of which rank 8 is slow until the end."""
+    rows = ["rank,step,step_time,busy,wait,transfer"]
+    for series in gang(9, [Fault("busy", [8], 0.4)]):
+        for at, value in enumerate(series.value):
+            parts = [times[at] for times in (series.busy, series.wait, series.transfer) if times is not None]
+            rows.append(",".join(map(str, (series.name, at, value, *parts))))
+    path = tmp_path / "job.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "swaps"),
+    [
+        ("10x1x1", 8, 0),  # an interior stage
+        ("5x3x1", 2, 0),
+        ("9x1x1", 1, 1),  # the last stage
+        ("3x3x1", 1, 1),
+        ("1x9x1", 0, 0),
+    ],
+)
+def test_plan_moves_a_slow_rank_into_an_interior_stage(
+    capsys: Captured, tmp_path: Path, layout: str, stage: int, swaps: int
+) -> None:
+    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9", "--layout", layout)
+    _, out, _ = ran(capsys, *words, "--json")
+    told = json.loads(out)
+    assert told["slow"][-1]["who"] == ["8"]
+    assert (told["topology"]["stages"], len(told["topology"]["swaps"])) == ([stage], swaps)
+
+
+def test_plan_prints_the_swaps_for_slow_links(capsys: Captured, tmp_path: Path) -> None:
+    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
+    _, out, _ = ran(capsys, *words, "--layout", "5x2x1", "--slow-links", "4-5", "--json")
+    swaps = json.loads(out)["topology"]["swaps"]
+    assert [swap["why"] for swap in swaps] == ["straggler", "link"]
+    _, out, _ = ran(capsys, *words, "--layout", "5x2x1", "--slow-links", "4-5")
+    assert "S3: swap ranks" in out
+    _, out, _ = ran(capsys, *words, "--json")
+    assert json.loads(out)["topology"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--layout", "4x2"), "--layout: must be stages x"),
+        (("--layout", "0x2x2"), "--layout: must be stages x"),
+        (("--layout", "99999x99x99"), "--layout: must be stages x"),
+        (("--layout", "2x2x2"), "rank 8 has no place in the job"),
+        (("--layout", "3x3x1", "--slow-links", "1"), "--slow-links: must be pairs of ranks"),
+        (("--layout", "3x3x1", "--slow-links", "1-99"), "rank 99 has no place"),
+        (("--slow-links", "0-1"), "--slow-links needs --layout"),
+    ],
+)
+def test_a_wrong_layout_is_refused_with_one_sentence(
+    capsys: Captured, tmp_path: Path, flags: tuple[str, ...], says: str
+) -> None:
+    words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9")
+    status, out, err = ran(capsys, *words, *flags)
+    assert (status, out, len(err.splitlines())) == (64, "", 1)
+    assert says in err

@@ -167,15 +167,10 @@ def told(folder: Path, asked: Asked) -> Run:
 
 def test_a_source_is_told_what_was_asked(tmp_path):
     run = told(tmp_path / "db", Asked(NOW, "c1", ZoneInfo("Europe/Berlin"), NOVEMBER, DECEMBER))
-    assert (run.need_cluster(), str(run.zone), run.from_time, run.to_time, run.now) == (
+    assert (run.cluster, str(run.zone), run.from_time, run.to_time, run.now) == (
         *("c1", "Europe/Berlin", NOVEMBER),
         *(DECEMBER, NOW),
     )
-
-
-def test_a_source_that_needs_the_cluster_says_so(tmp_path):
-    with pytest.raises(IngestError, match="--tickets does not tell the cluster: say --cluster NAME"):
-        told(tmp_path / "db", Asked(NOW)).need_cluster()
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch):

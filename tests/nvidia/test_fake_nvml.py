@@ -14,12 +14,13 @@ from pathlib import Path
 import pynvml
 import pytest
 from contract_nvml import assert_contract, assert_gpu
+from fake_gpus import fake_pci_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.codec import ConvertError, fields_of
 from healthd.nvidia import fake_scenario
-from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import FakeLibrary, open_fake
 from healthd.nvidia.nvml import (
     FIELDS_LINK_ERRORS,
     Fabric,

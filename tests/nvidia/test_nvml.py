@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from healthd.nvidia.nvml import (
     FIELD_VALUE,
-    UNION_MEMBERS,
     VALUE_TYPES,
     NvmlError,
     NvmlErrorKind,
@@ -155,6 +154,10 @@ NO_LINK = {
 def link_of_hopper(link):
     counts = {"replay": 161 + (link << 40), "recovery": 162 + (link << 40), "crc": 163 + (link << 40)}
     return {**NO_LINK, **counts}
+
+
+# nvmlValueType_t -> the member of the union nvmlValue_t that has the value
+UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
 @pytest.mark.parametrize(("kind", "member"), [*enumerate(UNION_MEMBERS)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW
 from msgspec.structs import replace
 from slurm_text import listpids, sinfo, squeue
@@ -48,7 +49,6 @@ from healthd.common.model import (
 from healthd.common.slurm.commands import CommandResult
 from healthd.common.slurm.drain_reason import parse_reason
 from healthd.host.host import Host
-from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvidia.nvml import NvmlError
 
 CHECKS = registry.built_in()

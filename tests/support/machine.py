@@ -9,12 +9,13 @@ import os
 import stat
 from pathlib import Path
 
+from fake_gpus import fake_pci_gpus
 from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
 
 from healthd.host.host import Host
 from healthd.host.program import Ran
 from healthd.host.system import FileStat, FileSystem, KernelClock
-from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")
 NICS = ("0000:18:00.0", "0000:29:00.0")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from slurm_text import columns, listpids, sinfo
 from trees import FakeSystem, gpus, replace, write
 
@@ -34,7 +35,7 @@ from healthd.common.slurm.commands import FLEET_COLUMNS, CommandResult
 from healthd.host import wakeup
 from healthd.host.host import Host
 from healthd.nvidia import fake_scenario
-from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
+from healthd.nvidia.fake_nvml import open_fake
 
 NOW = 1_800_000_000.0
 BOOT = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"

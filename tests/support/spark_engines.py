@@ -1,7 +1,7 @@
-"""Asks every question of DuckDB and of Spark over the same small stores, and says where the answers differ: nowhere.
+"""Compare DuckDB with Spark: every question, every answer and each query and table of the answers, on small stores.
 
-python tests/support/spark_engines.py     in an environment with healthd[fleet,spark] and Java;
-scripts/test_spark.sh Exit status: 0 they agree, 1 they differ, 75 Spark does not start here.
+scripts/test_spark.sh runs it in an environment with healthd[fleet,spark] and Java.
+Exit status: 0 the engines agree; 1 they differ, or a query of an answer returned no row; 75 Spark does not start here.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
-from fleet_history import BEGIN, END, NODES, history  # noqa: E402  the path comes first
+from fleet_complete import CHOSEN, complete  # noqa: E402  the path comes first
+from fleet_history import BEGIN, END, NODES  # noqa: E402
 from fleet_rows import made  # noqa: E402
 
-from healthd.fleet import engine, questions, spark  # noqa: E402
+from healthd.fleet import engine, questions, report, spark  # noqa: E402
 from healthd.fleet.answers import (  # noqa: E402
     alarms,
     attribution,
@@ -38,7 +42,9 @@ from healthd.fleet.answers import (  # noqa: E402
     states,
 )
 from healthd.fleet.answers.document import Unanswerable  # noqa: E402
-from healthd.fleet.answers.study import Study, opened  # noqa: E402
+from healthd.fleet.answers.study import Chosen, R, Study  # noqa: E402
+from healthd.fleet.database import Database, DuckDb  # noqa: E402
+from healthd.fleet.questions import Value  # noqa: E402
 from healthd.fleet.store import reading  # noqa: E402
 from healthd.fleet.tables import TABLES  # noqa: E402
 
@@ -73,8 +79,45 @@ def digest(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     return hashlib.sha256("\n".join([repr(list(columns)), *lines]).encode()).hexdigest()[:12]
 
 
-# Every answer of a store.
-ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
+class Recorded(Study):
+    """A study that records which queries were run.
+
+    digests   name of a query, and how many times it ran before -> digest of its columns and rows
+    rows      name of a query -> number of rows of all its runs
+    """
+
+    def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None) -> None:
+        self.digests: dict[str, str] = {}
+        self.rows: Counter[str] = Counter()
+        self._runs: Counter[str] = Counter()
+        super().__init__(database, from_time, to_time, chosen)
+
+    def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
+        found = super().ask(name, row, **parameters)
+        self.digests[f"{name} {self._runs[name]}"] = digest(getattr(row, "_fields", ()), map(tuple, found))
+        self._runs[name] += 1
+        self.rows[name] += len(found)
+        return found
+
+
+class Tables:
+    """A database that records the names of the tables that were computed there."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.names = database, set[str]()
+        self.rows = database.rows
+
+    def table(self, name: str, sql: str) -> None:
+        self.database.table(name, sql)
+        self.names.add(name)
+
+    def view(self, name: str, sql: str) -> None:
+        self.database.view(name, sql)
+        self.names.add(name)
+
+
+# Every answer of a store, except `compare`, which needs two studies.
+ANSWERS: dict[str, Callable[[Study], Any]] = {
     "states": lambda study: states.states(study, split=(BEGIN + END) // 2, large=8),
     "goodput": goodput.goodput,
     "failslow": failslow.failslow,
@@ -86,31 +129,81 @@ ANSWERS: dict[str, Callable[[Study], dict[str, Any]]] = {
     "links": links.links,
     "rate": lambda study: rate.rate(study, more_than_gpus=8),
     "ettr": ettr.ettr,
-    "compare": lambda study: compare.compared(compare.measured(study, "A"), compare.measured(study, "B")),
     "slowing": lambda study: {"told": evidence.told_by(study, NODES)},
+    "report": lambda study: report.document(study, report.Answers({}, {}, {})),
 }
+COMPARE = "compare"
 
 
-def document_of(answer: Callable[[Study], dict[str, Any]], study: Study) -> str:
+class Result(NamedTuple):
+    """What one engine computed for one store and choice.
+
+    digests   answer, query or table -> digest
+    rows      query or table -> number of rows
+    """
+
+    digests: dict[str, str]
+    rows: Counter[str]
+
+
+def computed(open_database: Callable[[], AbstractContextManager[Database]], chosen: Chosen | None) -> Result:
+    """Compute every answer, and digest each document, each query and each table."""
+    found = Result({}, Counter())
+    middle = (BEGIN + END) // 2
+    sides: list[compare.Side] = []
+    studies = [("whole", BEGIN, END)]
+    if chosen is None:  # the queries of compare have no further form with a choice
+        studies += [("A", BEGIN, middle), ("B", middle, END)]
+    for name, begin, end in studies:
+        with open_database() as database:
+            tables = Tables(database)
+            study = Recorded(tables, begin, end, chosen)
+            if name == "whole":
+                found.digests.update({f"answer {key}": document_of(answer, study) for key, answer in ANSWERS.items()})
+            else:
+                with suppress(Unanswerable):
+                    sides.append(compare.measured(study, name))
+            found.digests.update({f"{name} {key}": value for key, value in study.digests.items()})
+            found.rows.update(study.rows)
+            for table in sorted(tables.names & set(questions.for_answers())):
+                answer = database.rows(f"SELECT * FROM {table}")
+                found.digests[f"{name} table {table}"] = digest(answer.columns, answer.rows)
+                found.rows[table] += len(answer.rows)
+    if len(sides) == 2:
+        found.digests[f"answer {COMPARE}"] = _digest(compare.compared(*sides))
+    return found
+
+
+def document_of(answer: Callable[[Study], Any], study: Study) -> str:
     """Return a digest of an answer's document, or why the store has none. A fraction counts to nine digits."""
     try:
-        return hashlib.sha256(json.dumps(_rounded(answer(study))).encode()).hexdigest()[:12]
+        return _digest(answer(study))
     except Unanswerable as error:
         return str(error)
 
 
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(_rounded(document)).encode()).hexdigest()[:12]
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
+def without_rows(results: Iterable[Result]) -> list[str]:
+    """Return the queries of the answers that returned no row in any of these results: nothing was compared there."""
+    rows = sum((result.rows for result in results), Counter[str]())
+    return sorted(name for name in set(questions.for_answers()) - set(questions.built_in()) if not rows[name])
+
+
 def stores(folder: Path) -> Iterator[tuple[str, engine.Files]]:
-    """Name and files: an empty store, and one with a history, as an ingest leaves it."""
+    """Yield name and files of an empty store, and of one with a history, as an ingest leaves it."""
     yield "empty", {}
-    rows = {table: [tuple(one.values()) for one in some] for table, some in history(Random(0), 60).items() if some}
+    rows = {table: [tuple(line.values()) for line in lines] for table, lines in complete(Random(0)).items() if lines}
     with reading(str(made(folder / "db", rows))) as snapshot:
         yield "history", {table: snapshot.files(table) for table in TABLES}
 
@@ -120,39 +213,64 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def main() -> int:
+@contextmanager
+def duckdb_of(files: engine.Files) -> Iterator[Database]:
+    with engine.connected(files, 1, 512) as connection:
+        yield DuckDb(connection, files)
+
+
+@contextmanager
+def spark_of(session: Any, files: engine.Files) -> Iterator[Database]:
+    yield spark.Spark(session, files)
+
+
+def compare_questions(session: Any, store: str, files: engine.Files) -> list[str]:
+    """Ask every question of both engines. Return the names of those that differ."""
     there = questions.built_in()
     there["of_a_site"] = questions.parse("of_a_site", "of_a_site", OF_A_SITE)
-    needed = {name: questions.needed(question, there) for name, question in there.items()}
     asked = engine.Asked(BEGIN, END, questions.parameters(there.values(), {}))
+    differ = []
+    for name, question in there.items():
+        needed = questions.needed(question, there)
+        with engine.answered(needed, files, asked, 1, 512) as answer:
+            rows = list(answer.rows)
+            ours = digest(answer.columns, rows)
+        answer = spark.ask(session, needed, files, asked)
+        theirs = digest(answer.columns, answer.rows)
+        same = "same" if ours == theirs else f"DIFFERENT: Spark {theirs}"
+        print(f"{store:10} {name:20} {len(rows):5} rows  {ours}  {same}", flush=True)
+        differ += [f"{store}: {name}"] if ours != theirs else []
+    return differ
+
+
+def main() -> int:
     wrong = []
+    results: list[Result] = []
+    compared = 0
     with tempfile.TemporaryDirectory() as folder:
         try:
             with spark.session(threads=2) as session:
                 for name, value in QUICKLY.items():
                     session.conf.set(name, value)
                 for store, files in stores(Path(folder)):
-                    ours, theirs = {}, {}
-                    for name, its in needed.items():
-                        with engine.answered(its, files, asked, 1, 512) as answer:
-                            rows = list(answer.rows)
-                            ours[name] = digest(answer.columns, rows)
-                        answer = spark.ask(session, its, files, asked)
-                        theirs[name] = digest(answer.columns, answer.rows)
-                        same = "same" if ours[name] == theirs[name] else f"DIFFERENT: Spark {theirs[name]}"
-                        print(f"{store:10} {name:20} {len(rows):5} rows  {ours[name]}  {same}", flush=True)
-                    for name, answer_of in ANSWERS.items():
-                        with opened(files, BEGIN, END, None, 1, 512) as study:
-                            ours[name] = document_of(answer_of, study)
-                        theirs[name] = document_of(answer_of, Study(spark.Spark(session, files), BEGIN, END))
-                        same = "same" if ours[name] == theirs[name] else "DIFFERENT"
-                        print(f"{store:10} {name:20} answer {ours[name]:>12}  {same}", flush=True)
-                    wrong += [f"{store}: {name}" for name in differences(ours, theirs)]
+                    wrong += compare_questions(session, store, files)
+                    for words, chosen in (("all", None), ("chosen", CHOSEN)) if files else (("all", None),):
+                        ours = computed(partial(duckdb_of, files), chosen)
+                        theirs = computed(partial(spark_of, session, files), chosen)
+                        differ = differences(ours.digests, theirs.digests)
+                        print(
+                            f"{store:10} {words:10} {len(ours.digests):5} answers, queries and tables, "
+                            f"{len(differ)} differ",
+                            flush=True,
+                        )
+                        wrong += [f"{store} {words}: {name}" for name in differ]
+                        results += [ours]
+                        compared += len(ours.digests)
         except spark.NoSpark as error:
             print(f"spark: {error}", file=sys.stderr)
             return NOT_HERE
-    asked_of = len(needed) + len(ANSWERS)
-    print(f"spark: {asked_of} questions and answers, {len(wrong)} differ {', '.join(wrong)}".rstrip())
+    wrong += [f"{name}: no rows" for name in without_rows(results)]
+    print(f"spark: {compared} answers, queries and tables, {len(wrong)} differ {', '.join(wrong)}".rstrip())
     return DIFFER if wrong else 0
 
 

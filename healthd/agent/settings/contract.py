@@ -6,7 +6,7 @@ Nothing else of a module is read, and it is read once, when the check is found. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -69,6 +69,7 @@ class Contract(Value, Generic[C], frozen=True):
     cause          the same for codes that come in numbers and that CAUSES does not name
     ENDS_JOB       code -> when the fault ends a job; if missing, when its condition is degraded or critical
     ends_job       the same for codes that come in numbers and that ENDS_JOB does not name
+    PERMANENT      codes of hardware faults that last until a part is replaced: neither a reset nor a reboot ends them
     """
 
     Config: type[C] = CheckConfig  # type: ignore[assignment]  # where a module has none, C is CheckConfig
@@ -96,6 +97,7 @@ class Contract(Value, Generic[C], frozen=True):
     cause: Callable[[str], FailureCause] = lambda code: FailureCause.OTHER
     ENDS_JOB: Mapping[str, EndsJob] = field(default_factory=dict)
     ends_job: Callable[[str], EndsJob] = lambda code: EndsJob.IF_ISOLATES
+    PERMANENT: Collection[str] = ()
 
 
 NAMES = tuple(f.name for f in fields_of(Contract))

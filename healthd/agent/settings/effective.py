@@ -11,14 +11,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from healthd.agent.settings.config import Below, CheckConfig, ConfigError, FleetLimits, Layer, Loaded, Settings
 from healthd.agent.settings.registry import Check
-from healthd.common.codec import ConvertError, dump, fields_of, load, nearest, number, show
+from healthd.common.codec import ConvertError, dump, fields_of, load, nearest, number, refuse, show
 from healthd.common.model import RunName
 from healthd.common.text import printable
+from healthd.common.toml import names_in
 from healthd.nvidia import fake_machines
 
 if TYPE_CHECKING:
@@ -141,11 +142,14 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
     if SECTIONS in table:
         from healthd.agent.settings import node_sections
 
+        found += _wrong(functools.partial(node_sections.sections, table))
         sections: list[Section] = []
-        found += _wrong(lambda: sections.extend(node_sections.sections(table)))
+        with suppress(ConvertError):  # is in `found`
+            sections = node_sections.as_written(table)
         for section in sections:
             source_of_section = f"{source} {section.name}"
-            of_sections += mistakes({**section.settings, "checks": {}}, source_of_section, known)
+            allowed = {k: v for k, v in section.settings.items() if k not in node_sections.NOT_IN_A_SECTION}
+            of_sections += mistakes(allowed, source_of_section, known)
             apart = [section.checks]
             if isinstance(section.checks, Mapping):  # judged over those of the file, which must be right
                 apart = [{name: own} for name, own in section.checks.items() if name not in wrong_checks]
@@ -241,7 +245,7 @@ def require_what_is_named(loaded: Loaded) -> None:
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
     fake = settings.nvml.fake
-    profiles = [name[:-5] for name in os.listdir(fake_machines.FOLDER) if name.endswith(".toml")]
+    profiles = names_in(fake_machines.FOLDER)
     if fake and fake not in profiles and not os.path.isfile(fake):
         hint = nearest(fake, profiles)
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')
@@ -322,13 +326,15 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
     if not check.per:
         return
     own = {f.name for f in fields_of(check.config)}
+    found = []
     for key, value in table.items():
         if key in own:
             continue
         if not isinstance(value, Mapping):
-            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
-        if not key.strip() or not key.isprintable():
-            raise ConvertError(f"checks.{name}: the name of a table must be words, got {show(key)}")
+            found.append(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
+        elif not key.strip() or not key.isprintable():
+            found.append(f"checks.{name}: the name of a table must be words, got {show(key)}")
+    refuse(found)
 
 
 def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from healthd.agent.settings.config import ConfigError, Layer, Settings
 from healthd.agent.settings.settings_file import parse_toml, read_file
 from healthd.common.codec import ConvertError, load, nearest
+from healthd.common.toml import names_in
 from healthd.common.values import Value
 from healthd.host.host import Host
 from healthd.host.inventory import device_kind
@@ -74,8 +75,8 @@ def _is_of_this_machine(settings: Settings) -> bool:
 
 
 def names() -> list[str]:
-    """The profiles that come with healthd."""
-    return sorted(name.removesuffix(".toml") for name in os.listdir(PROFILES) if name.endswith(".toml"))
+    """Return the names of the profiles that come with healthd."""
+    return names_in(PROFILES)
 
 
 def _chosen(settings: Settings) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from healthd.agent.settings.limits import is_node_name
-from healthd.common.codec import ConvertError, show
+from healthd.common.codec import ConvertError, refuse, show
 from healthd.common.slurm.hostlist import HostListError, expand
 
 SECTIONS = "node"
@@ -26,8 +26,13 @@ NOT_IN_A_SECTION = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTI
 
 
 class Section(NamedTuple):
-    """One [[node]] section. name: "[[node]] 2", the second of the file. match: its host lists, as written. settings:
-    the top-level settings; checks: its [node.checks.*]."""
+    """One [[node]] section.
+
+    name      "[[node]] 2" for the second section of the file
+    match     host lists, as written; () if `match` is not a list
+    settings  top-level settings
+    checks    [node.checks.*], as written
+    """
 
     name: str
     match: tuple[str, ...]
@@ -36,7 +41,14 @@ class Section(NamedTuple):
 
 
 def sections(table: Mapping[str, Any]) -> list[Section]:
-    """The sections of a settings file, in order. Raises ConvertError, also for a host list that is none."""
+    """Return the sections of a settings file, in order. Raises one ConvertError for the mistakes of all sections."""
+    found = as_written(table)
+    refuse([mistake for section in found for mistake in _mistakes(section)])
+    return found
+
+
+def as_written(table: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of a settings file unchecked. Raises ConvertError if `node` is not [[node]] sections."""
     found = table.get(SECTIONS, [])
     if (
         not isinstance(found, Sequence)
@@ -49,28 +61,36 @@ def sections(table: Mapping[str, Any]) -> list[Section]:
 
 def _section(name: str, table: Mapping[str, Any]) -> Section:
     match = table.get("match")
-    if not isinstance(match, list) or not match or not all(isinstance(each, str) for each in match):
-        example = 'match = ["gpu-[001-128]", "!gpu-042"]'
-        raise ConvertError(f"{name}: match: must be a list of host lists, such as {example}")
-    for hosts in match:
-        try:
-            named = expand(hosts.removeprefix("!"))
-        except HostListError as error:
-            raise ConvertError(f"{name}: match: {show(hosts)}: {error}") from None
-        if not named:
-            raise ConvertError(f"{name}: match: {show(hosts)} names no node")
-        wrong = next((node for node in named if not is_node_name(node)), None)
-        if wrong is not None:
-            form = 'write a host list without wildcards, such as "gpu-[001-128]"'
-            raise ConvertError(f"{name}: match: {show(wrong)} is not the name of a node; {form}")
-    for key in NOT_IN_A_SECTION:
-        if key in table:
-            raise ConvertError(f"{name}: {key}: cannot be set for single nodes; set it outside the sections")
-    kernel_log = table.get("kernel_log")
-    if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node
-        raise ConvertError(f"{name}: kernel_log.patterns: cannot be set for single nodes; set it outside the sections")
     settings = {key: value for key, value in table.items() if key not in ("match", "checks")}
-    return Section(name, tuple(match), settings, table.get("checks", {}))
+    return Section(name, tuple(match) if isinstance(match, list) else (), settings, table.get("checks", {}))
+
+
+def _mistakes(section: Section) -> list[str]:
+    """Return the mistakes in `match`, and the settings that a section may not have."""
+    found = []
+    if not section.match or not all(isinstance(hosts, str) for hosts in section.match):
+        found.append('match: must be a list of host lists, such as match = ["gpu-[001-128]", "!gpu-042"]')
+    else:
+        found += [f"match: {problem}" for hosts in section.match if (problem := _host_list_problem(hosts))]
+    not_here = "cannot be set for single nodes; set it outside the sections"
+    found += [f"{key}: {not_here}" for key in NOT_IN_A_SECTION if key in section.settings]
+    kernel_log = section.settings.get("kernel_log")
+    if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node
+        found.append(f"kernel_log.patterns: {not_here}")
+    return [f"{section.name}: {mistake}" for mistake in found]
+
+
+def _host_list_problem(hosts: str) -> str:
+    try:
+        nodes = expand(hosts.removeprefix("!"))
+    except HostListError as error:
+        return f"{show(hosts)}: {error}"
+    if not nodes:
+        return f"{show(hosts)} names no node"
+    wrong = next((node for node in nodes if not is_node_name(node)), None)
+    if wrong is None:
+        return ""
+    return f'{show(wrong)} is not the name of a node; write a host list without wildcards, such as "gpu-[001-128]"'
 
 
 def holds_for(section: Section, node: str) -> bool:

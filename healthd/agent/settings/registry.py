@@ -26,7 +26,7 @@ from msgspec.structs import force_setattr
 from healthd.agent.settings.config import CheckConfig, ConfigError, Loaded, only_warns, severity_with
 from healthd.agent.settings.contract import NAMES, Contract, declared
 from healthd.common import ownership
-from healthd.common.codec import ConvertError, dump, fields_of, load
+from healthd.common.codec import ConvertError, dump, fields_of, load, refuse
 from healthd.common.guard import KERNEL_LOG, drop, log, words
 from healthd.common.history import Past
 from healthd.common.model import (
@@ -233,14 +233,19 @@ class Check(Value, frozen=True):
             return config
 
     def check_config(self, config: CheckConfig, where: str) -> None:
-        """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
+        """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`).
+
+        Raises one ConvertError for all mistakes.
+        """
+        found = []
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                raise ConvertError(f'{where}.severity: there is no code "{code}"{self._its_codes(written)}')
+                found.append(f'{where}.severity: there is no code "{code}"{self._its_codes(written)}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):
-                raise ConvertError(f"{where}: {problem}")
+                found.append(f"{where}: {problem}")
+        refuse(found)
 
     def _its_codes(self, written: str) -> str:
         """Return the hint for a code that does not exist: the one that was meant, else all codes if they are few."""

@@ -47,7 +47,7 @@ from healthd.common.model import Entry, Finding, Inventory, LeftOut, NothingToCh
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.text import without_class
 from healthd.common.values import Value, decode, encode
-from healthd.host.host import Host
+from healthd.host.host import Host, opener_of_fake
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
@@ -142,11 +142,7 @@ def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
-        open_nvml = None
-        if setup.fake_nvml:
-            from healthd.nvidia.fake_nvml import open_fake
-
-            open_nvml = partial(open_fake, setup.fake_nvml)
+        open_nvml = opener_of_fake(setup.fake_nvml) if setup.fake_nvml else None
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
     from healthd.agent.recording import recording
     from healthd.agent.recording.host import recording_host, replaying_host

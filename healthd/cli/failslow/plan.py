@@ -15,6 +15,7 @@ from healthd.common.text import is_decimal, printable
 
 if TYPE_CHECKING:
     from healthd.failslow.mitigation.planner import Overheads, Stretch, Taken
+    from healthd.failslow.mitigation.stages import Place
     from healthd.failslow.model import Series
 
 Document = dict[str, Any]
@@ -119,6 +120,10 @@ def _plan_flags(parser: Parser) -> None:
     parser.add_argument(
         "--overhead", metavar="S2=5,S3=60,S4=600", help="seconds that each remedy costs (default: s2=5,s3=60,s4=600)"
     )
+    parser.add_argument(
+        "--layout", metavar="PPxDPxTP", help="stages x data-parallel groups x tensor-parallel ranks: print swaps for S3"
+    )
+    parser.add_argument("--slow-links", metavar="A-B,...", help="pairs of ranks with a slow link, for --layout")
     parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="of the times (default: s)")
     parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
 
@@ -149,6 +154,62 @@ def _gpus(text: str) -> int:
     )
 
 
+def _places(text: str) -> dict[int, Place]:
+    """Return the place of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
+
+    That is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
+    """
+    from healthd.failslow.mitigation.stages import MOST_RANKS, Place
+
+    numbers = [int(word) if is_decimal(word) and len(word) < 6 else 0 for word in text.split("x")]
+    if len(numbers) != 3 or not 1 <= math.prod(numbers) <= MOST_RANKS:
+        raise Stop(
+            "healthd failslow plan: --layout: must be stages x data-parallel groups x tensor-parallel ranks like "
+            f'4x8x2, at most {MOST_RANKS:,} ranks, got "{printable(text)[:40]}"'
+        )
+    _, width, depth = numbers
+    return {
+        rank: Place(rank // (width * depth), rank // depth % width, rank % depth) for rank in range(math.prod(numbers))
+    }
+
+
+def _slow_links(text: str | None) -> list[tuple[int, int]]:
+    """Raises Stop."""
+    links = []
+    for word in text.split(",") if text is not None else ():
+        ends = word.strip().split("-")
+        if len(ends) != 2 or not all(is_decimal(end) and len(end) < 10 for end in ends):
+            raise Stop(
+                "healthd failslow plan: --slow-links: must be pairs of ranks like 0-4,1-5, has "
+                f'"{printable(word)[:40]}"'
+            )
+        links.append((int(ends[0]), int(ends[1])))
+    return links
+
+
+def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
+    """Return the swaps of S3 for the ranks that are slow at the end, or None without --layout. Raises Stop."""
+    from healthd.failslow.mitigation.stages import WrongTopology, rearranged
+
+    if layout is None:
+        if links is not None:
+            raise Stop("healthd failslow plan: --slow-links needs --layout")
+        return None
+    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["who"]})
+    for name in names:
+        if not is_decimal(name) or len(name) > 9:
+            raise Stop(f'healthd failslow plan: --layout: the slow series "{printable(name)[:40]}" is not a rank')
+    try:
+        found = rearranged(_places(layout), [int(name) for name in names], _slow_links(links))
+    except WrongTopology as error:
+        raise Stop(f"healthd failslow plan: --layout: {error}") from None
+    return {
+        "stages": list(found.stages),
+        "swaps": [{"a": list(swap.a), "b": list(swap.b), "why": swap.why} for swap in found.swaps],
+        "remains": list(found.remains),
+    }
+
+
 def _plan(args: argparse.Namespace) -> int:
     columns = columns_of(args, "failslow plan")
     if "" in args.files:
@@ -170,6 +231,7 @@ def _plan(args: argparse.Namespace) -> int:
             "planned for, since its healthy time is not known"
             for one in judgement.slow_throughout
         ]
+        told["topology"] = _topology(args.layout, args.slow_links, told["slow"])
         told |= {"notes": [*notes, *judgement.notes], "unread": [dict(one) for one in unread]}
     status = REFUSED if told["now"]["action"] != "s1" else OK
     return say(as_json(told) if args.json else "".join(_text(told)), status)
@@ -260,7 +322,24 @@ def _text(told: Document) -> Iterator[str]:
             when = f"when {_hours(more)} more are lost" if more > 0 else "if that does not help"
             then = f"; then {following['action'].upper()}, {WORDS[following['action']]}, {when}"
         yield f"now: {now['action'].upper()}, {WORDS[now['action']]}{then}\n"
+    if told["topology"]:
+        yield from _topology_text(told["topology"])
     yield from (f"note: {printable(note)}\n" for note in told["notes"][:MOST_SHOWN])
+
+
+def _topology_text(topology: Document) -> Iterator[str]:
+    if not topology["swaps"]:
+        yield "S3: no swap of ranks helps\n"
+    for swap in topology["swaps"][:MOST_SHOWN]:
+        yield f"S3: swap ranks {_ranks(swap['a'])} and {_ranks(swap['b'])} ({swap['why']})\n"
+    left = len(topology["swaps"]) - MOST_SHOWN
+    if left > 0:
+        yield f"S3: and {left:,} more swaps (--json has all)\n"
+    yield from (f"S3: {sentence}\n" for sentence in topology["remains"][:MOST_SHOWN])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _hours(gpu_seconds: float) -> str:
@@ -276,7 +355,8 @@ COMMANDS = {
         "What each could have saved is told as if it had removed the slowness.\n"
         "Exit status: 0 nothing is to be done now, 1 a remedy is, 3 a file cannot be read, 64 wrong use.",
         "  healthd failslow plan job.csv --series worker --value step_time --gpus 64\n"
-        "  healthd failslow plan ranks/ --gpus 1024 --overhead s3=90,s4=1200 --json\n",
+        "  healthd failslow plan ranks/ --gpus 1024 --overhead s3=90,s4=1200 --json\n"
+        "  healthd failslow plan ranks/ --gpus 64 --layout 4x8x2 --slow-links 3-19\n",
     ),
     "failslow split": Command(
         _split_flags,

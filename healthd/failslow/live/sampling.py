@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from healthd.common.codec import load
@@ -39,7 +38,7 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.live.counters import IB, OF_GPUS, GpuCounters, IbPorts, Source, Total
 from healthd.failslow.live.iterations import LEAST, STRIDE, Iteration, Iterations, seen_from
 from healthd.failslow.live.job_gpus import Here, look
-from healthd.host.host import Host
+from healthd.host.host import Host, opener_of_fake
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
 
@@ -297,12 +296,7 @@ def main() -> None:
             return
     except BrokenPipeError:
         return
-    open_nvml = None
-    if setup.fake_nvml:
-        from healthd.nvidia.fake_nvml import open_fake
-
-        open_nvml = partial(open_fake, setup.fake_nvml)
-    host = Host(setup.root, open_nvml)
+    host = Host(setup.root, opener_of_fake(setup.fake_nvml) if setup.fake_nvml else None)
     sampling = Sampling(setup, host, tell, lambda last: look(setup.root, bool(set(setup.sources) & {*OF_GPUS}), last))
     try:
         while not sampling.stopped:

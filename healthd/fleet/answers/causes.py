@@ -1,11 +1,15 @@
 """Causes of job failures: their domains and ranks, the cause of each code of a check, and the cause of one failed job.
 
-Each check declares the cause of its codes and when they end a job (`CAUSES` and `ENDS_JOB` in checks/*.py).
-scripts/fleet_codes.py writes both into codes.csv, which `meaning` reads.
+Each check declares the cause of its codes, when they end a job, and which are permanent faults of the hardware:
+`CAUSES`, `ENDS_JOB` and `PERMANENT` in checks/*.py. scripts/fleet_codes.py writes them into codes.csv, which `meaning`
+reads.
 
 The domains are those of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025, Table I): user program, system software
 (driver, operating system, services), hardware. Hardware is transient (an ECC error, a link that flaps) or permanent
-(the vendor must exchange it). The paper publishes neither the cause of each code nor its order: both are healthd's.
+(the vendor must exchange it): NVIDIA's criteria for a replacement (row remapping failures, used-up spares, the SRAM
+threshold, retired pages: NVIDIA GPU memory error management), and a device that is gone or dead after the boot. All
+other hardware faults are transient. The paper publishes neither the cause of each code nor its order: both are
+healthd's.
 
 CAUSES is in order of preference: first the causes that isolate the node. It begins with the paper's high class of
 checks (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount), PCIe in
@@ -87,26 +91,13 @@ OF_ONE_GPU = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu"
 # Xids that follow from an earlier fault of the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
 FOLLOWS_OF_PROGRAM = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 
-# Hardware that does not come back by itself, a reset or a reboot: NVIDIA's criteria for a replacement (row remapping
-# failures, used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), and what is gone
-# or dead after the boot. All other hardware is transient: an ECC error or a link that flaps is, by the paper.
-PERMANENT = frozenset(
-    {
-        *("gpu_row_remap/failure", "gpu_row_remap/too_many", "gpu_row_remap/unrepairable", "gpu_ecc/sram_threshold"),
-        *("gpu_row_remap/no_spare_rows", "gpu_retired_pages/too_many", "gpu_xid/64", "gpu_software/inforom"),
-        *("block_device/medium_error", "block_device/missing", "block_device/raid_failed", "block_device/raid_disk"),
-        *("block_device/raid_degraded", "pcie_devices/gone", "pcie_hotplug/power_fault", "ib_link/missing"),
-        *("eth_link/missing", "ipmi_sel/power_supply", "memory_size/less", "cpu/missing", "gpu_xid/54"),
-    }
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """Meaning of a code for a job that ended.
 
     cause      a name in CAUSES
-    transient  None: not hardware, or not known
+    transient  False: permanent; None: not hardware, or not known
     known      False: the code is in no table
     """
 
@@ -130,16 +121,19 @@ def meaning(code: str) -> Meaning:
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
     if found is None:
         return Meaning(OTHER, EndsJob.IF_ISOLATES, None, known=False)
-    cause, ends = found
-    hardware = CAUSES[cause].domain == HARDWARE
-    return Meaning(cause, ends, code not in PERMANENT if hardware else None)
+    return found
 
 
 @functools.cache
-def _codes() -> dict[str, tuple[str, EndsJob]]:
-    """Return the table of scripts/fleet_codes.py: code -> its cause and when it ends a job."""
+def _codes() -> dict[str, Meaning]:
+    """Return the table of scripts/fleet_codes.py: code -> its meaning."""
     with Path(__file__).parents[1].joinpath("codes.csv").open(encoding="utf-8", newline="") as file:
-        return {row["code"]: (row["cause"], EndsJob(row["ends_job"])) for row in csv.DictReader(file)}
+        return {row["code"]: _meaning(row) for row in csv.DictReader(file)}
+
+
+def _meaning(row: dict[str, str]) -> Meaning:
+    hardware = CAUSES[row["cause"]].domain == HARDWARE
+    return Meaning(row["cause"], EndsJob(row["ends_job"]), row["permanent"] == "" if hardware else None)
 
 
 def checks() -> frozenset[str]:

@@ -16,7 +16,7 @@ from healthd.fleet.answers.nccl_transport import (
     single_out,
 )
 from healthd.fleet.collectives import files
-from healthd.fleet.collectives.rank_view import View, shown
+from healthd.fleet.collectives.rank_view import View, file_name
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 
 MOST_NAMED = 5
@@ -33,10 +33,10 @@ def nccl(folder: str) -> Document:
     except files.NoFolder as error:
         raise Unanswerable(str(error)) from None
     if not (read.views or read.failures or read.hangs):
-        first = next((f" ({shown(one.file)} {one.why})" for one in read.unread), "")
+        first = next((f" ({file_name(one.file)} {one.why})" for one in read.unread), "")
         raise Unanswerable(
-            f"{shown(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's watchdog "
-            f"or NCCL_DEBUG tells of collectives or failed requests{first}"
+            f"{file_name(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's "
+            f"watchdog or NCCL_DEBUG tells of collectives or failed requests{first}"
         )
     return of(judge(read.views), read)
 
@@ -67,10 +67,10 @@ def of(judged: Judgement, read: files.Folder) -> Document:
         "ranks_without_dump": list(judged.unseen[:MOST_WITHOUT_DUMP]),
         "ranks_without_dump_count": len(judged.unseen),
         "files": [
-            {"file": shown(view.source), "rank": view.rank, "host": view.host, "version": view.version}
+            {"file": file_name(view.source), "rank": view.rank, "host": view.host, "version": view.version}
             for _, view in sorted(views.items())
         ],
-        "unread": [{"file": shown(one.file), "why": one.why} for one in read.unread],
+        "unread": [{"file": file_name(one.file), "why": one.why} for one in read.unread],
     }
 
 
@@ -106,7 +106,7 @@ def _reason(blame: Blame, judged: Judgement, views: dict[int, View]) -> dict[str
     return {
         "rank": blame.rank,
         "host": view.host if view else "",
-        "file": shown(view.source) if view else "",
+        "file": file_name(view.source) if view else "",
         "why": blame.why,
         "group": group.name,
         "description": group.description,
@@ -149,7 +149,7 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judged.aside) > MOST_NAMED:
         notes.append(f"So of {len(judged.aside) - MOST_NAMED:,} more.")
-    notes += [f"{shown(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
+    notes += [f"{file_name(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
     if len(read.unread) > MOST_NAMED:
         notes.append(f"{len(read.unread) - MOST_NAMED:,} more files could not be used.")
     if any(not lane.sure for view in read.views for lane in view.lanes.values()):

@@ -8,7 +8,7 @@ from typing import Any
 from healthd.fleet.answers.document import Document
 from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_log import Failure, Hang
-from healthd.fleet.collectives.rank_view import shown
+from healthd.fleet.collectives.rank_view import file_name
 
 MOST_SHOWN = 16
 # The cause first: at the other end of a connection that broke, requests are flushed or their retries are exhausted.
@@ -37,7 +37,7 @@ def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
         if one.rank not in longest or one.seconds > longest[one.rank].seconds:
             longest[one.rank] = one
     return [
-        {"rank": rank, "host": one.host, "file": shown(one.source), "seconds": one.seconds or None}
+        {"rank": rank, "host": one.host, "file": file_name(one.source), "seconds": one.seconds or None}
         for rank, one in sorted(longest.items())
     ]
 
@@ -47,7 +47,7 @@ def _failure(one: Failure) -> dict[str, Any]:
     return {
         "rank": one.rank if one.rank >= 0 else None,
         "host": one.host,
-        "file": shown(one.source),
+        "file": file_name(one.source),
         "status": failed.status,
         "name": status.name,
         "meaning": status.meaning,

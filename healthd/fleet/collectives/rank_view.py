@@ -102,6 +102,6 @@ class View:
     last_ns: int = 0
 
 
-def shown(name: str) -> str:
-    """A file's name as text: what is not UTF-8 in it is replaced."""
+def file_name(name: str) -> str:
+    """Return a file's name as text. Bytes that are not UTF-8 are replaced."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

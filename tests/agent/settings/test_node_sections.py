@@ -286,3 +286,33 @@ def test_a_wrong_setting_beside_named_tables_is_named_once():
 def test_checks_that_are_no_table_are_named_with_the_file_and_hide_no_other_mistake():
     found = mistakes({"checks": 5, "mod": "act"}, FILE, KNOWN)
     assert [mistake.startswith(f"{FILE}: ") for mistake in found] == [True, True]
+
+
+def test_a_wrong_match_hides_no_other_mistake_of_the_sections():
+    text = """
+[[node]]
+match = ["a[", "b", "c*"]
+node_name = "x"
+mode = "acts"
+[node.kernel_log]
+patterns = {}
+[node.checks.bogus]
+[[node]]
+match = "gpu-1"
+intervall_seconds = 5
+[node.checks.gpu_count]
+expected = "8"
+"""
+    found = mistakes(parse(text), FILE, KNOWN)
+    places = [mistake.removeprefix(FILE).strip(": ").split(": ")[:2] for mistake in found]
+    assert [(name.strip(), place.partition(";")[0]) for name, place in places] == [
+        ("[[node]] 1", "match"),
+        ("[[node]] 1", "match"),
+        ("[[node]] 1", "node_name"),
+        ("[[node]] 1", "kernel_log.patterns"),
+        ("[[node]] 2", "match"),
+        ("[[node]] 1", "mode"),
+        ("[[node]] 1", "checks.bogus"),
+        ("[[node]] 2", 'unknown setting "intervall_seconds"'),
+        ("[[node]] 2", "checks.gpu_count.expected"),
+    ]

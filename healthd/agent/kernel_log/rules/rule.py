@@ -87,7 +87,7 @@ def event(
 
 
 def code_of(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    """Return the code of the first pattern that matches, "" if none does."""
+    """Return the code of the first pattern that matches at the text's start, or "" if none does."""
     return next((code for pattern, code in table if pattern.match(text)), "")
 
 

@@ -1,0 +1,165 @@
+"""A made history for which each query of the fleet's answers has rows, with and without a choice."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from fleet_history import BEGIN, CLUSTERS, DAY, FIRST, HOUR, NODES, History, history, row
+
+from healthd.fleet.answers.study import Chosen
+
+CHOSEN = Chosen(cluster="c1", partition="train", account="speech", model="H100", switch="leaf1")
+MODELS, SWITCHES = ("H100", "H100", "A100"), ("leaf1", "leaf1", "leaf2")
+
+
+def complete(random: Random, size: int = 60) -> History:
+    """Return `history`, and what it lacks: partitions, accounts, users, long runs, tickets, failures, check lines."""
+    made = history(random, size)
+    for number, job in enumerate(made["jobs"]):
+        job["partition"] = ("train", "debug,train", "train", "debug", None)[number % 5]
+        job["account"] = ("speech", "speech", "vision", None)[number % 4]
+        job["user_name"] = ("ann", "bob", None)[number % 3]
+    made["nodes"] = [_node(cluster, place) for cluster in CLUSTERS for place in range(len(NODES))]
+    for cluster in CLUSTERS:
+        _long_run(made, cluster)
+        for node in NODES:
+            _notes(made, cluster, node)
+            made["events"] += _stream(cluster, node)
+        for source in ("sacct", "events", "node_states"):
+            made["ingests"].append(
+                row(
+                    "ingests",
+                    cluster=cluster,
+                    source=source,
+                    name="complete",
+                    from_time=BEGIN,
+                    to_time=BEGIN + 3 * DAY,
+                    read_time=FIRST + 6 * DAY,
+                    rows_read=10,
+                    rows_unread=1,
+                )
+            )
+    return made
+
+
+def _node(cluster: str, place: int) -> dict[str, Any]:
+    return row(
+        "nodes",
+        cluster=cluster,
+        node=NODES[place],
+        gpus=8,
+        gpu_model=MODELS[place],
+        switch=SWITCHES[place],
+        partitions=("train", None, "debug,train")[place],
+        rack=f"r{place}",
+    )
+
+
+def _long_run(made: History, cluster: str) -> None:
+    """Add a run of two attempts of 20 h, of which the first is ended by a node, and a family of one name."""
+    start = BEGIN + HOUR
+    for index, (key, begin, hours, state) in enumerate(
+        (
+            ("long", start, 20, "NODE_FAIL"),
+            ("long", start + 20 * HOUR, 20, "COMPLETED"),
+            ("family", start, 20, "COMPLETED"),
+            ("family", start + HOUR, 20, "FAILED"),
+        ),
+        1001,
+    ):
+        job = {"cluster": cluster, "db_index": index, "submit_time": begin, "start_time": begin + 60}
+        job["end_time"] = begin + hours * HOUR
+        made["jobs"].append(
+            row(
+                "jobs",
+                **job,
+                job_id=index,
+                state=state,
+                nodes=2,
+                gpus=16,
+                run_key=key,
+                partition="train",
+                account="speech",
+                user_name="ann",
+            )
+        )
+        made["job_nodes"] += [row("job_nodes", **job, node=node, gpus=8.0) for node in NODES[:2]]
+
+
+def _notes(made: History, cluster: str, node: str) -> None:
+    """Add a ticket, a failure of another tool and a maintenance of a node."""
+    time = BEGIN + 21 * HOUR
+    made["tickets"].append(
+        row("tickets", cluster=cluster, node=node, opened_time=time, closed_time=time + DAY, words="GPU 3 was replaced")
+    )
+    made["failures"].append(row("failures", cluster=cluster, node=node, time=time, kind="gpu"))
+    made["reservations"].append(
+        row(
+            "reservations",
+            cluster=cluster,
+            name="maintenance",
+            node=node,
+            start_time=time,
+            end_time=time + 6 * HOUR,
+            maintenance=True,
+        )
+    )
+
+
+def _stream(cluster: str, node: str) -> list[dict[str, Any]]:
+    """Return a stream without holes: checks that are enabled and changed, days alive, and conditions."""
+    checks = {"rest": json.dumps({"checks": ["gpu_ecc", "ib_link", "validation"]})}
+    times: list[tuple[int, dict[str, Any]]] = [(BEGIN, {"event": "started"})]
+    times += [(BEGIN + day * DAY + HOUR, {"event": "alive", **checks}) for day in range(3)]
+    times += [(BEGIN + HOUR // 2, {"event": "check_enabled", "check_name": name}) for name in ("gpu_ecc", "ib_link")]
+    times += [(BEGIN + 2 * DAY, {"event": "check_changed", "check_name": "gpu_ecc", "version": "2"})]
+    times += [(BEGIN + 2 * DAY + HOUR, {"event": "check_disabled", "check_name": "ib_link"})]
+    for number, (code, kind) in enumerate(
+        (
+            ("validation/failed", "level"),
+            ("gpu_ecc/aggregate", "level"),
+            ("ib_link/down", "level"),
+            ("gpu_xid/79", "edge"),
+            ("failslow/job", "level"),
+        )
+    ):
+        first = BEGIN + 20 * HOUR + 600 * number
+        condition = {
+            "condition_id": f"{code}-{first}",
+            "check_name": code.partition("/")[0],
+            "code": code,
+            "subject": "p1",
+            "severity": "critical",
+            "kind": kind,
+            "first_time": first,
+            "last_time": first,
+            "times": 1,
+            "observed": False,
+            "history": False,
+        }
+        if code == "failslow/job":
+            condition |= {"severity": "warning", "slowdown": 0.25, "onset_time": first - 60, "jobs": "1001"}
+        times += [(first, {**condition, "event": "opened"})]
+        times += [(first + HOUR, {**condition, "event": "cleared", "cleared_by": "pass", "last_time": first + HOUR})]
+    times += [
+        (BEGIN + 20 * HOUR + 60 * number, {"event": event, "stage": "confirmed", "reason": "healthd: gpu_xid/79"})
+        for number, event in enumerate(("drain", "resume"))
+    ]
+    times.sort(key=lambda line: line[0])
+    return [
+        row(
+            "events",
+            cluster=cluster,
+            node=node,
+            boot_id="complete",
+            stream_id=f"complete-{cluster}-{node}",
+            seq=seq,
+            time=time,
+            mono=float(100 + time - BEGIN),
+            schema_version=1,
+            **fields,
+        )
+        for seq, (time, fields) in enumerate(times, 1)
+    ]

@@ -21,7 +21,9 @@ MOST_MODULES = 25  # in one folder, except checks/
 
 # Pure modules by package: values in, values out. The current time is an argument.
 PURE_OF = {
-    "agent.conditions": ("absorb bounds condition endings events incidents intake ledger log_fields log_lines verdict"),
+    "agent.conditions": (
+        "absorb bounds condition endings events impairments incidents intake ledger log_fields log_lines verdict"
+    ),
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.reporting": "endings fault_course next_steps render",
@@ -35,13 +37,19 @@ PURE_OF = {
     ),
     "events": "emitted outbox parse rows schema sequence",
     "failslow": (
-        "always_slow bocd detect groups iteration_time level model node_evidence outliers peers "
+        "always_slow bocd detect groups iteration_time level model node_evidence outliers panels peers "
         "period report steps stream suspects times windows"
     ),
     "failslow.live": "datagram document evidence iterations jobs node_reading series settings",
     "failslow.mitigation": "micro_batches planner stages",
     "failslow.readers": "clean columns",
-    "fleet": "lint table tables",
+    "fleet": "figures lint summary table tables view",
+    "fleet.answers": "nccl_transport",
+    "fleet.collectives": "dump rank_log rank_view transport waits",
+    "fleet.statistics": "ettr_model intervals lemon_score multiplicity spans weeks wilson",
+    "fleet.views": (
+        "alarms attribution availability checks compare ettr failslow goodput lemons links nccl rate states"
+    ),
     "fleet.status": "node text",
     "host": "cgroup disks",
     "nvidia": "nvlink5_texts recovery_action xid_table xid_texts",
@@ -77,6 +85,9 @@ PURE_EXCEPTIONS = {
     ("scan.findings", "json"),
     ("scan.prefixes", "json"),
     ("scan.candidates", "re2"),
+    ("fleet.views.checks", "json"),
+    ("fleet.statistics.intervals", "scipy"),
+    *((f"fleet.statistics.{name}", "numpy") for name in ("ettr_model", "intervals", "lemon_score")),
     ("events.schema", "json"),
     ("events.outbox", "json"),
     ("events.parse", "json"),

@@ -110,7 +110,8 @@ def pytest(run: Path, options: Sequence[str], part: str) -> int:
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    own = {"TMPDIR": str(run), MARK: str(run), PART: part}
+    # OpenBLAS has threads of its own, and a process with threads is not copied.
+    own = {"TMPDIR": str(run), MARK: str(run), PART: part, "OPENBLAS_NUM_THREADS": "1"}
     child = os.posix_spawn(sys.executable, argv, {**inherited, **own})
     while True:
         pid, status = os.wait()

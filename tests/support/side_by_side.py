@@ -41,11 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processes", default="1", metavar="N", help="run tests in N copies of the process; auto")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if processes(config) > 1:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, and fork() copies none of them
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_test_group(nodeid: str) -> str:
     return nodeid.partition("[")[0]

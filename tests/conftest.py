@@ -1,4 +1,4 @@
-"""Which tests are wide, and which run one after another in one process (`pytest --processes N`, also `-n N`)."""
+"""Which tests are wide, and `pytest -n auto`: side by side, in more processes than there are cores, for most wait."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,32 +69,6 @@ class Copy:
             yield message
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Let a copy import the test modules from the last to the first, so that both compile half of them."""
-    if processes(session.config) < 2 or any("::" in word for word in session.config.args):
-        return (yield)
-    pid = os.fork()
-    if not pid:
-        try:
-            silence(session.config)
-            session.perform_collect(modules(session.config))
-        finally:
-            os._exit(0)
-    try:
-        return (yield)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def modules(config: pytest.Config) -> list[str]:
-    """Return the files of test modules, the last one first."""
-    places = [config.invocation_params.dir / word for word in config.args]
-    found = {str(path) for place in places for path in ([place] if place.is_file() else place.rglob("test_*.py"))}
-    return sorted(found, reverse=True)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     count = processes(session.config)
@@ -121,7 +95,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def processes(config: pytest.Config) -> int:
     count: str = config.getoption("--processes")
     cores = len(os.sched_getaffinity(0))
-    return min(2 * cores + 1, cores + 8) if count == "auto" else int(count)  # many tests wait
+    return min(3 * cores, cores + 8) if count == "auto" else int(count)  # many tests wait
 
 
 def grouped(session: pytest.Session) -> list[list[int]]:
@@ -235,17 +209,13 @@ def run(session: pytest.Session, groups: Sequence[list[int]], queue: int, number
 
 def become_copy(config: pytest.Config, number: int) -> None:
     """Print nothing, and have files of its own for captured output and temporary folders."""
-    silence(config)
+    config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()
     folders: Any = config._tmp_path_factory  # type: ignore[attr-defined]
     folders._basetemp = folders.getbasetemp() / f"p{number}"
     folders._basetemp.mkdir(mode=0o700)
-
-
-def silence(config: pytest.Config) -> None:
-    config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115
 
 
 class Reports:

@@ -5,8 +5,8 @@ SHELL := /bin/bash
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 CACHE := /var/cache/healthd-tests
 AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
-# Side by side (tests/support/side_by_side.py): many tests wait. What fails runs again, alone; nothing is left.
-PYTEST := .venv/bin/python scripts/run_tests.py --processes auto
+# Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
+PYTEST := .venv/bin/python scripts/run_tests.py -n auto
 # What test-all has beyond test: warnings that blame others' modules, and random examples, the same again with SEED=7.
 EXAMPLES := $(or $(SEED),$(shell echo $$RANDOM))
 FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)

@@ -40,7 +40,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 MARK, PART = "HEALTHD_TEST_RUN", "HEALTHD_TESTS"
 FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has 107 characters
 OWN = ("lock", "cache", "running", "alone")  # what is a run's own in its folder
-ALONE = ("--processes", "1")  # options of pytest
 MOST_FILES = 3  # more that fail are no chance
 PASSED, FAILED, NONE_RAN = 0, 1, 5  # pytest's exit statuses; others are no test's
 END_SECONDS = 20.0
@@ -82,7 +81,7 @@ def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
         return status
     end_leftovers(run)
     print("run_tests: what bears nothing beside it", flush=True)
-    alone = pytest(run, (*options, *ALONE), "alone")
+    alone = pytest(run, (*options, "-n", "0"), "alone")
     return alone if status == NONE_RAN else status or alone
 
 
@@ -97,7 +96,7 @@ def beside(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
         return status
     end_leftovers(run)
     print(f"run_tests: {len(failed)} failed and run again, alone: {', '.join(failed)}", flush=True)
-    again = pytest(run, (*options, *ALONE, "--last-failed", "--last-failed-no-failures", "none"), "beside")
+    again = pytest(run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"), "beside")
     if again:
         return again
     for test in failed:
@@ -110,8 +109,7 @@ def pytest(run: Path, options: Sequence[str], part: str) -> int:
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    # OpenBLAS has threads of its own, and a process with threads is not copied.
-    own = {"TMPDIR": str(run), MARK: str(run), PART: part, "OPENBLAS_NUM_THREADS": "1"}
+    own = {"TMPDIR": str(run), MARK: str(run), PART: part}
     child = os.posix_spawn(sys.executable, argv, {**inherited, **own})
     while True:
         pid, status = os.wait()

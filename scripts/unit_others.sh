@@ -18,7 +18,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
 mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
-options=(--processes "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "$@")
+options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "$@")
 running=()
 for version in "${versions[@]}"; do
   [ ".venv-$version/.stamp" -nt pyproject.toml ] && [ ".venv-$version/.stamp" -nt constraints.txt ] ||

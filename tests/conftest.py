@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 from healthd.common import guard
 from healthd.host.host import Host
 
-pytest_plugins = ("alone", "side_by_side", "started")
+pytest_plugins = ("alone", "started")
 
 hypothesis.settings.register_profile(
     "repeatable",
@@ -169,11 +169,6 @@ def pytest_configure(config: pytest.Config) -> None:
     paths = (path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
     names = {name for path in paths for name in path.with_suffix("").parts}
     config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(sorted(names))})\b")
-
-
-@pytest.hookimpl
-def pytest_test_group(nodeid: str) -> str:
-    return group(nodeid)
 
 
 class Scheduling(LoadScopeScheduling):

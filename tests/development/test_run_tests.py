@@ -30,7 +30,7 @@ RIGHT = "def test_right(): pass"
 
 def project(folder: Path, **files: str) -> Path:
     """Test files, and the hooks that run_tests.py needs."""
-    plugins = 'pytest_plugins = ["alone", "side_by_side", "started"]'
+    plugins = 'pytest_plugins = ["alone", "started"]'
     (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS / 'support')!r})\n{plugins}\n")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers = alone\n")
     for name, text in files.items():
@@ -61,7 +61,7 @@ def lives(pid: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("side_by_side", [("--processes", "2"), ()], ids=["side by side", "in one process"])
+@pytest.mark.parametrize("side_by_side", [("-n", "2"), ()], ids=["side by side", "in one process"])
 def test_what_fails_once_and_passes_alone_is_told_as_flaky_and_the_run_has_passed(tmp_path, side_by_side):
     folder = project(tmp_path, test_a=FLAKY.format(seen=str(tmp_path / "seen")), test_b=RIGHT)
     status, printed = run(folder, *side_by_side)
@@ -76,7 +76,7 @@ def test_a_flaky_test_is_red_where_that_is_wanted(tmp_path):
 
 def test_what_fails_alone_too_is_red(tmp_path):
     folder = project(tmp_path, test_a=FLAKY.format(seen=str(tmp_path / "seen")), test_b=WRONG, test_c=RIGHT)
-    status, printed = run(folder, "--processes", "2")
+    status, printed = run(folder, "-n", "2")
     assert status == 1
     assert "FLAKY" not in printed
     assert printed.count("test_wrong: assert 1 == 2") + printed.count("def test_wrong(): assert 1 == 2") >= 2, "twice"
@@ -119,7 +119,7 @@ ALONE = """
 """
 
 
-@pytest.mark.parametrize("side_by_side", [("--processes", "2"), ()], ids=["side by side", "in one process"])
+@pytest.mark.parametrize("side_by_side", [("-n", "2"), ()], ids=["side by side", "in one process"])
 def test_what_bears_nothing_beside_it_runs_once_after_all_others_in_one_process(tmp_path, side_by_side):
     text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
     status, printed = run(project(tmp_path, test_a=text, test_b=RIGHT), *side_by_side)
@@ -129,20 +129,20 @@ def test_what_bears_nothing_beside_it_runs_once_after_all_others_in_one_process(
 
 def test_what_fails_with_nothing_beside_it_is_red_at_once(tmp_path):
     text = ALONE.format(ran=str(tmp_path / "ran"), passes=False)
-    status, printed = run(project(tmp_path, test_a=text), "--processes", "2")
+    status, printed = run(project(tmp_path, test_a=text), "-n", "2")
     assert (status, (tmp_path / "ran").read_text()) == (1, "beside alone "), printed
     assert "FLAKY" not in printed
 
 
 def test_what_failed_beside_others_is_red_although_the_rest_passes_alone(tmp_path):
     text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
-    status, printed = run(project(tmp_path, test_a=text, test_b=WRONG), "--processes", "2")
+    status, printed = run(project(tmp_path, test_a=text, test_b=WRONG), "-n", "2")
     assert (status, (tmp_path / "ran").read_text()) == (1, "beside alone "), printed
 
 
 def test_a_run_of_nothing_but_what_runs_alone_has_passed(tmp_path):
     text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
-    status, printed = run(project(tmp_path, test_a=text), "--processes", "2", "-k", "test_alone")
+    status, printed = run(project(tmp_path, test_a=text), "-n", "2", "-k", "test_alone")
     assert (status, (tmp_path / "ran").read_text()) == (0, "alone "), printed
 
 
@@ -182,7 +182,7 @@ HANGS = """
 
 def test_at_the_end_of_its_time_a_run_names_the_tests_that_were_running_and_leaves_nothing(tmp_path):
     note = tmp_path / "note"
-    process = start(project(tmp_path, test_a=HANGS.format(note=str(note))), "--processes", "2")
+    process = start(project(tmp_path, test_a=HANGS.format(note=str(note))), "-n", "2")
     until(note.exists, "the test hangs")
     pid, folder = note.read_text().split()
     # xdist reports the end of the other test later than this one hangs.

@@ -13,7 +13,7 @@ FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package pins clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check types lint design unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package pins clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -36,11 +36,19 @@ test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm
 
 check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds
 	@echo "check: ruff, mypy, import-linter, shellcheck, design"
+	@$(MAKE) --no-print-directory --output-sync=target -j2 types lint design
+
+# Most of the time is mypy's, which uses one processor.
+types: .venv/.stamp
+	@.venv/bin/mypy --strict --no-error-summary
+
+lint: .venv/.stamp
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
-	@.venv/bin/mypy --strict --no-error-summary
 	@mkdir -p build; .venv/bin/lint-imports --no-cache >build/imports 2>&1 || { cat build/imports; exit 1; }
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/tree.sh packaging/debian/healthd.p* .ci/run; fi
+
+design: .venv/.stamp
 	@.venv/bin/python -m pytest tests/development/test_design.py tests/agent/settings/test_contract.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons

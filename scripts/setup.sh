@@ -120,7 +120,9 @@ make_venv() { # DIRECTORY PYTHON PROJECT STAMP...: install PROJECT (".[dev]") in
     "$2" -m venv --clear "$1"
   fi
   say "installing $3 into $1"
-  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e "$3" >"$log" 2>&1 </dev/null; then
+  # Most of what is installed is never imported: Python compiles the rest when it is.
+  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    --config-settings editable_mode=compat -e "$3" >"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
     die "pip install failed; its whole output is in $log"
   fi

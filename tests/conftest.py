@@ -26,9 +26,8 @@ hypothesis.settings.register_profile(
     # How long an example takes says only what else the machine does.
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    # They are the same each time: `make test-all` has more of them, and others. What a reader makes of a text depends
-    # hardly on the version of Python: one of them tries more.
-    max_examples=25 if os.environ.get("HEALTHD_FEW_EXAMPLES") else 50,
+    # They are the same each time: `make test-all` has more of them, and others.
+    max_examples=25,
 )
 hypothesis.settings.load_profile("repeatable")
 # `make test-all` looks further, by a seed that it prints and that alone says which examples.
@@ -36,6 +35,7 @@ hypothesis.settings.register_profile(
     "random",
     hypothesis.settings.default,
     derandomize=False,
+    # What a reader makes of a text depends hardly on the version of Python: one of them tries more.
     max_examples=25 if os.environ.get("HEALTHD_FEW_EXAMPLES") else 100,
 )
 

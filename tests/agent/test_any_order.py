@@ -273,5 +273,6 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_and_a_new_daemon_say
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_state_machine_as_test(
-        lambda: AnyOrder(tmp_path, monkeypatch), settings=settings(max_examples=settings.default.max_examples // 2)
+        lambda: AnyOrder(tmp_path, monkeypatch),
+        settings=settings(max_examples=max(15, settings.default.max_examples // 2)),
     )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -187,15 +188,31 @@ def test_cpus_are_counted_in_all_their_ranges(node):
 # --- a share in each look
 
 
+ASLEEP = {path: text for pid in range(1, 2001) for path, text in process(pid).items()}
+
+
+@pytest.fixture(scope="module")
+def sleepers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree with 2,000 processes that sleep."""
+    folder = tmp_path_factory.mktemp("sleepers")
+    write(folder, ASLEEP)
+    return folder
+
+
 @pytest.fixture
-def crowd(tmp_path):
-    """2,000 processes that sleep, and what is said besides."""
+def crowd(sleepers: Path) -> Iterator[Callable[..., Host]]:
+    """Makes hosts of 2,000 processes that sleep, except for what is given. At the end all sleep again."""
+    changed: dict[str, str] = {}
 
-    def make(*more):
-        files = {path: text for pid in range(1, 2001) for path, text in process(pid).items()}
-        return write(tmp_path, {**files, **{path: text for each in more for path, text in each.items()}})
+    def make(*more: dict[str, str]) -> Host:
+        for each in more:
+            changed.update(each)
+        return write(sleepers, changed)
 
-    return make
+    yield make
+    for path in changed:
+        (sleepers / path.lstrip("/")).unlink()
+    write(sleepers, {path: ASLEEP[path] for path in changed if path in ASLEEP})
 
 
 class Counting(FakeSystem):

@@ -384,7 +384,7 @@ def test_where_no_time_is_left_nothing_is_begun(
 
 @pytest.mark.parametrize("told", ['"x"', "[3]", '[{"argv": "sh"}]', '[{"argv": []}]', '[{"argv": [1], "seconds": 1}]'])
 def test_an_answer_that_names_no_program_runs_none(tmp_path: Path, told: str) -> None:
-    with daemon(tmp_path, f'{{"asked": 5, "left": [], "then": {told}}}'.encode()):
+    with daemon(tmp_path, f'{{"asked": 5, "left": [], "then": {told}}}'.encode(), b'{"asked": 5, "left": []}'):
         assert hook.epilog(str(tmp_path), "12", 60.0).startswith("healthd has looked; ")
 
 

@@ -221,7 +221,7 @@ def test_a_constant_series_that_steps_is_found() -> None:
     assert told([2.0] * 100 + [2.5] * 50 + [2.0] * 50) == [(100, 150)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(
     st.integers(0, 10**6),
     st.integers(60, 300),

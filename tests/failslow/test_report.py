@@ -391,13 +391,12 @@ def test_of_many_notes_the_first_are_shown_and_the_others_counted():
 # --- a plot that cannot be
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize(
-    ("plot", "why"),
+    ("plot", "why", "more"),
     [
-        ("folder.svg", "Is a directory"),
-        ("none/plot.svg", "No such file or directory"),
-        ("job.csv/plot.svg", "Not a directory"),
+        ("folder.svg", "Is a directory", ()),
+        ("none/plot.svg", "No such file or directory", ("--json",)),
+        ("job.csv/plot.svg", "Not a directory", ()),
     ],
 )
 def test_a_plot_that_cannot_be_written_takes_no_answer_away(tmp_path, monkeypatch, plot, why, more):

@@ -41,18 +41,23 @@ def shown(rows: Any) -> Shown:
 
 
 def answers(
-    made: History, asked: engine.Asked = ASKED, parts: int = 1, random: Random | None = None
+    made: History, *names: str, asked: engine.Asked = ASKED, parts: int = 1, random: Random | None = None
 ) -> dict[str, Shown]:
-    """What DuckDB answers to every question."""
+    """What DuckDB answers to these questions, or to every one."""
     with TemporaryDirectory() as folder:
-        return ask(write(made, Path(folder), parts, random), asked)
+        return ask(write(made, Path(folder), parts, random), *names, asked=asked)
 
 
-def ask(files: engine.Files, asked: engine.Asked = ASKED) -> dict[str, Shown]:
+def answer(made: History, name: str, asked: engine.Asked = ASKED) -> Shown:
+    """What DuckDB answers to a question."""
+    return answers(made, name, asked=asked)[name]
+
+
+def ask(files: engine.Files, *names: str, asked: engine.Asked = ASKED) -> dict[str, Shown]:
     found = {}
     with engine.connected(files, 1, 512) as connection:
-        for name, needed in NEEDED.items():
-            answer = engine.ask(connection, needed, asked)
+        for name in names or NEEDED:
+            answer = engine.ask(connection, NEEDED[name], asked)
             found[name] = shown(dict(zip(answer.columns, one, strict=True)) for one in answer.rows)
     return found
 
@@ -166,7 +171,7 @@ def a_failed_job(state: str = "FAILED") -> History:
 def test_what_is_seen_from_ten_minutes_before_a_failure_until_five_after_counts(seconds, counts):
     made = a_failed_job()
     seen(made, BEGIN + 3700 + seconds)
-    found = answers(made)
+    found = answers(made, "seen_with_failures", "node_days")
     assert [dict(one)["code"] for one in found["seen_with_failures"]] == ["gpu_xid/1"] * counts
     assert [dict(one)["failures"] for one in found["node_days"]] == [int(counts)]
     assert [dict(one)["node_seconds"] for one in found["node_days"]] == [3600]
@@ -179,7 +184,7 @@ def test_a_level_that_stands_for_long_does_not_count_but_where_it_began_or_worse
     seen(made, end, "level", "opened")
     seen(made, end, "level", "worsened", long_ago)
     seen(made, end, "edge", "seen_again", long_ago)
-    codes = [dict(one)["code"] for one in answers(made)["seen_with_failures"]]
+    codes = [dict(one)["code"] for one in answer(made, "seen_with_failures")]
     assert codes == ["gpu_xid/2", "gpu_xid/3", "gpu_xid/4"]
 
 
@@ -190,13 +195,13 @@ def test_what_a_user_can_forge_and_what_was_there_before_healthd_is_no_cause(kin
     made = a_failed_job()
     seen(made, BEGIN + 3700, kind, **said)
     seen(made, BEGIN + 3700, kind, "worsened", BEGIN, **said)
-    found = answers(made)
+    found = answers(made, "seen_with_failures", "node_days", "conditions", "sights")
     assert found["seen_with_failures"] == []
     assert [dict(one)["failures"] for one in found["node_days"]] == [0]
     assert {dict(one)["observed"] for one in found["conditions"]} == {said.get("observed", False) is not False}
     assert {dict(one)["history"] for one in found["sights"]} == {said.get("history") is True}
     seen(made, BEGIN + 3700, kind)
-    assert [dict(one)["code"] for one in answers(made)["seen_with_failures"]] == ["gpu_xid/3"]
+    assert [dict(one)["code"] for one in answer(made, "seen_with_failures")] == ["gpu_xid/3"]
 
 
 def test_a_moment_of_which_a_forged_line_tells_too_is_what_the_other_line_says():
@@ -204,9 +209,9 @@ def test_a_moment_of_which_a_forged_line_tells_too_is_what_the_other_line_says()
     end, life = BEGIN + 3700, {"condition_id": "x", "code": "gpu_xid/79"}
     seen(made, end, **life, observed=True, severity="info")
     seen(made, end, **life)
-    assert [dict(one)["severity"] for one in answers(made)["seen_with_failures"]] == ["critical"]
+    assert [dict(one)["severity"] for one in answer(made, "seen_with_failures")] == ["critical"]
     made["events"].pop()
-    assert answers(made)["seen_with_failures"] == []
+    assert answer(made, "seen_with_failures") == []
 
 
 def test_what_healthd_found_in_the_log_at_its_first_start_does_not_begin_when_it_is_seen_again():
@@ -215,7 +220,7 @@ def test_what_healthd_found_in_the_log_at_its_first_start_does_not_begin_when_it
     end, life = BEGIN + 3700, {"condition_id": "x", "code": "mount/missing"}
     seen(made, end, "level", **life, history=True)
     seen(made, end + 5000, "level", "seen_again", end, **life)
-    found = answers(made)
+    found = answers(made, "seen_with_failures", "sights")
     assert found["seen_with_failures"] == []
     assert sorted((dict(one)["time"], dict(one)["what"], dict(one)["history"]) for one in found["sights"]) == [
         (end, "seen", True),
@@ -230,7 +235,7 @@ def test_what_grows_critical_in_the_second_of_its_onset_is_critical_then():
     made, end = a_failed_job(), BEGIN + 3700
     seen(made, end, "level", "opened", severity="warning", **ONE)
     seen(made, end, "level", "worsened", **ONE)
-    found = answers(made)
+    found = answers(made, "sights", "seen_with_failures", "node_days")
     assert [(dict(one)["severity"], dict(one)["what"]) for one in found["sights"]] == [("critical", "onset")]
     assert [dict(one)["severity"] for one in found["seen_with_failures"]] == ["critical"]
     assert [dict(one)["failures"] for one in found["node_days"]] == [1]
@@ -240,7 +245,7 @@ def test_what_grows_critical_later_was_not_critical_at_its_onset():
     made, end = a_failed_job(), BEGIN + 3700
     seen(made, end, "level", "opened", severity="warning", **ONE)
     seen(made, end + 301, "level", "worsened", end, **ONE)
-    found = answers(made)
+    found = answers(made, "sights", "node_days")
     shown = [(dict(one)["time"] - end, dict(one)["severity"], dict(one)["what"]) for one in found["sights"]]
     assert sorted(shown) == [(0, "warning", "onset"), (301, "critical", "growth")]
     assert [dict(one)["failures"] for one in found["node_days"]] == [0]
@@ -253,22 +258,22 @@ def test_a_job_without_an_end_ran_until_it_was_last_read_and_no_longer():
     job |= {"state": "RUNNING", "end_time": None}
     read = row("ingests", cluster="c1", source="sacct", name="day", from_time=BEGIN, to_time=BEGIN + 1100)
     for ingests, other, ran in [([], [], 0), ([read], [], 1000), ([{**read, "source": "events"}], [], 0)]:
-        found = answers({**made, "ingests": ingests, "jobs": [job, *other]})
+        found = answers({**made, "ingests": ingests, "jobs": [job, *other]}, "node_days", "runs")
         assert [dict(one)["node_seconds"] for one in found["node_days"]] == [ran]
         assert [dict(one)["runtime_seconds"] for one in found["runs"]] == [ran]
     over = {**job, "db_index": 2, "job_id": 8, "gpus": 1, "state": "COMPLETED", "end_time": BEGIN + 2100}
     elsewhere = {**over, "cluster": "c2", "end_time": BEGIN + 9100}
-    found = answers({**made, "ingests": [read], "jobs": [job, over, elsewhere]})
+    found = answers({**made, "ingests": [read], "jobs": [job, over, elsewhere]}, "node_days", "jobs_known")
     assert [dict(one)["node_seconds"] for one in found["node_days"]] == [2000], "a row of its cluster is later"
     assert [dict(one)["known_until"] for one in found["jobs_known"]] == [BEGIN + 2100, BEGIN + 9100]
     sooner = engine.Asked(BEGIN, BEGIN + 600, PARAMETERS)
-    assert [dict(one)["node_seconds"] for one in answers(made | {"ingests": [read]}, sooner)["node_days"]] == [500]
+    assert [dict(one)["node_seconds"] for one in answer(made | {"ingests": [read]}, "node_days", sooner)] == [500]
 
 
 def test_a_job_that_was_last_read_before_the_time_asked_for_did_not_run_in_it():
     made = a_failed_job()
     made["jobs"][0] |= {"state": "RUNNING", "end_time": None}
-    found = answers(made, engine.Asked(BEGIN + 101, END, PARAMETERS))
+    found = answers(made, "node_days", "runs", asked=engine.Asked(BEGIN + 101, END, PARAMETERS))
     assert (found["node_days"], found["runs"]) == ([], [])
 
 
@@ -281,7 +286,7 @@ def test_a_line_of_the_log_tells_of_one_end_of_a_job(begin):
     made["jobs"].append(again)
     line = row("preemptions", cluster="c1", time=BEGIN + 3700, job_id=7, preemptor_job_id=9, mode="requeued")
     made["preemptions"].append(line)
-    found = [dict(one) for one in answers(made, engine.Asked(begin, END, PARAMETERS))["preempted"]]
+    found = [dict(one) for one in answer(made, "preempted", engine.Asked(begin, END, PARAMETERS))]
     said = {one["db_index"]: (one["how"], one["preemptor_job_id"]) for one in found}
     assert said == {**({1: ("logged", 9)} if begin == BEGIN else {}), 2: ("unknown", None)}
 
@@ -302,21 +307,21 @@ def test_a_drain_of_a_node_that_was_installed_anew_ends_as_slurms_does(behind: i
     for number, (start, end) in enumerate(spells):
         drained(made, start + behind, stream=f"s{number}")
         made["node_states"].append(row("node_states", start_time=start, end_time=end, **state))
-    found = answers(made)["out_of_service"]
+    found = answer(made, "out_of_service")
     told = sorted((dict(one)["start_time"], dict(one)["end_time"], dict(one)["from_healthd"]) for one in found)
     assert told == [(min(start, start + behind), end, 1) for start, end in spells]
     assert found == naive(made, "out_of_service", found)
     made["node_states"][-1]["end_time"] = None
-    assert [dict(one)["end_time"] for one in answers(made)["out_of_service"]][-1] is None
+    assert [dict(one)["end_time"] for one in answer(made, "out_of_service")][-1] is None
 
 
 def test_what_can_be_said_with_a_parameter_is_taken():
     made = a_failed_job("NODE_FAIL")
     seen(made, BEGIN + 3700 - 5000)
-    assert answers(made)["seen_with_failures"] == []
+    assert answer(made, "seen_with_failures") == []
     longer = engine.Asked(BEGIN, END, {**PARAMETERS, "before_seconds": 5000, "more_than_gpus": 256})
-    assert len(answers(made, longer)["seen_with_failures"]) == 1
-    assert (len(answers(made)["node_days"]), len(answers(made, longer)["node_days"])) == (1, 0)
+    assert len(answer(made, "seen_with_failures", longer)) == 1
+    assert (len(answer(made, "node_days")), len(answer(made, "node_days", longer))) == (1, 0)
 
 
 def test_a_store_into_which_the_same_came_twice_answers_as_its_rows_do(tmp_path):

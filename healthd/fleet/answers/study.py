@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from healthd.common.codec import nearest
@@ -112,7 +113,6 @@ class Study:
         """Raises WrongChoice for a name that nothing in the store has."""
         self.from_time, self.to_time, self.chosen = from_time, to_time, chosen or Chosen()
         self.database = database
-        self._questions = for_answers()
         self._made: set[str] = set()
         of_node = ((code, causes.of_a_node(code)) for code in causes.codes())
         self.given("codes", {"code": TEXT, "of_node": BOOLEAN}, of_node)
@@ -126,7 +126,7 @@ class Study:
         The tables that the SQL reads are computed before, each once. parameters: of `asked`, by name. Raises StoreError
         for a damaged file.
         """
-        *below, question = needed(self._questions[name], self._questions, CHOSEN)
+        *below, question = _needed(name)
         unknown = set(parameters) - set(question.parameters)
         if unknown:
             raise ValueError(f"{name} has no parameter {', '.join(sorted(unknown))}")
@@ -141,7 +141,7 @@ class Study:
     def need(self, *names: str) -> None:
         """Compute the tables of these questions, each once. In no order."""
         for name in names:
-            self._compute(needed(self._questions[name], self._questions, CHOSEN))
+            self._compute(_needed(name))
 
     def given(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
         """Make a table of rows that Python has. columns: name -> type. It must have at least one column."""
@@ -312,6 +312,18 @@ def opened(
 def tables_of(snapshot: store.Snapshot) -> engine.Files:
     """table -> its files, of a store that is being read."""
     return {table: snapshot.files(table) for table in TABLES}
+
+
+@cache
+def _questions() -> dict[str, Question]:
+    """Return the questions of the answers, which stay as they are while the process runs."""
+    return for_answers()
+
+
+@cache
+def _needed(name: str) -> tuple[Question, ...]:
+    """Return the questions that a question reads, and itself as the last; their SQL is allowed."""
+    return tuple(needed(_questions()[name], _questions(), CHOSEN))
 
 
 def _ran_there(condition: str) -> str:

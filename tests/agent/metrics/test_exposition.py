@@ -47,14 +47,14 @@ class Theirs:
 
 
 @given(FAMILIES)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 def test_the_text_is_that_of_prometheus_client(metrics: list[Metric]) -> None:
     assert text(metrics, openmetrics=False).encode() == generate_latest(Theirs(metrics))  # type: ignore[arg-type]
     assert (text(metrics, openmetrics=True) + END).encode() == openmetrics_latest(Theirs(metrics))
 
 
 @given(st.lists(FAMILIES, max_size=4), st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]], openmetrics: bool) -> None:
     kept: Written = {}
     for metrics in pages:
@@ -63,7 +63,7 @@ def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]
 
 
 @given(FAMILIES, st.booleans(), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 def test_nor_does_it_where_only_values_changed(metrics: list[Metric], openmetrics: bool, data: st.DataObject) -> None:
     kept: Written = {}
     text(metrics, openmetrics, kept)
@@ -73,7 +73,7 @@ def test_nor_does_it_where_only_values_changed(metrics: list[Metric], openmetric
 
 
 @given(FAMILIES)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 def test_its_parser_reads_what_was_written(metrics: list[Metric]) -> None:
     written = {(metric.name, labels): float(value) for metric in metrics for labels, value in metric.series.items()}
     found = {

@@ -9,11 +9,11 @@
 The list is tests/data/mutants.json. A mutant names a file, the qualified name of a function ("" for the module level),
 one line of it without indentation, and the line in its place. After a rename or a move, adapt these by hand.
 
-`run` works in copies of the tree, one for each job. It first records which test executes which function (kept in
-build/ until a source or a test changes), then runs for each mutant the tests that execute the mutated function, the
-fastest first, then the tests that import its module or start healthd as a program. A killing test must pass without
-the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE, which is then compared with the
-list: exit status 1 if a mutant survives that the list has as killed. End-to-end tests do not run.
+`run` works in copies of the tree, one for each job. It first records which test executes which function (kept in build/
+until a source or a test changes), then runs for each mutant the test that killed it before, the tests that execute the
+mutated function, the fastest first, and the tests that import its module or start healthd as a program. A killing test
+must pass without the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE, which is then
+compared with the list: exit status 1 if a mutant survives that the list has as killed. End-to-end tests do not run.
 """
 
 from __future__ import annotations
@@ -417,8 +417,10 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
 
 
 def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[list[str]]:
-    """Yield the tests that execute the mutated function (at the module level: a function of the file), then those of
-    files that import the mutated module, have its name or start healthd as a program."""
+    """Yield the test that killed the mutant before, then the tests that execute the mutated function (at the module
+    level: a function of the file), then those of files that import the mutated module, have its name or start healthd
+    as a program."""
+    yield [test for test in tests if test.rpartition("/")[2] in mutant.tests]
     nodes = functions(ast.parse((copy / mutant.file).read_text("utf-8")))
     lines = {f"{mutant.file}:{first_line(node)}" for name, node in nodes if mutant.function in ("", name)}
     yield [test for test, known in tests.items() if not known.functions.isdisjoint(lines)]
@@ -498,7 +500,7 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
         raise SystemExit("\n".join(wrong))
     results = {key: bare(mutant) for key, mutant in stored.items()}
     results |= {m.id: m for m in (read(out) if out.exists() else ()) if results.get(m.id) == bare(m)}
-    left = [bare(m) for m in results.values() if (m.id in only if only else not m.result)]
+    left = [stored[m.id] for m in results.values() if (m.id in only if only else not m.result)]
     with tempfile.TemporaryDirectory(prefix="m.") as scratch, ThreadPoolExecutor(jobs) as pool:
         os.chmod(scratch, 0o755)  # tests connect to a socket in it as another user
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()

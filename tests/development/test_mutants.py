@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import sys
 from collections import Counter
@@ -134,7 +135,7 @@ def test_redraw_replaces_a_mutant_by_one_in_a_function_without_any(mutants, gaug
     assert mutants.redraw(1, gauge, stored, []) == stored
 
 
-def test_choices_begin_with_the_tests_that_execute_the_function(mutants, tmp_path):
+def test_choices_are_the_test_that_killed_the_mutant_then_those_that_execute_it_or_its_file(mutants, tmp_path):
     folder = tmp_path / "tests"
     folder.mkdir()
     (tmp_path / "gauge.py").write_text(SOURCE)
@@ -151,8 +152,10 @@ def test_choices_begin_with_the_tests_that_execute_the_function(mutants, tmp_pat
     tests = {f"tests/{name}::test_it": mutants.Test(0.1, executed.get(name, frozenset())) for name in texts}
     (tmp_path / "healthd/slurm").mkdir(parents=True)
     (tmp_path / "healthd/slurm/gauge.py").write_text(SOURCE)
-    in_level = mutants.Mutant("x", "slurm", "chosen", "healthd/slurm/gauge.py", "Gauge.level", "", "")
+    in_level = mutant(mutants, "Gauge.level", "", "")
+    in_level = dataclasses.replace(in_level, file="healthd/slurm/gauge.py", tests=("test_d.py::test_it",))
     assert [*mutants.choices(in_level, tmp_path, tests)] == [
+        ["tests/test_d.py::test_it"],
         ["tests/test_a.py::test_it"],
         ["tests/test_b.py::test_it", "tests/test_gauge.py::test_it", "tests/test_c.py::test_it"],
     ]

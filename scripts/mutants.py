@@ -1,17 +1,19 @@
 """Mutation tests of the decisions: apply one stored fault at a time and run the tests that should notice it.
 
     scripts/mutants.py draw --seed N          draw the random half of the list anew; the chosen mutants stay
+    scripts/mutants.py draw --seed N --replace ID ...
+                                              draw others, in other functions, in place of these
     scripts/mutants.py verify                 check that each mutant of the list still applies
     scripts/mutants.py run [--only ID ...] [--jobs N] [--out FILE] [--tests FILE ...]
 
 The list is tests/data/mutants.json. A mutant names a file, the qualified name of a function ("" for the module level),
 one line of it without indentation, and the line in its place. After a rename or a move, adapt these by hand.
 
-`run` works in copies of the tree, one for each job. It first records which test executes which function (kept in
-build/ until a source or a test changes), then runs for each mutant the tests that execute the mutated function, the
-fastest first, then the tests that import its module or start healthd as a program. A killing test must pass without
-the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE, which is then compared with the
-list: exit status 1 if a mutant survives that the list has as killed. End-to-end tests do not run.
+`run` works in copies of the tree, one for each job. It first records which test executes which function (kept in build/
+until a source or a test changes), then runs for each mutant the test that killed it before, the tests that execute the
+mutated function, the fastest first, and the tests that import its module or start healthd as a program. A killing test
+must pass without the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE, which is then
+compared with the list: exit status 1 if a mutant survives that the list has as killed. End-to-end tests do not run.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -56,7 +59,7 @@ AREAS = {
     "checks": ("checks", 13),
 }
 # Slow tests that execute none of the areas, and the test that each mutant applies to the source.
-UNRELATED = re.compile(r"fleet(?!_limit)|spark|test_mutants")
+UNRELATED = re.compile(r"fleet(?!_limit|/answers/test_lemons_drain)|spark|test_mutants")
 SECONDS_MORE, TIMES_LONGER = 60, 5  # a run may take this much longer than recorded
 OUT_OF_TIME = "time limit"
 CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand
@@ -252,21 +255,21 @@ def mutant_of(file: str, function: str, source: str, edit: Edit) -> Mutant:
     return Mutant("", "", edit.kind, file, function, old.strip(), new.decode().strip(), occurrence)
 
 
-def draw(seed: int, root: Path) -> list[Mutant]:
-    """Return the random half: for each area its number of mutants, at most one in a function."""
+def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tuple[str, str]] = ()) -> list[Mutant]:
+    """Return as many mutants of each area as `numbers` has, at most one in a function and none in those `taken`."""
     chance = random.Random(seed)
     drawn: list[Mutant] = []
-    for area, (folder, number) in AREAS.items():
+    for area, (folder, _) in AREAS.items():
         sources = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in (root / folder).rglob("*.py")}
         left = [
             (file, name, edit)
             for file, source in sorted(sources.items())
             for name, function in functions(ast.parse(source))
-            if not name.endswith(("__repr__", "__str__"))
+            if (file, name) not in taken and not name.endswith(("__repr__", "__str__"))
             for edit in edits(function, source.encode().split(b"\n"))
         ]
         mutants: list[Mutant] = []
-        while len(mutants) < number:
+        while len(mutants) < numbers.get(area, 0):
             kind = chance.choice(sorted({edit.kind for _, _, edit in left}))
             file, name, edit = choice = chance.choice([other for other in left if other[2].kind == kind])
             left.remove(choice)
@@ -277,6 +280,13 @@ def draw(seed: int, root: Path) -> list[Mutant]:
                 mutants.append(dataclasses.replace(mutant, id=f"{area}-random-{len(mutants) + 1:02}", area=area))
         drawn += mutants
     return drawn
+
+
+def redraw(seed: int, root: Path, mutants: Sequence[Mutant], replaced: Sequence[str]) -> list[Mutant]:
+    """Return the list with others in the places, and under the ids, of the mutants `replaced`."""
+    numbers = Counter(mutant.area for mutant in mutants if mutant.id in replaced)
+    new = iter(draw(seed, root, numbers, {(mutant.file, mutant.function) for mutant in mutants}))
+    return [dataclasses.replace(next(new), id=mutant.id) if mutant.id in replaced else mutant for mutant in mutants]
 
 
 # --- recording: as a plugin of pytest (-p mutants) in its worker processes
@@ -407,8 +417,10 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
 
 
 def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[list[str]]:
-    """Yield the tests that execute the mutated function (at the module level: a function of the file), then those of
-    files that import the mutated module, have its name or start healthd as a program."""
+    """Yield the test that killed the mutant before, then the tests that execute the mutated function (at the module
+    level: a function of the file), then those of files that import the mutated module, have its name or start healthd
+    as a program."""
+    yield [test for test in tests if test.rpartition("/")[2] in mutant.tests]
     nodes = functions(ast.parse((copy / mutant.file).read_text("utf-8")))
     lines = {f"{mutant.file}:{first_line(node)}" for name, node in nodes if mutant.function in ("", name)}
     yield [test for test, known in tests.items() if not known.functions.isdisjoint(lines)]
@@ -488,7 +500,7 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
         raise SystemExit("\n".join(wrong))
     results = {key: bare(mutant) for key, mutant in stored.items()}
     results |= {m.id: m for m in (read(out) if out.exists() else ()) if results.get(m.id) == bare(m)}
-    left = [bare(m) for m in results.values() if (m.id in only if only else not m.result)]
+    left = [stored[m.id] for m in results.values() if (m.id in only if only else not m.result)]
     with tempfile.TemporaryDirectory(prefix="m.") as scratch, ThreadPoolExecutor(jobs) as pool:
         os.chmod(scratch, 0o755)  # tests connect to a socket in it as another user
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -523,7 +535,9 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Mutation tests of the decisions.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("draw", help="draw the random half anew").add_argument("--seed", type=int, required=True)
+    draws = commands.add_parser("draw", help="draw the random half anew")
+    draws.add_argument("--seed", type=int, required=True)
+    draws.add_argument("--replace", nargs="+", default=[], metavar="ID", help="draw others in place of these only")
     commands.add_parser("verify", help="check that each mutant still applies")
     runs = commands.add_parser("run", help="run the tests for each mutant without a result")
     runs.add_argument("--only", nargs="+", default=[], metavar="ID", help="these mutants, also if they have a result")
@@ -535,7 +549,12 @@ def main(arguments: Sequence[str]) -> int:
         return run(given.only, given.jobs, given.out, given.tests)
     mutants = read(LIST) if LIST.exists() else []
     if given.command == "draw":
-        write(LIST, [*draw(given.seed, ROOT), *(mutant for mutant in mutants if mutant.kind == CHOSEN)])
+        if given.replace:
+            mutants = redraw(given.seed, ROOT, mutants, given.replace)
+        else:
+            drawn = draw(given.seed, ROOT, {area: number for area, (_, number) in AREAS.items()})
+            mutants = [*drawn, *(mutant for mutant in mutants if mutant.kind == CHOSEN)]
+        write(LIST, mutants)
         return 0
     wrong = verify(mutants, ROOT)
     print("\n".join(wrong) or f"{len(mutants)} mutants apply")

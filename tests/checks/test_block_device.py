@@ -19,7 +19,7 @@ from healthd.agent.kernel_log.coalesce import coalesce_events
 from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.checks import block_device
 from healthd.checks.block_device import EXPLAIN, Config, validate
-from healthd.common.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
+from healthd.common.model import Clears, Disk, Entry, Finding, Inventory, LocalMount, PciDevice, Severity
 from healthd.host.host import Host
 from healthd.host.system import FileStat, Tree
 
@@ -96,6 +96,16 @@ def test_a_disk_of_the_baseline_that_is_gone_is_degraded(node, path, name):
     (finding,) = findings(block_device, node({path: None}), BASELINE)
     assert (finding.code, finding.severity, finding.clears) == ("block_device/missing", Severity.DEGRADED, Clears.PASS)
     assert (finding.subject, finding.expects) == (BASELINE.expected[name], "expected")
+
+
+def test_block_device_baseline_notes_the_name_and_model_of_each_disk(node):
+    models = {f"{NVME}/nvme0/model": "SAMSUNG MZQL23T8HCLS-00A07\n", "/sys/block/sda/device/model": "MTFDDAK960TGA\n"}
+    entries = [item for item in block_device.baseline(node(models), Config()) if isinstance(item, Entry)]
+    assert [(entry.key, entry.note) for entry in entries] == [
+        ("S64GNE0T100001", "nvme0 SAMSUNG MZQL23T8HCLS-00A07"),
+        ("S64GNE0T100002", "nvme1"),
+        ("naa.5002538e00000001", "sda MTFDDAK960TGA"),
+    ]
 
 
 def test_disks_that_nobody_expects_are_not_judged(node):

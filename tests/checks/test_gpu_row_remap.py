@@ -42,6 +42,11 @@ def test_a_pending_remap_that_was_made_is_evidence_of_a_reset(host):
     assert (repair.clears, repair.subject, repair.before) == (Clears.GPU_RESET, PCI, NOW)
 
 
+def test_gpu_row_remap_reports_no_repair_while_a_remap_is_pending(host):
+    given = rounds(gpu_row_remap, [host("gpu.3.remap_pending = true")] * 3)
+    assert [item for item in given if isinstance(item, Repair)] == []
+
+
 def test_a_gpu_that_goes_under_mig_gives_no_evidence_of_a_reset(host):
     given = rounds(gpu_row_remap, [host("gpu.3.remap_pending = true"), host("gpu.3.mig = true")])
     assert [item for item in given if isinstance(item, Repair)] == []

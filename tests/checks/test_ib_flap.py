@@ -145,6 +145,11 @@ def test_a_kernel_that_says_so_in_words_is_not_judged(node):
     assert findings(ib_flap, node(**{DOWNED: "N/A (no PMA)\n"})) == []
 
 
+def test_ib_flap_counts_lost_carriers_where_the_driver_has_no_link_counter(after):
+    without = {DOWNED: "N/A (no PMA)\n"}
+    assert codes(after(without, {**without, "lost": 5})) == ["ib_flap/carrier_lost"]
+
+
 def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
     make(tmp_path)
     host = Host(str(tmp_path), system=Refusing(tmp_path, {DOWNED: errno.EINVAL}))

@@ -167,6 +167,13 @@ def test_names_that_cannot_be_read_hide_no_error(node, tmp_path):
     assert codes(found(story.look(host))) == ["memory_edac/uncorrected"]
 
 
+def test_memory_edac_reads_the_other_dimms_of_a_controller_after_a_garbled_file(node):
+    given_, error = until_it_fails(memory_edac, node({"mc0/dimm0/dimm_ce_count": "N/A"}))
+    assert "mc0/dimm0/dimm_ce_count: not a count" in error
+    parts = [dict(item.labels)["part"] for item in given_ if item.name == "memory_edac_corrected_errors_total"]
+    assert parts == ["mc0", "mc0/dimm2", "mc1", "mc1/dimm0", "mc1/dimm2"]
+
+
 def test_a_garbled_file_hides_no_error_elsewhere(node):
     before = Story(memory_edac).look(node())
     past = Past(before.past, before.now + 300, before.boot_id)

@@ -270,6 +270,12 @@ def test_a_single_non_fatal_error_in_the_log_warns_and_again_within_an_hour_it_i
     assert judged(*lines, apart=apart) == [(code, GPU, severity)]
 
 
+def test_pcie_aer_counts_errors_of_two_functions_of_a_card_within_five_seconds_once():
+    lines = [bus_error(GPU, "Non-Fatal"), bus_error(AUDIO, "Non-Fatal")]
+    assert judged(*lines, apart=4.0) == [("nonfatal", GPU, Severity.WARNING)]
+    assert judged(*lines, apart=6.0) == [("nonfatal_repeated", GPU, Severity.DEGRADED)]
+
+
 def test_corrected_errors_and_further_lines_alone_are_judged_by_nobody():
     lines = [
         bus_error(GPU, "Corrected"),

@@ -537,6 +537,11 @@ def test_what_is_automounted_is_left_to_a_person():
     assert found == [LeftOut("mount", "automounted: add it by hand if jobs need it", instance="/home/ann")]
 
 
+def test_worth_watching_goes_on_after_an_automounted_file_system():
+    text = f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}\n{line('/scratch/data', 'lustre')}"
+    assert mounts(text) == {"/scratch/data": "lustre"}
+
+
 def test_settings_may_be_mounted_from_a_server():
     assert mounts(line("/etc/slurm", "nfs4")) == {"/etc/slurm": "nfs4"}
 

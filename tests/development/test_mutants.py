@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import sys
 from collections import Counter
@@ -111,17 +112,30 @@ def test_edits_change_logic_and_no_text(mutants):
     }
 
 
-def test_draw_gives_the_same_mutants_for_the_same_seed(mutants, monkeypatch, tmp_path):
+@pytest.fixture
+def gauge(mutants, monkeypatch, tmp_path):
+    """A tree with one area, which has two functions."""
     (tmp_path / "gauge").mkdir()
     (tmp_path / "gauge/gauge.py").write_text(SOURCE)
     monkeypatch.setattr(mutants, "AREAS", {"gauge": ("gauge", 2)})
-    drawn = mutants.draw(1, tmp_path)
-    assert drawn == mutants.draw(1, tmp_path)
+    return tmp_path
+
+
+def test_draw_gives_the_same_mutants_for_the_same_seed(mutants, gauge):
+    drawn = mutants.draw(1, gauge, {"gauge": 2})
+    assert drawn == mutants.draw(1, gauge, {"gauge": 2})
     assert {m.function for m in drawn} == {"Gauge.level", "first"}
     assert [m for m in drawn if mutants.applied(m, SOURCE) == SOURCE] == []
 
 
-def test_choices_begin_with_the_tests_that_execute_the_function(mutants, tmp_path):
+def test_redraw_replaces_a_mutant_by_one_in_a_function_without_any(mutants, gauge):
+    stored = mutants.draw(1, gauge, {"gauge": 1}, taken={("gauge/gauge.py", "first")})
+    (new,) = mutants.redraw(1, gauge, stored, [stored[0].id])
+    assert (stored[0].function, new.function, new.id) == ("Gauge.level", "first", stored[0].id)
+    assert mutants.redraw(1, gauge, stored, []) == stored
+
+
+def test_choices_are_the_test_that_killed_the_mutant_then_those_that_execute_it_or_its_file(mutants, tmp_path):
     folder = tmp_path / "tests"
     folder.mkdir()
     (tmp_path / "gauge.py").write_text(SOURCE)
@@ -138,8 +152,10 @@ def test_choices_begin_with_the_tests_that_execute_the_function(mutants, tmp_pat
     tests = {f"tests/{name}::test_it": mutants.Test(0.1, executed.get(name, frozenset())) for name in texts}
     (tmp_path / "healthd/slurm").mkdir(parents=True)
     (tmp_path / "healthd/slurm/gauge.py").write_text(SOURCE)
-    in_level = mutants.Mutant("x", "slurm", "chosen", "healthd/slurm/gauge.py", "Gauge.level", "", "")
+    in_level = mutant(mutants, "Gauge.level", "", "")
+    in_level = dataclasses.replace(in_level, file="healthd/slurm/gauge.py", tests=("test_d.py::test_it",))
     assert [*mutants.choices(in_level, tmp_path, tests)] == [
+        ["tests/test_d.py::test_it"],
         ["tests/test_a.py::test_it"],
         ["tests/test_b.py::test_it", "tests/test_gauge.py::test_it", "tests/test_c.py::test_it"],
     ]

@@ -127,9 +127,11 @@ class Kmsg(Source):
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
     def listen_in(self) -> None:
-        """Once a round: what a second descriptor heard since the last one, this one must have after its next read.
+        """Check once a round that the reader still receives records: without a line or an error, the machine just looks
+        quiet.
 
-        Nothing else shows that an open reader is deaf: without a line or an error, the machine just looks quiet.
+        The first record that a second descriptor has received since the last call must reach the reader by its next
+        read. Later records are not compared: a check costs one record, also in a storm.
         """
         if self._witness >= 0:
             for _ in range(2):  # the first read gives EPIPE if the ring has wrapped since

@@ -67,6 +67,21 @@ def test_a_link_that_is_back_within_its_confirm_time_is_no_fault() -> None:
     assert node.run(LINK, after=40).only.state is PENDING, "the next time begins anew"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "state"),
+    [({}, OPEN), ({"observed": True}, PENDING), ({"history": True}, PENDING)],
+    ids=["proven", "observed", "history"],
+)
+def test_confirm_time_is_waived_only_by_what_the_kernel_proves_now(
+    kernel: dict[str, bool], state: ConditionState
+) -> None:
+    dead = replace(LINK, code="gpu_count/dead", subject=XID.subject, confirmed_by=(XID.code,))
+    node = Node()
+    node.event(XID, **kernel)
+    node.run(dead, after=10.0)
+    assert node.conditions[dead.key].state is state
+
+
 def test_a_run_that_did_not_complete_does_not_end_a_pending_one() -> None:
     node = Node().run(LINK).run(outcome=Outcome.FAILED, after=30)
     assert node.only.state is PENDING

@@ -175,6 +175,15 @@ def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_
     assert node.run(GONE).judge().causes == (node.only,)
 
 
+def test_resumed_by_operator_leaves_open_what_opened_after_the_operator_saw_the_node() -> None:
+    node = Node().run(GONE)
+    seen = node.now
+    node.event(XID)
+    node.take(endings.resumed_by_operator(node.conditions, seen, node.now + 10.0))
+    assert {c.code: c.state for c in node.conditions.values()} == {GONE.code: ACKNOWLEDGED, XID.code: OPEN}
+    assert [c.code for c in node.judge().causes] == [XID.code]
+
+
 @pytest.mark.parametrize("finding", [GONE, RESET, FEWER, RATE], ids=lambda f: f.clears.value)
 def test_an_engineer_clears_whatever_it_waits_for(finding: Finding) -> None:
     assert Node().run(finding).repaired(finding.code).cleared_by == ["repaired by root"]

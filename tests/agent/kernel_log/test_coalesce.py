@@ -216,6 +216,13 @@ def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
     assert list(kept) == [event for event in recent if event in kept]
 
 
+def test_newest_of_each_keeps_the_events_behind_a_drain_first():
+    burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(9))]
+    recent, _, _ = coalesce_events((), burst, 1)
+    assert [event.sequence for event in newest_of_each(recent, 3)] == [8, 9, 10]
+    assert [event.sequence for event in newest_of_each(recent, 3, behind={1})] == [1, 9, 10]
+
+
 @pytest.mark.parametrize("others", [1, 500, 1280, 5000])
 def test_what_is_new_is_all_there_to_be_judged_however_much_came_with_it(others):
     burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(others))]

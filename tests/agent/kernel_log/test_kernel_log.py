@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from healthd.agent.kernel_log.kmsg import Kmsg
 from healthd.agent.kernel_log.open_source import open_source
 from healthd.agent.kernel_log.source import Gap, RawLine, event_of
 
@@ -264,6 +265,89 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
             source.read()
     finally:
         ring.fd = os.open(os.devnull, os.O_RDONLY)
+
+
+class Readers:
+    """/dev/kmsg with several readers, in the place of `os`: each has its own position in a ring of 100 records."""
+
+    def __init__(self):
+        self.records = []
+        self.places = {}
+        self.deaf = set()
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def write(self, *texts):
+        for text in texts:
+            number = len(self.records)
+            self.records.append(f"4,{number},{number * 1000},-;{text}\n".encode())
+
+    def open(self, path, flags):
+        fd = 1000 + len(self.places)
+        self.places[fd] = max(len(self.records) - 100, 0)
+        return fd
+
+    def lseek(self, fd, offset, whence):
+        assert (offset, whence) == (0, os.SEEK_END)
+        self.places[fd] = len(self.records)
+
+    def close(self, fd):
+        pass
+
+    def read(self, fd, size):
+        oldest = len(self.records) - 100
+        if fd in self.deaf or self.places[fd] == len(self.records):
+            raise BlockingIOError
+        if self.places[fd] < oldest:
+            self.places[fd] = oldest
+            raise BrokenPipeError
+        self.places[fd] += 1
+        return self.records[self.places[fd] - 1]
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    readers = Readers()
+    monkeypatch.setattr("healthd.agent.kernel_log.kmsg.os", readers)
+    return readers
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 99, 101, 1000])
+def test_kmsg_accepts_a_reader_that_receives_each_record(readers, lines):
+    source = Kmsg("/dev/kmsg", BOOT, None, False)
+    for _ in range(3):
+        source.listen_in()
+        readers.write(*["a line"] * lines)
+        source.listen_in()
+        assert len(source.read(limit=1000)) == min(lines, 100)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 99, 101, 1000])
+def test_kmsg_reports_a_reader_that_receives_nothing(readers, lines):
+    source = Kmsg("/dev/kmsg", BOOT, None, False)
+    source.listen_in()
+    readers.deaf.add(source.fileno())
+    readers.write(*["a line"] * lines)
+    assert source.read() == []
+    source.listen_in()
+    with pytest.raises(OSError, match="gives no lines that others get"):
+        source.read()
+
+
+def test_kmsg_compares_only_the_first_record_of_each_check(readers):
+    source = Kmsg("/dev/kmsg", BOOT, None, False)
+    source.listen_in()
+    readers.write("one")
+    assert texts(source) == ["one"]
+    readers.deaf.add(source.fileno())
+    readers.write("two")
+    source.listen_in()
+    assert texts(source) == []
+    readers.write("three")
+    source.listen_in()
+    with pytest.raises(OSError, match="gives no lines that others get"):
+        source.read()
 
 
 @pytest.mark.parametrize("cursor", [{}, {"sequence": "x"}, {"journal": "s=1"}, {"files": []}, {"boot_id": BOOT}])

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from healthd.agent.conditions.ledger import Pause
 from healthd.agent.conditions.store import Memory
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm.controller import Hand
 from healthd.agent.slurm.flapping import answered_for
+from healthd.agent.slurm.policy import HELD_SECONDS
 from healthd.agent.slurm.reconcile import ReconcileReport, Remember
-from healthd.common.model import Health, Mode, Resumed, SlurmMemory, Verdict
+from healthd.common.model import FleetHold, Health, Mode, Resumed, SlurmMemory, Verdict
+from tests.agent.slurm.test_policy import NOW, OURS, XID, cause, faulty, node
 
 FLAPPED = (Resumed(100.0, 160.0, True), Resumed(200.0, 260.0, True))
 DRAINED = SlurmMemory(reason="healthd: gpu_xid/79 : it fell off the bus", resumed=FLAPPED, drained_at=300.0)
@@ -59,3 +62,44 @@ def test_jobs_are_listed_as_requeued_until_healthds_drain_ends(tmp_path: Path, m
         assert hand.look(verdict, round_ended=True) is not None
         listed.append(hand.requeued)
     assert listed == [("12",), ("12", "13"), ("12", "13"), ()]
+
+
+PAUSE = Pause(until=NOW + 3600, why="maintenance", who="ann")
+WITHHELD = SlurmMemory(hold=FleetHold(NOW, NOW + 60, own_hardware=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "pause", "slurm", "expected"),
+    [
+        pytest.param(Mode.ACT, faulty(cause()), None, SlurmMemory(), True, id="drain is wanted"),
+        pytest.param(Mode.DRAIN, faulty(cause()), None, SlurmMemory(), True, id="drain is wanted, mode drain"),
+        pytest.param(Mode.ACT, Verdict(Health.HEALTHY), None, SlurmMemory(), False, id="healthy"),
+        pytest.param(Mode.OBSERVE, faulty(cause()), None, SlurmMemory(), False, id="mode observe"),
+        pytest.param(Mode.ACT, faulty(cause()), PAUSE, SlurmMemory(), False, id="paused"),
+        pytest.param(Mode.ACT, faulty(cause()), None, WITHHELD, False, id="held by the fleet limit"),
+    ],
+)
+def test_hand_keeps_jobs_out_while_it_may_drain_and_no_drain_stands(
+    tmp_path: Path, mode: Mode, verdict: Verdict, pause: Pause | None, slurm: SlurmMemory, expected: bool
+) -> None:
+    memory = Memory(str(tmp_path), lambda: NOW)
+    memory.change(pause=pause, slurm=slurm)
+    hand = Hand(Settings(mode=mode), memory, "b1", lambda: NOW, time.monotonic)
+    assert hand.keeps_jobs_out(verdict) is expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(HELD_SECONDS - 1, True), (HELD_SECONDS + 1, False)])
+def test_hand_keeps_jobs_out_until_slurmctld_has_surely_saved_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: bool
+) -> None:
+    drained = node("IDLE+DRAIN", XID)
+
+    def looks(*_: object) -> Iterator[Remember]:
+        yield Remember(OURS)
+        return ReconcileReport(OURS, node=drained)
+
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", looks)
+    now = drained.reason_time + seconds
+    hand = Hand(Settings(mode=Mode.ACT), Memory(str(tmp_path), lambda: now), "b1", lambda: now, time.monotonic)
+    assert hand.look(faulty(cause()), round_ended=True) is not None
+    assert hand.keeps_jobs_out(faulty(cause())) is expected

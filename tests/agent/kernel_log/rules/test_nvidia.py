@@ -319,6 +319,14 @@ def test_an_nvlink_error_says_link_and_registers(message, expected):
         assert fields(one(f"NVRM: Xid (PCI:0000:3b:00): 74, {who}{message}")) == expected
 
 
+@pytest.mark.parametrize(
+    ("register", "reset"), [("0x40000", "true"), ("0xfffbffff", None), ("0x20000", None), ("0x80000", None)]
+)
+def test_nvlink_error_asks_for_a_reset_by_bit_18_of_its_fourth_register(register, reset):
+    message = f"74, NVLink: fatal error detected on link 2(0x0, 0x0, 0x0, {register}, 0x0, 0x0, 0x0)"
+    assert fields(one(f"NVRM: Xid (PCI:0000:3b:00): {message}")).get("reset") == reset
+
+
 @pytest.mark.parametrize("row", codes.nvlink5_rows(), ids=lambda row: f"{row.code}-{row.units[0]}")
 @pytest.mark.parametrize("word", ["Fatal  ", "Nonfatal", "Link Fatal"])
 def test_every_row_of_the_nvlink5_table_is_decoded_from_its_line(row, word):

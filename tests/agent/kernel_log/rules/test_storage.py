@@ -338,6 +338,11 @@ def test_a_line_of_16_kb_takes_no_time(piece: str) -> None:
         assert cpu_seconds(lambda text=text: [parse(text) for _ in range(20)], 0.5) < 0.5
 
 
+@pytest.mark.parametrize("status", ["device resource", "zone open", "nonblocking retry", "of a later kernel"])
+def test_block_status_that_is_not_listed_is_an_io_error(status: str) -> None:
+    assert read(f"{status} error, dev sda, sector 88 op 0x1:(WRITE) flags 0x800") == ("block", "io_error", "sda")
+
+
 @pytest.mark.parametrize(
     ("text", "device"),
     [

@@ -19,7 +19,7 @@ from story import Node, Story
 
 from healthd.agent.kernel_log.source import RawLine, event_of
 from healthd.agent.settings.registry import built_in
-from healthd.agent.worker import present
+from healthd.agent.worker.process import baseline_items
 from healthd.common.codec import load
 from healthd.common.model import Entry, Gpu, Inventory
 from healthd.host.system import KernelClock
@@ -304,7 +304,7 @@ def set_up_by_a_baseline(machine: Machine) -> Node:
     found = {}
     for check in ("kernel_modules", "device_nodes"):
         known = built_in()[check]
-        entries = [item for item in present.look(machine.now(), known, known.config()) if isinstance(item, Entry)]
+        entries = [item for item in baseline_items(machine.now(), known, known.config()) if isinstance(item, Entry)]
         names = {entry.key: entry.value for entry in entries}
         found[check] = names if check == "device_nodes" else tuple(names)
     checks = {name: built_in()[name] for name in found}

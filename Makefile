@@ -7,6 +7,9 @@ CACHE := /var/cache/healthd-tests
 AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
 # Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
 PYTEST := .venv/bin/python scripts/run_tests.py -n auto
+# Compiles the test modules once, on two cores: each process of pytest-xdist would compile them all.
+COLLECT := .venv/bin/python -m pytest --collect-only -p no:cacheprovider
+COMPILE := $(AS_ROOT) bash -c '$(COLLECT) tests/[a-d]*/ >/dev/null & $(COLLECT) tests/[e-z]*/ tests/test_*.py >/dev/null & wait'
 # What test-all has beyond test: warnings that blame others' modules, and random examples, the same again with SEED=7.
 EXAMPLES := $(or $(SEED),$(shell echo $$RANDOM))
 FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
@@ -24,6 +27,7 @@ demo: .venv/.runtime ## healthd on this machine with a fake DGX H100: a fault, t
 test: .venv/.stamp test-packages ## what a change must pass: units, and a core with a real Slurm and systemd; minutes
 	@echo "test: all tests that are not wide"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
+	@$(COMPILE)
 	@$(AS_ROOT) $(PYTEST) -rs
 
 test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm there is; one that failed only beside the others fails

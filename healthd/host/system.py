@@ -23,6 +23,7 @@ class FileStat(NamedTuple):
 
     mode: int
     uid: int
+    gid: int  # no check reads it; recordings contain it
     device: tuple[int, int]
 
 
@@ -83,7 +84,7 @@ class Tree:
     def stat(self, path: str) -> FileStat:
         found = os.stat(self._root + path)
         device = (os.major(found.st_rdev), os.minor(found.st_rdev))
-        return FileStat(found.st_mode, found.st_uid, device)
+        return FileStat(found.st_mode, found.st_uid, found.st_gid, device)
 
     def statvfs(self, path: str) -> FileSystem:
         found = os.statvfs(self._root + path)

@@ -29,7 +29,7 @@ BASELINE = Config(expected=EXPECTED)
 
 
 def device(mode: int, kind: int = stat.S_IFCHR) -> FileStat:
-    return FileStat(kind | mode, 0, (195, 0))
+    return FileStat(kind | mode, 0, 0, (195, 0))
 
 
 class Devices(Tree):

@@ -464,7 +464,7 @@ class Mounted(Tree):
 
     def stat(self, path: str) -> FileStat:
         if path in self.connections:
-            return FileStat(0o40500, self.connections[path][0], (0, 0))
+            return FileStat(0o40500, self.connections[path][0], 0, (0, 0))
         return super().stat(path)
 
 

@@ -391,6 +391,7 @@ def test_of_many_notes_the_first_are_shown_and_the_others_counted():
 # --- a plot that cannot be
 
 
+@pytest.mark.one_python  # only .venv has vl-convert
 @pytest.mark.parametrize(
     ("plot", "why", "more"),
     [
@@ -409,6 +410,7 @@ def test_a_plot_that_cannot_be_written_takes_no_answer_away(tmp_path, monkeypatc
     assert run("job.csv", *more, "--plot", plot) == (3, answered[1], said)
 
 
+@pytest.mark.one_python  # only .venv has vl-convert
 @pytest.mark.parametrize(
     ("plot", "why"),
     [

@@ -60,7 +60,7 @@ set up
   doctor                      what works here, what does not, and how to fix it
   completion bash|zsh|fish    print the completion script for your shell
 
-the fleet, at the centre (with the extra "fleet": README.md)
+the fleet, at the centre (with the extra "fleet": docs/deploy.md)
   fleet ingest --out DB ...   load events and Slurm's accounting into one store
   fleet prune                 remove what is older than a date
   fleet status                all nodes now, from Prometheus: which are drained,

@@ -82,7 +82,7 @@ def test_what_stays_open_is_explained_line_by_line(debian: SystemdContainer) -> 
     said = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
     still_open = {one["name"] for one in json.loads(said) if one["set"] is False and one.get("exposure")}
     rows = re.findall(
-        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("What stays open")[2].partition("\n## ")[0], re.MULTILINE
+        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("The unit leaves this open")[2].partition("\n## ")[0], re.MULTILINE
     )
     explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert still_open - explained == set()

@@ -17,8 +17,7 @@ BASE = "https://healthd.example.org/docs/"  # what a site replaces
 HEAD = """\
 # Alerts
 
-`scripts/alerts_page.py` wrote this page from `packaging/prometheus/healthd.alerts.yml`. On the machine of your
-Prometheus (the files are in `/usr/share/healthd/prometheus` too):
+Install the alert rules on your Prometheus host. The files are also in `/usr/share/healthd/prometheus`:
 
 ```sh
 cp packaging/prometheus/healthd.*.yml /etc/prometheus/
@@ -26,35 +25,37 @@ sed -i 's|https://healthd.example.org/docs|https://wiki.YOURS/healthd|' /etc/pro
 promtool check rules /etc/prometheus/healthd.*.yml
 ```
 
-The second line says where your people find these pages: put `docs/` there. Name both files under `rule_files:` in
-prometheus.yml, and call the job that scrapes healthd `healthd`; `packaging/prometheus/prometheus.yml` is an
-example. `packaging/prometheus/alertmanager.yml` is one of how they are best routed: all of a node in one message.
-Is your job called otherwise: `sed -i 's/job="healthd"/job="YOURS"/g'` in both files.
+The second command sets the address of these pages at your site: publish `docs/` there. List both files under
+`rule_files:` in prometheus.yml, and name the scrape job `healthd`. For a job with another name, run
+`sed -i 's/job="healthd"/job="YOURS"/g'` on both files. `packaging/prometheus/prometheus.yml` is an example.
+`packaging/prometheus/alertmanager.yml` is an example that sends all alerts of a node in one message.
 
-## What is told, and what is not
+`scripts/alerts_page.py` writes this page from `packaging/prometheus/healthd.alerts.yml`.
 
-- **critical** wakes somebody: jobs are being lost now, or many nodes are broken or unseen. **warning** is a ticket:
-  a node that healthd has drained waits for the morning. **info** is a list. ([Prometheus' own
-  practice](https://prometheus.io/docs/practices/alerting/): as few alerts as possible, and only what a person can
-  do something about.)
-- Faults are told a node and a family, not a code: a GPU that falls off the bus gives five codes and one alert,
+## Severity and grouping
+
+- **critical** wakes somebody: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
+  ticket: a node that healthd has drained can wait until the morning. **info** is for a list. ([Prometheus' own
+  practice](https://prometheus.io/docs/practices/alerting/): as few alerts as possible, and only those that a person
+  can do something about.)
+- Faults are grouped by node and family, not by code. A GPU that falls off the bus causes five codes and one alert,
   which names them.
-- One cause on many nodes is one alert: where 5 nodes and more than 2 % of the cluster have a problem, or more than
-  half of it (2 nodes at least), `HealthdManyNodes` speaks after the time that the alert of one node waits, and while
-  it does the alerts of the nodes are silent. A file server that dies under 2,000 nodes is one message.
-- A node that does not answer gives `HealthdTargetDown` and nothing else.
-- Faults of a node where healthd is paused are not told: somebody works there. A forgotten pause is told.
-- Only what counts is a fault: confirmed, acknowledged by nobody, and from no log that users can forge. `healthd
-  ack` is the way to silence one.
-- A fault that becomes worse stays the same alert: `for:` does not begin anew.
+- One cause on many nodes is one alert. `HealthdManyNodes` fires if 5 nodes and more than 2 % of the cluster have a
+  problem, or more than half of the cluster (at least 2 nodes). It waits as long as the alert of a single node, and
+  silences the alerts of the nodes. A file server that dies under 2,000 nodes is one message.
+- A node that does not answer causes `HealthdTargetDown` and no other alert.
+- Faults of a node on which healthd is paused cause no alert, because somebody works there. A forgotten pause does.
+- A condition causes an alert only if it is confirmed, not acknowledged, and not from a log that users can forge.
+  Silence a single condition with `healthd ack`.
+- A fault that becomes worse remains the same alert: `for:` does not start again.
 
-What is wrong with which node, as one table: `healthd fleet status --problems`.
+List the problems of all nodes in one table: `healthd fleet status --problems`.
 
 ## Planned work
 
-On nodes that stay up: `healthd pause --for 4h --why TEXT` on each; their faults are told to nobody until it ends.
-Nodes that go down for less than 15 minutes (a rolling reboot) tell nobody either. For longer, silence them, and the
-alert of many nodes with them:
+If the nodes stay up, run `healthd pause --for 4h --why TEXT` on each. Their faults cause no alert until the pause ends.
+Nodes that are down for less than 15 minutes (a rolling reboot) cause none either. For a longer outage, silence the
+nodes, and the alert about many nodes:
 
 ```sh
 amtool silence add --duration=4h --comment='new firmware' alertname=HealthdTargetDown node=~'gpu-(1|2|3)'
@@ -63,46 +64,46 @@ amtool silence add --duration=4h --comment='new firmware' alertname=HealthdManyN
 
 ## All alerts
 
-NODE, CODE and N are what stands there when it fires; the name leads to what to do.
+NODE, CODE and N stand for the actual values. Each name links to what to do.
 
 """
 TAIL = """
 ### HealthdReloadFailed
 
-healthd goes on with the settings it had; a restart would fail. On the node: `healthd config check
-/etc/healthd/healthd.toml` names the file, the line and the setting. After the correction `systemctl reload
-healthd`.
+healthd still runs with its previous settings, but a restart would fail. On the node, `healthd config check
+/etc/healthd/healthd.toml` prints the file, the line and the setting. Correct it and run `systemctl reload healthd`.
 
 ### HealthdStreamLoses
 
-Lines wait in memory while the disk under `state_dir` takes none, and some were dropped: `df /var/lib/healthd`,
-`dmesg | tail`. What was lost is missing in the fleet's history only: health and drains do not depend on it.
-[events.md](events.md) says what is kept how.
+The disk under `state_dir` accepts no writes. Lines of the event stream wait in memory, and some were dropped. Run
+`df /var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do
+not depend on them. [events.md](events.md) describes what is kept.
 
 ### HealthdManyNodes
 
-Look for what these nodes share before you look at one of them: a file server (`storage`), slurmctld or its network
-(`slurm`, `target_down`), a switch (`network`), cooling or a power feed (`thermal`), a roll-out (`unknown`, `gpu`).
-`healthd fleet status --problems` lists them. For shared causes healthd itself stops at its [fleet
-limit](fleet-limit.md), so the cluster goes on; the nodes come back by themselves when the cause is over.
+First find what these nodes share: a file server (`storage`), slurmctld or its network (`slurm`, `target_down`), a
+switch (`network`), cooling or a power feed (`thermal`), a roll-out (`unknown`, `gpu`). `healthd fleet status
+--problems` lists the nodes. For shared causes healthd stops draining at its [fleet limit](fleet-limit.md), so the
+cluster stays in service. healthd resumes the nodes it drained when the cause is over.
 
 ### HealthdManyNodesToTidy
 
-The same for what loses no job tonight: settings that were refused (`reload`), drains and acknowledged faults that
-nobody came back to (`drained_long`, `ack`), a disk that takes no events (`stream`), something that warns on all
-nodes (`warning`: perhaps a threshold that is wrong here).
+The same problem on many nodes, but no job is lost tonight: rejected settings (`reload`), drains and acknowledged faults
+that were forgotten (`drained_long`, `ack`), a disk that accepts no events (`stream`), a warning on all nodes
+(`warning`: perhaps a threshold that is wrong for your hardware).
 
 ### HealthdNodesGone
 
-The list of nodes of this cluster is empty or cut short, while others go on: look at its file under
-`file_sd_configs`, and at what writes it (`packaging/prometheus/prometheus.yml` has a way that keeps the old file
-where sinfo fails). A cluster that was really taken away: `amtool silence add --duration=1d
---comment='taken away' alertname=HealthdNodesGone cluster=c1`; after a day it is forgotten.
+The target list of this cluster is empty or truncated, while other clusters are still scraped. Check its file under
+`file_sd_configs` and the program that writes it. `packaging/prometheus/prometheus.yml` shows a way that keeps the old
+file if sinfo fails. If the cluster was really removed, run `amtool silence add --duration=1d
+--comment='removed' alertname=HealthdNodesGone cluster=c1`; the alert ends after a day.
 
 ### HealthdNotScraped
 
-Prometheus has no target of the job `healthd`. `promtool check config /etc/prometheus/prometheus.yml`; is the list
-of nodes (`file_sd_configs`) there, and not empty? Is the job called otherwise, change its name in both rule files.
+Prometheus has no target of the job `healthd`. Run `promtool check config /etc/prometheus/prometheus.yml`, and check
+that the target list (`file_sd_configs`) exists and is not empty. If your job has another name, change it in both rule
+files.
 """
 _ACTION = re.compile(r"(\{\{.*?\}\})", re.S)
 

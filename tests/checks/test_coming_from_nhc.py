@@ -45,7 +45,8 @@ def test_all_tables_fit_into_one_file():
 
 def test_each_check_of_nhc_is_on_the_page():
     assert NHC is not None
-    checks = re.findall(r"(?m)^\| (check_[a-z_]+) \|", NHC[1])
+    cells = re.findall(r"(?m)^\| (check_[^|]*) \|", NHC[1])
+    checks = [name for cell in cells for name in re.findall(r"check_[a-z_]+", cell)]
     assert len(checks) == 46
     assert [check for check in checks if not re.search(rf"\b{check}\b", PAGE)] == []
 

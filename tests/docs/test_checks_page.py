@@ -46,7 +46,7 @@ def test_the_page_of_the_peers_names_the_checks_that_it_has_not():
     assert PAGES.ALONE.search(text)
     assert text == PAGES.peers(CHECKS, text), AGAIN
     more = PAGES.peers({**CHECKS, "fan": CHECKS["cpu"], "lid": CHECKS["cpu"]}, text)
-    assert re.search(r"\nNot compared with theirs yet: .*`fan`, `lid`\.\n", more)
+    assert re.search(r"\nChecks that no table below lists yet: .*`fan`, `lid`\.\n", more)
     assert PAGES.peers(CHECKS, more) == text
 
 

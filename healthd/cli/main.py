@@ -24,7 +24,7 @@ usage: healthd COMMAND [...]        healthd COMMAND --help for its options
 
 inspect
   check [NAME ...]            run the checks once, without the daemon
-  record [FILE]               run the checks and save everything that they read
+  record [FILE]               run the checks and save everything they read
   scan FILE|-                 find faults in a kernel log of any machine
   status                      show open conditions, decisions and Slurm state
   events [FILE|DIR ...]       show what healthd found and did on this node
@@ -77,8 +77,8 @@ fleet, on the central host (with the extra "fleet": README.md)
   fleet lemons                show nodes that keep failing
   fleet report --out DIR      write all answers to one page
   fleet alarms                show completed jobs that saw a failing check
-  fleet checks                show which check detects faults first, and how long
-                              until the drain
+  fleet checks                show which check detects a fault first, and the
+                              time until the drain
   fleet links                 show flaps, errors and lost speed of links
   fleet failslow              show the cost of slow jobs, by node
   fleet compare A B           compare two periods or partitions

@@ -1,5 +1,5 @@
-"""Writes docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
-tests/packaging/test_alerts.py fails where the page is older than the rules. It needs PyYAML, of the extra `docs`.
+"""Write docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
+tests/packaging/test_alerts.py fails if the page is outdated. It needs PyYAML, from the extra `docs`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/alerts.md"
 RULES = ROOT / "packaging/prometheus"
-BASE = "https://healthd.example.org/docs/"  # what a site replaces
+BASE = "https://healthd.example.org/docs/"  # a site replaces this
 HEAD = """\
 # Alerts
 
-Install the alert rules on your Prometheus host. The files are also in `/usr/share/healthd/prometheus`:
+## Install the rules
+
+On the machine of your Prometheus (the files are in `/usr/share/healthd/prometheus` too):
 
 ```sh
 cp packaging/prometheus/healthd.*.yml /etc/prometheus/
@@ -25,37 +27,39 @@ sed -i 's|https://healthd.example.org/docs|https://wiki.YOURS/healthd|' /etc/pro
 promtool check rules /etc/prometheus/healthd.*.yml
 ```
 
-The second command sets the address of these pages at your site: publish `docs/` there. List both files under
-`rule_files:` in prometheus.yml, and name the scrape job `healthd`. For a job with another name, run
-`sed -i 's/job="healthd"/job="YOURS"/g'` on both files. `packaging/prometheus/prometheus.yml` is an example.
-`packaging/prometheus/alertmanager.yml` is an example that sends all alerts of a node in one message.
+The second line sets the address of the runbooks: publish `docs/` there. Then:
+
+1. Name both files under `rule_files:` in prometheus.yml. `packaging/prometheus/prometheus.yml` is an example.
+2. Name the job that scrapes healthd `healthd`. If your job has another name, run
+   `sed -i 's/job="healthd"/job="YOURS"/g'` on both files.
+3. Route the alerts: `packaging/prometheus/alertmanager.yml` is an example that sends one message per node.
 
 `scripts/alerts_page.py` writes this page from `packaging/prometheus/healthd.alerts.yml`.
 
-## Severity and grouping
+## Rules of alerting
 
-- **critical** wakes somebody: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
-  ticket: a node that healthd has drained can wait until the morning. **info** is for a list. ([Prometheus' own
-  practice](https://prometheus.io/docs/practices/alerting/): as few alerts as possible, and only those that a person
-  can do something about.)
-- Faults are grouped by node and family, not by code. A GPU that falls off the bus causes five codes and one alert,
-  which names them.
-- One cause on many nodes is one alert. `HealthdManyNodes` fires if 5 nodes and more than 2 % of the cluster have a
-  problem, or more than half of the cluster (at least 2 nodes). It waits as long as the alert of a single node, and
-  silences the alerts of the nodes. A file server that dies under 2,000 nodes is one message.
-- A node that does not answer causes `HealthdTargetDown` and no other alert.
-- Faults of a node on which healthd is paused cause no alert, because somebody works there. A forgotten pause does.
-- A condition causes an alert only if it is confirmed, not acknowledged, and not from a log that users can forge.
-  Silence a single condition with `healthd ack`.
-- A fault that becomes worse remains the same alert: `for:` does not start again.
+- **critical** pages someone: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
+  ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few alerts,
+  all of them actionable ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
+- The text of a fault names the codes and parts, and states whether the node is drained and with which reason, how many
+  jobs healthd requeued within the last hour, and whether someone must act tonight.
+- There is one alert per node and family of codes. A GPU that falls off the bus opens five codes and fires one alert.
+- One cause on many nodes fires one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or more
+  than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as the alert of one node.
+  The alerts of the nodes are then silent. A file server that fails under 2,000 nodes sends one message.
+- A node that does not answer fires `HealthdTargetDown` and nothing else.
+- Faults of a node where healthd is paused fire no alert. A forgotten pause does.
+- Only effective conditions fire: confirmed, not acknowledged, and not from a log that users can forge. `healthd ack`
+  silences one.
+- A fault that becomes worse stays the same alert: its `for:` does not restart.
 
-List the problems of all nodes in one table: `healthd fleet status --problems`.
+`healthd fleet status --problems` shows all nodes with problems as one table.
 
 ## Planned work
 
-If the nodes stay up, run `healthd pause --for 4h --why TEXT` on each. Their faults cause no alert until the pause ends.
-Nodes that are down for less than 15 minutes (a rolling reboot) cause none either. For a longer outage, silence the
-nodes, and the alert about many nodes:
+For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each: their faults fire no alert until the pause
+ends. Nodes that are down for less than 15 minutes (a rolling reboot) fire none either. For longer work, silence the
+alert of the nodes and the alert of many nodes:
 
 ```sh
 amtool silence add --duration=4h --comment='new firmware' alertname=HealthdTargetDown node=~'gpu-(1|2|3)'
@@ -64,81 +68,79 @@ amtool silence add --duration=4h --comment='new firmware' alertname=HealthdManyN
 
 ## All alerts
 
-NODE, CODE and N stand for the actual values. Each name links to what to do.
+NODE, CODE and N stand for values that the alert fills in; "..." is a list. Texts about drains and requeued jobs
+depend on the state of the node and are left out. The name of the alert links to its runbook.
 
 """
 TAIL = """
 ### HealthdReloadFailed
 
-healthd still runs with its previous settings, but a restart would fail. On the node, `healthd config check
-/etc/healthd/healthd.toml` prints the file, the line and the setting. Correct it and run `systemctl reload healthd`.
+healthd continues with its old settings; a restart would fail. On the node, `healthd config check
+/etc/healthd/healthd.toml` prints the file, the line and the setting. After the correction run `systemctl reload
+healthd`.
 
 ### HealthdStreamLoses
 
-The disk under `state_dir` accepts no writes. Lines of the event stream wait in memory, and some were dropped. Run
-`df /var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do
-not depend on them. [events.md](events.md) describes what is kept.
+Lines wait in memory while the disk under `state_dir` accepts no writes, and some were dropped. Check `df
+/var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do not
+depend on them. [events.md](events.md) describes what is kept.
 
 ### HealthdManyNodes
 
-First find what these nodes share: a file server (`storage`), slurmctld or its network (`slurm`, `target_down`), a
-switch (`network`), cooling or a power feed (`thermal`), a roll-out (`unknown`, `gpu`). `healthd fleet status
---problems` lists the nodes. For shared causes healthd stops draining at its [fleet limit](fleet-limit.md), so the
-cluster stays in service. healthd resumes the nodes it drained when the cause is over.
+Find what these nodes share before you inspect a single node: a file server (`storage`), slurmctld or its network
+(`slurm`, `target_down`), a switch (`network`), cooling or a power feed (`thermal`), a roll-out (`unknown`, `gpu`).
+`healthd fleet status --problems` lists the nodes. healthd drains nodes for a shared cause only up to its [fleet
+limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes when the cause is gone.
 
 ### HealthdManyNodesToTidy
 
-The same problem on many nodes, but no job is lost tonight: rejected settings (`reload`), drains and acknowledged faults
-that were forgotten (`drained_long`, `ack`), a disk that accepts no events (`stream`), a warning on all nodes
-(`warning`: perhaps a threshold that is wrong for your hardware).
+The same for problems that lose no jobs: rejected settings (`reload`), forgotten drains and acknowledged faults
+(`drained_long`, `ack`), a disk that accepts no events (`stream`), a warning on all nodes (`warning`: perhaps a
+threshold that does not fit this cluster).
 
 ### HealthdNodesGone
 
-The target list of this cluster is empty or truncated, while other clusters are still scraped. Check its file under
-`file_sd_configs` and the program that writes it. `packaging/prometheus/prometheus.yml` shows a way that keeps the old
-file if sinfo fails. If the cluster was really removed, run `amtool silence add --duration=1d
---comment='removed' alertname=HealthdNodesGone cluster=c1`; the alert ends after a day.
+The list of nodes of this cluster is empty or truncated, while other clusters are complete. Check its file under
+`file_sd_configs` and the job that writes the file; `packaging/prometheus/prometheus.yml` shows a way that keeps the
+old file if sinfo fails. If the cluster was removed on purpose: `amtool silence add --duration=1d
+--comment='removed' alertname=HealthdNodesGone cluster=c1`. The alert ends after a day.
 
 ### HealthdNotScraped
 
 Prometheus has no target of the job `healthd`. Run `promtool check config /etc/prometheus/prometheus.yml`, and check
-that the target list (`file_sd_configs`) exists and is not empty. If your job has another name, change it in both rule
-files.
+that the list of nodes (`file_sd_configs`) exists and is not empty. If your job has another name, change the name in
+both rule files.
 """
 _ACTION = re.compile(r"(\{\{.*?\}\})", re.S)
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The alerts as Prometheus reads them, in their order."""
+    """Return the alerts in the order of the file."""
     groups = yaml.safe_load((RULES / "healthd.alerts.yml").read_text("utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def readable(template: str) -> str:
-    """A text of a rule with words in place of what it looks up."""
-    said, depth = [], 0
+    """Return the text of a rule with words in place of looked-up values. Lists become "..."; conditions are dropped."""
+    parts, depth = [], 0
     for part in _ACTION.split(template):
         words = part.strip("{} \n").split() if part.startswith("{{") else []
         if not words:
-            said.append(part if depth == 0 else "")
+            parts.append(part if depth == 0 else "")
         elif words[0] in ("range", "with", "if"):
-            said.append("..., " if words[0] == "range" and depth == 0 else "")
+            listed = "CODE PART" if "topk(1, condition:" in part else "..."
+            parts.append(listed if words[0] == "range" and depth == 0 else "")
             depth += 1
         elif words[0] == "end":
             depth -= 1
         elif depth == 0:
             label = words[0].removeprefix("$labels.")
-            said.append({"humanizeDuration": "TIME", "$value": "N"}.get(words[0], label.upper()))
-    return (
-        " ".join("".join(said).split())
-        .replace("..., .", "...")
-        .replace("..., type", "...; type")
-        .replace(" ..., Look", " Look")
-    )
+            parts.append({"humanizeDuration": "TIME", "$value": "N"}.get(words[0], label.upper()))
+    return " ".join("".join(parts).split()).replace("....", "...")
 
 
 def link(rule: dict[str, Any]) -> str:
-    """Where its page is, from docs/."""
+    """Return the path of the runbook, relative to docs/."""
     url = str(rule["annotations"]["runbook_url"])
     path = url.removeprefix(BASE)
     return "runbooks/README.md" if "{{" in path else path.removeprefix("alerts.md")
@@ -146,7 +148,7 @@ def link(rule: dict[str, Any]) -> str:
 
 def page() -> str:
     lines = ["| alert | severity, after | when | what to do |", "| --- | --- | --- | --- |"]
-    waits: dict[str, list[str]] = {}  # an alert may be several rules, that differ in what they wait for
+    waits: dict[str, list[str]] = {}  # one alert may have several rules with different `for:`
     for rule in alerts():
         waits.setdefault(rule["alert"], []).append(rule.get("for", "at once"))
     for rule in {rule["alert"]: rule for rule in alerts()}.values():

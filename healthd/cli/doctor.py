@@ -30,8 +30,10 @@ PATIENCE_SECONDS = 5.0
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="the daemon's (default: as in the settings)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
+    )
     flags.look(parser)
 
 
@@ -262,9 +264,10 @@ COMMANDS = {
     "doctor": Command(
         _arguments,
         _doctor,
-        "What of healthd works on this node, what does not, and the command that mends it. Changes nothing, and needs "
-        "no daemon; as root it sees all.\n"
-        "Exit status: 0 all works, 1 something is limited, 2 something that healthd needs does not work, 64 wrong use.",
+        "Show which functions of healthd work on this node, which do not, and the command that fixes each problem. It "
+        "changes nothing and needs no daemon; run it as root for complete results.\n"
+        "Exit status: 0 everything works, 1 something is limited, 2 something that healthd needs does not work, 64 "
+        "usage error.",
         "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state == \"fails\") | .says'\n",
     ),
 }

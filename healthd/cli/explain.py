@@ -22,11 +22,11 @@ MOST_SHOWN = 80  # characters of words that mean nothing
 
 def _explain_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a line of the kernel log, a Reason; or a check"
+        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a kernel log line, a Reason, or a check"
     )
-    parser.add_argument("--json", action="store_true", help="the document (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings of this node (default: {DEFAULT_FILE}, if there is one)"
+        "--config", metavar="FILE", help=f"settings of this node (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
@@ -150,8 +150,8 @@ def _correlate(
 
 
 def _list_arguments(parser: Parser) -> None:
-    parser.add_argument("--codes", action="store_true", help="the codes of findings instead")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--codes", action="store_true", help="list the codes of findings instead")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.config(parser)
 
 
@@ -225,11 +225,11 @@ COMMANDS = {
     "explain": Command(
         _explain_arguments,
         _explain,
-        "What a code means, why it matters, what healthd does with it here, by the settings of this node, what ends "
-        "it, and what an engineer should do.\n"
-        "WORDS: a code as healthd status has it; 79, or xid 79, or sxid 12028; a line of the kernel log; the Reason of "
-        "a drained node, healthd's or another's, also as sinfo -R cuts it. With the name of a check: its codes. "
-        "nvlink5/149:4 is what an Xid 149 names as 149:4.",
+        "Explain a code: its meaning, why it matters, what healthd does with this node's settings, what clears it, and "
+        "what to do.\n"
+        "WORDS: a code from healthd status; 79, xid 79 or sxid 12028; a kernel log line; the Reason of a drained node, "
+        "written by healthd or not, also as truncated by sinfo -R. The name of a check lists its codes. "
+        "nvlink5/149:4 is sub-code 4 of Xid 149.",
         "  healthd explain gpu_xid/79\n"
         "  healthd explain xid 79\n"
         "  healthd explain 'NVRM: Xid (PCI:0000:61:00): 94, pid=4711, name=python3'\n"
@@ -239,7 +239,7 @@ COMMANDS = {
     "list": Command(
         _list_arguments,
         _list,
-        "The checks: what they look at, how often they run, how long they may take.",
+        "List the checks: what each one covers, its interval and its timeout.",
         "  healthd list\n  healthd list --codes\n"
         "  healthd list --json | jq -r '.checks[] | select(.state == \"on\").check'\n",
     ),

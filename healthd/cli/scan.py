@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def _scan_arguments(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
-    parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+    parser.add_argument("file", metavar="FILE", help="log file, also .gz, .xz or .bz2; -: standard input")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per event and line (docs/json.md)")
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"settings whose [kernel_log.patterns] are used (default: {DEFAULT_FILE}, if there is one)",
+        help=f"settings with [kernel_log.patterns] (default: {DEFAULT_FILE}, if it exists)",
     )
     parser.add_argument(
         "--unknown", action="store_true", help="list the lines of known drivers that no rule recognises"
@@ -154,11 +154,10 @@ COMMANDS = {
     "scan": Command(
         _scan_arguments,
         _scan,
-        "What a kernel log tells: dmesg, syslog, journalctl (also -o json), a dump of /dev/kmsg, a serial console, "
-        "pdsh; of any machine. Incidents in the order of time, the first cause on top. Nothing else of that machine is "
-        "known, so what depends on it (is this file system the root?) is only a warning.\n"
-        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 it is no kernel log or cannot be read, 64 wrong "
-        "use.",
+        "Find faults in the kernel log of any machine. Formats: dmesg, syslog, journalctl (also -o json), a dump of "
+        "/dev/kmsg, a serial console, pdsh. Incidents are in order of time, the first cause on top. The machine's "
+        "configuration is unknown, so faults that depend on it (is this the root file system?) are only warnings.\n"
+        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 not a kernel log or unreadable, 64 usage error.",
         "  healthd scan /var/log/kern.log.2.gz\n"
         "  ssh node17 dmesg -T | healthd scan -\n"
         "  healthd scan --json console.log | jq 'select(.severity == \"critical\")'\n",

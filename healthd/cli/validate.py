@@ -29,28 +29,24 @@ WHY = {"hand", "idle", "epilog", "nodes"}
 
 def _flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
-    parser.add_argument("--seconds", metavar="N", help="at most so long (default: 900, with --quick 30)")
-    parser.add_argument("--only", metavar="A,B", help="of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu only these")
-    parser.add_argument("--force", action="store_true", help="also while a job is on this node: both become slow")
+    parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
+    parser.add_argument("--only", metavar="A,B", help="only these of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
+    parser.add_argument("--force", action="store_true", help="run even beside a job; both become slow")
     parser.add_argument("--why", choices=sorted(WHY), default="hand", help=argparse.SUPPRESS)
-    parser.add_argument("--show", action="store_true", help="measure nothing: show what the last validation kept")
+    parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
     parser.add_argument(
-        "--nodes", metavar="A,B", help="these nodes, and between them: in a maintenance reservation, from here"
+        "--nodes", metavar="A,B", help="validate these nodes and the links between them, in a maintenance reservation"
     )
     parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # what --nodes runs on each node
-    parser.add_argument("--plan", metavar="N", help="only print which of N parts sends to which in each pass")
-    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
-    parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
+    parser.add_argument("--plan", metavar="N", help="only print the passes between N parts: sender and receiver")
+    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape of the plan (default: ring)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.config(parser)
-    parser.add_argument(
-        "--root", metavar="DIR", help="look for parts and jobs below DIR instead of in this machine's files"
-    )
-    parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="what such machines have: auto (default), none, dgx-h100"
-    )
-    parser.add_argument("--node-name", metavar="NAME", help="this node's name in Slurm (default: the host's)")
-    parser.add_argument("--state-dir", metavar="DIR", help="where the result and the history are kept")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="where the lock is")
+    parser.add_argument("--root", metavar="DIR", help="read /proc and /sys below DIR")
+    parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
+    parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory of the result and the history")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="directory of the lock")
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -367,10 +363,10 @@ COMMANDS = {
     "validate": Command(
         _flags,
         _validate,
-        "Measure what this node's GPUs, links and ports can do now, with the tools that are here: beside floors, peers "
-        "and its own past. It needs the node for itself.\n"
-        "Exit status: 0 all is well, 1 something is slow, 2 something failed, 3 nothing could be looked at or a job is "
-        "here, 64 wrong use.",
+        "Measure what this node's GPUs, links and ports can do now, with the installed tools. Results are compared "
+        "with floors, peers and earlier results. It needs the node for itself.\n"
+        "Exit status: 0 all results are good, 1 something is slow, 2 something failed, 3 nothing could be measured or "
+        "a job is running, 64 usage error.",
         "  healthd validate --quick\n  healthd validate --show\n"
         "  healthd validate --only gemm,p2p --seconds 120 --json > validation.json\n"
         "  healthd validate --nodes n[1-4] --quick\n"

@@ -219,7 +219,7 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
 
         until(both_fire, "the fault and the refused settings fire")
         told = firing[0][fault]
-        assert f"gpu1 has gpu_xid/79 {GPU}; type there: healthd status" in told["description"]
+        assert f"Open on gpu1: gpu_xid/79 {GPU}. The node is NOT drained (mode observe)" in told["description"]
         assert told["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
         in_service = "the mode is observe: it is broken and in service"
         until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "held", in_service)

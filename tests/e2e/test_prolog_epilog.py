@@ -100,9 +100,9 @@ def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
             assert pending["Restarts"] == "1"
             expected = ("BeginTime", False) if nohold else ("launch_failed_requeued_held", True)
             until(lambda: (now := cluster.job(job)) and (now["Reason"], now["Priority"] == "0") == expected)
-            until(lambda: output.exists() and "takes no job" in output.read_text())
-            assert "healthd: node n1 takes no job: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
-            assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
+            until(lambda: output.exists() and "accepts no jobs" in output.read_text())
+            assert "healthd: node n1 accepts no jobs: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
+            assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
 
 
 def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_once(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_where_it_must_a_node_without_a_daemon_takes_no_job(tmp_path: Path) -> N
         node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
         node.cluster.wait_job(job, "PENDING")
         until(lambda: node.cluster.job(job)["Reason"] == "launch_failed_requeued_held", "it is held")
-        assert "healthd has no verdict on this node" in node.cluster.log("slurmd.n1")
+        assert "healthd has no verdict for this node" in node.cluster.log("slurmd.n1")
         node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
         with node.daemon():
             node.cluster.run("scontrol", "release", job)

@@ -32,12 +32,12 @@ def _lemons_flags(parser: Parser) -> None:
         "--probability",
         metavar="P",
         type=_probability,
-        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
+        help="name nodes that are bad with at least this probability (default: 0.33); --apply drains all of them",
     )
     parser.add_argument(
-        "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
+        "--apply", action="store_true", help="drain the nodes in this machine's Slurm, within the fleet limit"
     )
-    parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+    parser.add_argument("--config", metavar="FILE", help=f"settings with the fleet limit (default: {DEFAULT_FILE})")
 
 
 def _probability(text: str) -> float:
@@ -151,8 +151,8 @@ COMMANDS = {
     "fleet lemons": Command(
         _lemons_flags,
         _lemons,
-        "Nodes that keep failing: which to take out, why, and what it would gain. Shows the commands; --apply runs\n"
-        f"them, where the fleet limit has room, and never resumes.\n{EXIT}",
+        "Show nodes that keep failing: which nodes to take out, why, and the expected gain. It prints the commands; "
+        f"--apply runs them within the fleet limit. It never resumes a node.\n{EXIT}",
         "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
         "  healthd fleet lemons --partition train --apply\n",
     ),

@@ -306,4 +306,4 @@ def _missing(cursor: Cursor) -> int:
     return sum(hole.last - hole.first + 1 for hole in cursor.seen.holes())
 
 
-SOURCE = Source("events", "--events", "DIR", "the nodes' event streams: a folder for each node below DIR", ingest)
+SOURCE = Source("events", "--events", "DIR", "event streams of the nodes; DIR has one subdirectory per node", ingest)

@@ -238,6 +238,6 @@ JOBS_FILE = Source(
     NAME,
     "--jobs",
     "FILE",
-    "a history of jobs, CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user",
+    "job history, CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user",
     _ingest_jobs,
 )

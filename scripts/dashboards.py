@@ -71,7 +71,7 @@ TROUBLES = " or ".join(
             "its round is late",
         ),
         (f'healthd_source_up{{{JOB}, source="kernel_log"}} == 0', "its kernel log is not read"),
-        (f"healthd_slurm_trouble{{{JOB}}} == 1", "Slurm does not do what it says"),
+        (f"healthd_slurm_problem{{{JOB}}} == 1", "Slurm does not do what it says"),
         (f"healthd_config_last_reload_successful{{{JOB}}} == 0", "its settings were refused"),
         (f"healthd_paused{{{JOB}}} == 1", "somebody paused it"),
         (f"healthd_stream_lines_waiting{{{JOB}}} > 100", "its events do not reach the disk"),
@@ -106,7 +106,7 @@ FLEET = (
         "Drained by healthd",
         "stat",
         (4, 4),
-        [Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)')],
+        [Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="healthd"}}) or vector(0)')],
         "Nodes that stand drained in healthd's words, as each last read it from Slurm.",
         colours={0: GREEN, 1: ORANGE},
     ),
@@ -175,9 +175,9 @@ FLEET = (
         "timeseries",
         (12, 8),
         [
-            Query(f"sum(healthd_slurm_drain_wanted{{{JOB}}})", "wanted"),
-            Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)', "standing"),
-            Query(f"count(healthd_fleet_limit_held{{{JOB}}}) or vector(0)", "held by the fleet limit"),
+            Query(f"sum(healthd_slurm_drain_desired{{{JOB}}})", "wanted"),
+            Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="healthd"}}) or vector(0)', "standing"),
+            Query(f"count(healthd_fleet_limit_drain_waiting{{{JOB}}}) or vector(0)", "held by the fleet limit"),
         ],
         "Between wanted and standing lie the mode, pauses, the fleet limit, and Slurm.",
         series={"wanted": ORANGE, "standing": RED, "held by the fleet limit": YELLOW},
@@ -196,7 +196,7 @@ FLEET = (
         (6, 8),
         [
             Query(
-                f"max by (partition, kind) (healthd_fleet_limit_nodes_held{{{JOB}}}"
+                f"max by (partition, kind) (healthd_fleet_limit_nodes_drained{{{JOB}}}"
                 f" / (healthd_fleet_limit_nodes_allowed{{{JOB}}} > 0))",
                 "{{partition}}, {{kind}}",
             )

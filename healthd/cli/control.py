@@ -1,4 +1,4 @@
-"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, resume-checks, reload."""
+"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, unpause, reload."""
 
 from __future__ import annotations
 
@@ -202,22 +202,22 @@ COMMANDS = {
         "is wrong with them, the old ones stay in force, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
-    "resume-checks": Command(
+    "unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_CHECKS)),
+        _sends(lambda _: protocol.plain(protocol.UNPAUSE)),
         "End the pause now. All checks look at once.",
     ),
     "failslow pause": Command(
         _pause_arguments,
-        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)),
+        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)),
         "Say nothing new of slow jobs on this node for a while: a benchmark that is meant to be slow, a job that is "
         "debugged. What is said already stays until it is over; faults, and what they do in Slurm, stay as they are. "
         "It outlives a restart of the daemon, not a reboot.",
         '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
     ),
-    "failslow resume-detection": Command(
+    "failslow unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_DETECTION)),
+        _sends(lambda _: protocol.plain(protocol.FAILSLOW_UNPAUSE)),
         "Slow jobs on this node are told again from now on.",
     ),
 }

@@ -60,7 +60,7 @@ def test_what_healthd_is_said_to_have_exists(row):
 def test_nothing_is_said_to_come_later_that_is_there():
     """The kernel's lines of disks and file systems were "not yet" read in two sentences, and read in the tables."""
     assert "not yet" not in PAGE.lower()
-    assert {"block_device/trouble", "filesystem/errors", "mlx5/slot_power"} <= set(re.findall(r"`([^`]+)`", PAGE))
+    assert {"block_device/command_error", "filesystem/errors", "mlx5/slot_power"} <= set(re.findall(r"`([^`]+)`", PAGE))
 
 
 @pytest.mark.parametrize("row", PEERS.values(), ids=list(PEERS))

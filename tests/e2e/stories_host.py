@@ -66,7 +66,7 @@ LOST = JobTold(
     node_changed=True,
 )
 SLOW = frozenset({"failslow/counters"})
-REQUEUES = {"failslow": {"sample": ("ib",), "act": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
+REQUEUES = {"failslow": {"sample": ("ib",), "action": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
 
 
 def tells(job: JobTold) -> Step:
@@ -230,7 +230,7 @@ ROWS = [
         fault=tells(LOST),
         repair=tells(WELL),
         also=SLOW,
-        settings={"failslow": {**REQUEUES["failslow"], "act": "drain"}},
+        settings={"failslow": {**REQUEUES["failslow"], "action": "drain"}},
         severity=Severity.DEGRADED,
         how="drains",
     ),

@@ -381,7 +381,7 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _share(of: Mapping[str, Any], name: str) -> str:
-    least = of[f"fleet.{name}_at_least"]
+    least = of[f"fleet.{name}_min_nodes"]
     nodes = f"{least} {'node' if least == 1 else 'nodes'}"
     return f"{of[f'fleet.{name}_percent']:g} % of a partition (but at least {nodes})"
 

@@ -129,7 +129,7 @@ def test_no_setting_makes_a_jobs_own_word_more_than_a_warning(code):
 
 
 COUNTED = JobTold("4711", 4, "counters", True, time.time() - 7200, 0.25, 1400.0, "", "", "unknown", ("CNP rose",), True)
-ACTS = Config(sample=("ib",), act="drain", restart_seconds=600.0, loss_window_seconds=60.0)
+ACTS = Config(sample=("ib",), action="drain", restart_seconds=600.0, loss_window_seconds=60.0)
 
 
 def losses(tmp_path, config, *jobs):
@@ -187,7 +187,7 @@ def test_a_rhythm_that_several_devices_show_is_one_loss_and_not_a_part_of_it(tmp
 
 
 def test_act_needs_what_root_reads():
-    assert "needs `sample`" in (failslow.validate(Config(client=True, act="requeue")) or "")
+    assert "needs `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
     assert failslow.validate(ACTS) is None
     assert '"reboot"' in (failslow.validate(replace(ACTS, act="reboot")) or "")
 
@@ -210,7 +210,7 @@ def heard(sent):
     return jobs.told()
 
 
-REQUEUES = Config(client=True, sample=("ib",), act="requeue", restart_seconds=0.0)
+REQUEUES = Config(client=True, sample=("ib",), action="requeue", restart_seconds=0.0)
 
 
 def test_a_client_that_shows_hours_of_loss_only_warns(tmp_path):
@@ -245,7 +245,7 @@ def test_the_live_process_knows_the_settings_as_the_check_declares_them():
     assert {one.name: one.default for one in fields_of(Watched)} == {
         one.name: declared[one.name] for one in fields_of(Watched)
     }
-    assert watched({"client": True, "severity": {}, "ranks": 4}) == Watched(client=True, ranks=4)
+    assert watched({"client": True, "severity": {}, "max_ranks": 4}) == Watched(client=True, max_ranks=4)
 
 
 def test_the_document_has_the_fields_that_others_rely_on():

@@ -93,7 +93,7 @@ def test_checks_without_a_result_are_counted_by_the_reason():
     loaded = settle({"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.without_baseline)
     left = registry.without_result(every, loaded)
     assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "match", "mount"], ["gpu_processes"])
-    assert left["listens"] == [name for name, check in every.items() if not check.runs]
+    assert left["kernel_log_only"] == [name for name, check in every.items() if not check.runs]
     ran = [name for name in loaded.checks if every[name.check].runs and not every[name.check].when]
     assert len(ran) + sum(map(len, left.values())) == len(every)
 
@@ -128,8 +128,8 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
         **{
             **{name: getattr(snapshot, name) for name in snapshot.__slots__},
             "mode": mode.value,
-            "kernel_log": KernelLogStatus(str(log), log_readable, trouble="" if log_readable else "no such file"),
-            "slurm": SlurmStatus(trouble=missing if mode is not Mode.OBSERVE else ""),
+            "kernel_log": KernelLogStatus(str(log), log_readable, problem="" if log_readable else "no such file"),
+            "slurm": SlurmStatus(problem=missing if mode is not Mode.OBSERVE else ""),
         }
     )
     settings = Settings(mode=mode, kernel_log=KernelLogConfig(source=str(log), trust_file=True))

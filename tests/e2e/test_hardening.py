@@ -371,7 +371,7 @@ def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
             log.write(f"{xid(79)}\n")
         until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "it is heard")
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0")
-        until(lambda: box.status()["slurm"]["trouble"] == "", "Slurm answers")
+        until(lambda: box.status()["slurm"]["problem"] == "", "Slurm answers")
         box.exec("healthd", "repaired", "gpu_xid/79")
         cluster.wait_state("n1", without=("DRAIN",))
         box.systemctl("stop", "healthd")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from healthd.fleet import lint
 
 TABLES = ("jobs", "events", "nodes")
-KNOWN = (*TABLES, "asked", "numbers")
+KNOWN = (*TABLES, "parameters", "numbers")
 
 
 def why(sql: str) -> str:
@@ -26,7 +26,7 @@ def why(sql: str) -> str:
         "-- a comment with epoch( and ASOF in it\nSELECT 'epoch(1); ASOF JOIN, x::y' AS words FROM jobs",
         "WITH a(n) AS (SELECT gpus FROM jobs), b AS (SELECT 1 AS n) SELECT a.n FROM a JOIN b ON b.n = a.n",
         "SELECT a.x FROM (SELECT time - time % 3600 AS x FROM events) AS a",
-        "SELECT jobs.gpus / nullif(jobs.nodes, 0), jobs.gpus / 8, 1.5e0 FROM jobs CROSS JOIN asked CROSS JOIN numbers",
+        "SELECT jobs.gpus / nullif(jobs.nodes, 0), gpus / 8, 1.5e0 FROM jobs CROSS JOIN parameters CROSS JOIN numbers",
         "SELECT 1 AS one FROM jobs JOIN events USING (cluster)",
         "SELECT lag(time) OVER (PARTITION BY node ORDER BY seq ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM events",
         "SELECT jobs.state FROM jobs WHERE jobs.state IS NOT DISTINCT FROM 'FAILED' AND jobs.gpus IN (1, 2)",

@@ -95,7 +95,7 @@ class Failed(NamedTuple):
     end_time: int
     gpus: int
     lost_gpu_seconds: int
-    looked: str
+    because: str
 
 
 class Week(NamedTuple):

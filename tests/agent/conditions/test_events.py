@@ -423,7 +423,7 @@ def test_a_repair_is_told_with_who_and_what_it_ended(node: Node) -> None:
 def test_a_decision_is_told_in_a_word_and_a_sentence() -> None:
     assert events.decision(Drain("healthd: a", requeue=True), "drain and requeue: healthd: a").fields == {
         "decision": "drain",
-        "words": "drain and requeue: healthd: a",
+        "text": "drain and requeue: healthd: a",
     }
     assert events.decision(Leave("paused"), "paused").fields["decision"] == "leave"
 

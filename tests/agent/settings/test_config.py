@@ -79,8 +79,8 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "fleet.own_hardware_limit_percent: must be at least fleet.limit_percent (40), got 30",
         ),
         (
-            "[fleet]\nown_hardware_limit_at_least = 1",
-            "fleet.own_hardware_limit_at_least: must be at least fleet.limit_at_least (2), got 1",
+            "[fleet]\nown_hardware_limit_min_nodes = 1",
+            "fleet.own_hardware_limit_min_nodes: must be at least fleet.limit_min_nodes (2), got 1",
         ),
         ('profile = "/x\\u0000"', 'profile: must not hold a NUL, got "/x?"'),
         *(

@@ -381,11 +381,6 @@ SECONDS = [
     for f in fields_of(check.config)
     if "_seconds" in f.name and f.name != "before_resume_seconds"  # which has a limit of its own
 ]
-    (name, f.name)
-    for name, check in KNOWN.items()
-    for f in fields_of(check.config)
-    if "_seconds" in f.name and f.name != "before_resume_seconds"
-]
 
 
 PERIODS = ("interval", "timeout", "sample", "epilog")  # how often, or for how long: not "at once"

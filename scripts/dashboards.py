@@ -71,7 +71,7 @@ TROUBLES = " or ".join(
             "checks are late",
         ),
         (f'healthd_source_up{{{JOB}, source="kernel_log"}} == 0', "kernel log not read"),
-        (f"healthd_slurm_trouble{{{JOB}}} == 1", "Slurm commands fail"),
+        (f"healthd_slurm_problem{{{JOB}}} == 1", "Slurm commands fail"),
         (f"healthd_config_last_reload_successful{{{JOB}}} == 0", "settings rejected"),
         (f"healthd_paused{{{JOB}}} == 1", "paused"),
         (f"healthd_stream_lines_waiting{{{JOB}}} > 100", "events not written to disk"),
@@ -106,7 +106,7 @@ FLEET = (
         "Drained by healthd",
         "stat",
         (4, 4),
-        [Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)')],
+        [Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="healthd"}}) or vector(0)')],
         "Nodes drained by healthd, as each node last read from Slurm.",
         colours={0: GREEN, 1: ORANGE},
     ),
@@ -175,9 +175,9 @@ FLEET = (
         "timeseries",
         (12, 8),
         [
-            Query(f"sum(healthd_slurm_drain_wanted{{{JOB}}})", "desired"),
-            Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)', "in place"),
-            Query(f"count(healthd_fleet_limit_held{{{JOB}}}) or vector(0)", "waiting (fleet limit)"),
+            Query(f"sum(healthd_slurm_drain_desired{{{JOB}}})", "desired"),
+            Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="healthd"}}) or vector(0)', "in place"),
+            Query(f"count(healthd_fleet_limit_drain_waiting{{{JOB}}}) or vector(0)", "waiting (fleet limit)"),
         ],
         "A desired drain may be missing because of the mode, a pause, the fleet limit, or Slurm.",
         series={"desired": ORANGE, "in place": RED, "waiting (fleet limit)": YELLOW},
@@ -196,7 +196,7 @@ FLEET = (
         (6, 8),
         [
             Query(
-                f"max by (partition, kind) (healthd_fleet_limit_nodes_held{{{JOB}}}"
+                f"max by (partition, kind) (healthd_fleet_limit_nodes_drained{{{JOB}}}"
                 f" / (healthd_fleet_limit_nodes_allowed{{{JOB}}} > 0))",
                 "{{partition}}, {{kind}}",
             )

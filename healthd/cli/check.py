@@ -85,9 +85,9 @@ def _limits(settings: Settings) -> tuple[str, ...]:
     of_the_daemon = _limits_of_the_daemon(settings) if slurm else None
     if of_the_daemon is not None:
         return of_the_daemon
-    trouble = _slurm_trouble(settings.node_name) if slurm else ""
+    problem = _slurm_problem(settings.node_name) if slurm else ""
     log = _log_trouble(settings.kernel_log.source)
-    return limits(settings.mode, settings.kernel_log.source, not log, log, trouble)
+    return limits(settings.mode, settings.kernel_log.source, not log, log, problem)
 
 
 def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
@@ -117,7 +117,7 @@ def _log_trouble(source: str) -> str:
     return "" if readable else f"{source} is missing or cannot be read"
 
 
-def _slurm_trouble(node_name: str) -> str:
+def _slurm_problem(node_name: str) -> str:
     """Return why the daemon could not use Slurm here, "" if it could."""
     import shutil
 
@@ -243,7 +243,7 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
             "since": status["started"],
             "kernel_log": log,
             "conditions": [c for c in status["conditions"] if c["check"] in names],
-            "trouble": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('trouble') or log['source']}",
+            "problem": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('problem') or log['source']}",
         }
     except (NoAnswer, RefusedByDaemon) as error:
         return unheard(names, str(error))
@@ -251,19 +251,19 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
         return unheard(names, "the daemon is of another version, and answers what this one cannot read")
 
 
-def unheard(names: Sequence[str], trouble: str) -> Document:
-    return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "trouble": trouble}
+def unheard(names: Sequence[str], problem: str) -> Document:
+    return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "problem": problem}
 
 
 def together(document: Document, heard: Document) -> dict[str, Any]:
     """Return the document of the round with the daemon's answer. Without a daemon these checks are unknown."""
-    unknown = [f"{name} only listens to the kernel log: {heard['trouble']}" for name in heard["checks"]]
-    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["trouble"] else [])]
+    unknown = [f"{name} only listens to the kernel log: {heard['problem']}" for name in heard["checks"]]
+    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["problem"] else [])]
     return {
         **document,
         "health": max(health, key=HEALTH.index),
-        "unknown": [*document["unknown"], *(unknown if heard["trouble"] else [])],
-        "listening": dict(heard),
+        "unknown": [*document["unknown"], *(unknown if heard["problem"] else [])],
+        "from_daemon": dict(heard),
     }
 
 

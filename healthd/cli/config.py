@@ -48,18 +48,18 @@ def _config_check(args: argparse.Namespace) -> int:
         complain(f"{args.config}: warning: {warning}")
     for name, run in loaded.checks.items():
         program = next(iter(getattr(run, "command", ())), "")
-        if program.startswith("/") and (trouble := _trouble(program)):
-            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {trouble}")
+        if program.startswith("/") and (problem := _trouble(program)):
+            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {problem}")
     if path := loaded.settings.metrics.web_config:
         from healthd.agent.metrics.certificates import WebFiles
         from healthd.agent.metrics.web_config import WebConfigError
 
         try:
-            trouble = WebFiles(path).trouble()
+            problem = WebFiles(path).problem()
         except WebConfigError as error:
-            trouble = f"there would be no metrics page: {error}"
-        if trouble:
-            complain(f"{args.config}: warning: metrics.web_config: {trouble}")
+            problem = f"there would be no metrics page: {error}"
+        if problem:
+            complain(f"{args.config}: warning: metrics.web_config: {problem}")
     counted = registry.counted(checks, loaded)
     return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {counted}\n")
 

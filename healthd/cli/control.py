@@ -1,4 +1,4 @@
-"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, resume-checks, reload."""
+"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, unpause, reload."""
 
 from __future__ import annotations
 
@@ -206,22 +206,22 @@ COMMANDS = {
         "daemon keeps the old ones, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
-    "resume-checks": Command(
+    "unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_CHECKS)),
+        _sends(lambda _: protocol.plain(protocol.UNPAUSE)),
         "End the pause now and run all checks.",
     ),
     "failslow pause": Command(
         _pause_arguments,
-        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)),
+        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)),
         "Report no new slow jobs on this node for a while, for example during a benchmark or a debugging session. Slow "
         "jobs that are already reported stay until they end. Faults and their effect in Slurm do not change. The "
         "pause survives a restart of the daemon, but not a reboot.",
         '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
     ),
-    "failslow resume-detection": Command(
+    "failslow unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_DETECTION)),
+        _sends(lambda _: protocol.plain(protocol.FAILSLOW_UNPAUSE)),
         "Report slow jobs on this node again.",
     ),
 }

@@ -144,7 +144,7 @@ def _or_none(shown: Iterator[str], tally: Tally) -> Iterator[str]:
     first = next(shown, None)
     if first is not None:
         yield first
-    elif not tally.trouble:
+    elif not tally.problem:
         yield "no event\n"
     yield from shown
 
@@ -187,7 +187,7 @@ class _Said:
 
     def now(self, tally: Tally) -> int:
         """The exit status."""
-        for sentence in tally.trouble:
+        for sentence in tally.problem:
             if sentence not in self.sentences:
                 self.sentences.add(sentence)
                 if len(self.sentences) <= _MOST_SENTENCES:

@@ -42,10 +42,10 @@ control the running daemon
   unack CODE [PART]           end an acknowledgement before its time
   repaired CODE [PART]        report a repair: check again, resume if all passes
   pause --for 30m --why TEXT  change nothing in Slurm for a while
-  resume-checks               end the pause
+  unpause                     end the pause
   failslow pause --for 2h --why TEXT
                               report no new slow jobs for a while
-  failslow resume-detection   report slow jobs again
+  failslow unpause            report slow jobs again
   reload                      read the settings again
 
 called by Slurm
@@ -60,7 +60,7 @@ set up
   doctor                      show what works here, what does not, and the fix
   completion bash|zsh|fish    print the completion script for your shell
 
-fleet, on the central host (with the extra "fleet": README.md)
+fleet, on the central host (extra "fleet": docs/deploy.md)
   fleet ingest --out DB ...   load events and Slurm accounting into a store
   fleet prune                 delete data older than a date
   fleet status                show drained and broken nodes, from Prometheus;
@@ -110,7 +110,7 @@ FAMILIES = {
     "repaired": "control",
     "pause": "control",
     "reload": "control",
-    "resume-checks": "control",
+    "unpause": "control",
     "hook epilog": "hook",
     "hook healthcheck": "hook",
     "config check": "config",
@@ -144,7 +144,7 @@ FAMILIES = {
     "failslow split": "failslow.plan",
     "validate": "validate",
     "failslow pause": "control",
-    "failslow resume-detection": "control",
+    "failslow unpause": "control",
 }
 
 

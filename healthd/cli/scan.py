@@ -47,7 +47,7 @@ def _scan(args: argparse.Namespace) -> int:
     gc.set_threshold(100_000)
     _use_patterns(args.config)
     tally = Tally()
-    trouble: list[str] = []
+    problem: list[str] = []
     worst = Severity.INFO
 
     def watched() -> Iterator[Judged]:
@@ -58,7 +58,7 @@ def _scan(args: argparse.Namespace) -> int:
             yield one
 
     name = "standard input" if args.file == "-" else args.file
-    with closing(messages(_until_damaged(log_file.blocks(args.file), trouble), time.time(), tally)) as told:
+    with closing(messages(_until_damaged(log_file.blocks(args.file), problem), time.time(), tally)) as told:
         if args.json:
             stream(itertools.chain((event_line(one) for one in watched()), _unrecognised(tally, args.unknown)))
         else:
@@ -68,8 +68,8 @@ def _scan(args: argparse.Namespace) -> int:
             if tally.kernel:
                 say(scan_table.table(found, name, tally, page(), unknown=args.unknown))
     status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
-    if trouble:
-        return complain(f"healthd scan: {trouble[0]}", status or UNKNOWN)
+    if problem:
+        return complain(f"healthd scan: {problem[0]}", status or UNKNOWN)
     if not tally.kernel:
         return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
     return status
@@ -112,14 +112,14 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
             yield unrecognised_line(driver, text, line, left.pop(driver))
 
 
-def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
+def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
     """Yield the blocks up to an error, which is added to `trouble`."""
     from healthd.scan.log_file import LogError
 
     try:
         yield from blocks
     except LogError as error:
-        trouble.append(str(error))
+        problem.append(str(error))
 
 
 def _no_kernel_log(tally: Tally) -> str:

@@ -104,7 +104,9 @@ def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], as
     """The same of a database that is open. Its rows are read before it is asked again."""
     columns = asked.columns
     kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
-    connection.execute(f"CREATE OR REPLACE TABLE asked AS SELECT {kinds}", [value for _, value in columns.values()])
+    connection.execute(
+        f"CREATE OR REPLACE TABLE parameters AS SELECT {kinds}", [value for _, value in columns.values()]
+    )
     *below, last = questions
     try:
         for question in below:

@@ -85,7 +85,7 @@ _ENDS_A_FROM = frozenset(["where", "group", "having", "window", "order", "limit"
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
 # Equal names of these sort make a join over a range of time cheap: a bin of time, or what names one job or stream.
 _NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
-_SMALL = ("asked", "numbers")  # what CROSS JOIN may multiply by
+_SMALL = ("parameters", "numbers")  # what CROSS JOIN may multiply by
 
 _ALL = "name the columns, and say UNION ALL only between two SELECTs"
 # Words that are refused -> what to write instead.

@@ -1,8 +1,8 @@
 """The questions that can be asked of the store: a file of SQL each, fleet/sql/NAME.sql or a site's own.
 
-The comment on top of a file says in its first line what is asked. Below a line "-- asked" it names what can be said
-with --param: `--   before_seconds BIGINT = 600   words`. The SQL reads it as a column of the one-row table `asked`,
-beside from_time and to_time. The name of a question is a table for the others.
+The comment on top of a file says in its first line what is asked. Below a line "-- parameters" it names what can be
+said with --param: `--   before_seconds BIGINT = 600   words`. The SQL reads it as a column of the one-row table
+`parameters`, beside from_time and to_time. The name of a question is a table for the others.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def parse(name: str, path: str, text: str) -> Question:
     within = False
     for number, line in enumerate(lines, 1):
         if line.startswith("-- "):
-            within = (line.startswith("--  ") and within) or line == "-- asked"
+            within = (line.startswith("--  ") and within) or line == "-- parameters"
         else:
             within = False
-        if within and line != "-- asked":
+        if within and line != "-- parameters":
             match = _PARAMETER.fullmatch(line)
             if match is None:
                 raise WrongQuestion(
@@ -122,7 +122,7 @@ def needed(question: Question, there: Mapping[str, Question], also: Collection[s
     found: list[Question] = []
 
     def add(one: Question, above: tuple[str, ...]) -> None:
-        known = {*TABLES, "asked", "numbers", *also, *there} - {*above, one.name}
+        known = {*TABLES, "parameters", "numbers", *also, *there} - {*above, one.name}
         wrong = lint.refusals(one.sql, known)
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -137,8 +137,8 @@ def needed(question: Question, there: Mapping[str, Question], also: Collection[s
 
 
 def parameters(questions: Iterable[Question], given: Mapping[str, str]) -> dict[str, Value]:
-    """What `asked` says beside its times: defaults, those of the last question first, and what --param gave. Raises
-    WrongQuestion."""
+    """What `parameters` says beside its times: defaults, those of the last question first, and what --param gave.
+    Raises WrongQuestion."""
     values: dict[str, Value] = {}
     for question in questions:
         values |= question.parameters

@@ -157,7 +157,8 @@ def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path)
     done = run(tmp_path, PROLOG, SLURMD_NODENAME="n7")
     assert done.returncode == 1
     assert done.stderr == (
-        "healthd: node n7 accepts no jobs: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
+        "healthd: node n7 accepts no jobs: gpu_xid/79 0000:61:00.0: "
+        "Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
     )
 
 

@@ -279,7 +279,7 @@ def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str
     whole, part = of_all(name, db), document(name, db, *choice)
     assert whole is not None
     if part is not None:
-        assert part["chosen"] == {choice[0].removeprefix("--"): choice[1]}
+        assert part["filters"] == {choice[0].removeprefix("--"): choice[1]}
         judge(name, part)
         for total in TOTALS.get(name, ()):
             assert total(part) <= total(whole) + 1e-6

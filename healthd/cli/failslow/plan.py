@@ -197,7 +197,7 @@ def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -
         if links is not None:
             raise Stop("healthd failslow plan: --slow-links needs --layout")
         return None
-    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["who"]})
+    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["series"]})
     for name in names:
         if not is_decimal(name) or len(name) > 9:
             raise Stop(f'healthd failslow plan: --layout: the slow series "{printable(name)[:40]}" is not a rank')
@@ -258,7 +258,7 @@ def _stretch(one: Stretch) -> Document:
     from healthd.failslow.report import place, row
 
     return {
-        "who": list(one.who),
+        "series": list(one.who),
         "cause": one.cause.value,
         "onset": place(one.series, one.onset),
         "onset_index": row(one.series, one.onset),
@@ -298,7 +298,7 @@ def _text(told: Document) -> Iterator[str]:
     if not told["slow"]:
         yield f"nothing became slow in {told['samples']:,} samples: there is no remedy to plan\n"
     for one in told["slow"][:MOST_SHOWN]:
-        who = ", ".join(printable(name) for name in one["who"][:4]) + (", ..." if len(one["who"]) > 4 else "")
+        who = ", ".join(printable(name) for name in one["series"][:4]) + (", ..." if len(one["series"]) > 4 else "")
         until = "until now" if one["lasts"] else "until its end" if one["relief"] is None else f"until {one['relief']}"
         yield (
             f"slow from {one['onset']} {until}: {who or 'the job'} ({one['cause']}), "

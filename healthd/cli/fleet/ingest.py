@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from healthd.fleet.ingest import Asked, Came
 
 _MOST_FAILED = 20  # sentences of files that cannot be read: a folder may have one for each node
-HOW = 'README.md, "The fleet, at the centre", says how to install it'
+HOW = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager

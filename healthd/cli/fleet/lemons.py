@@ -100,7 +100,7 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:
         raise Stop(f"{WHO}: the store tells of {', '.join(map(printable, told))}: --cluster says which")
-    here = parse_cluster_name(answered(commands.config(), settings.slurm.command_seconds))
+    here = parse_cluster_name(answered(commands.config(), settings.slurm.command_timeout_seconds))
     if not here and not said:
         raise Stop(f"{WHO}: Slurm does not say how its cluster is called: --cluster says which of the store's it is")
     if here and told and told[0].lower() != here:
@@ -110,13 +110,13 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
         )
 
 
-def answered(argv: Argv, command_seconds: float) -> str:
+def answered(argv: Argv, command_timeout_seconds: float) -> str:
     """What Slurm prints. Raises Stop where it does not answer."""
     from healthd.agent.slurm import blocking
     from healthd.common.slurm.commands import Command
     from healthd.common.slurm.output import what_failed
 
-    result = blocking.run(Command(argv, command_seconds))
+    result = blocking.run(Command(argv, command_timeout_seconds))
     if result.status != 0:
         raise Stop(f"{WHO}: {what_failed(argv, result)} (drained so far: none)", UNKNOWN)
     return result.text
@@ -130,7 +130,9 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
 
     done: list[dict[str, Any]] = []
     for one in nodes:
-        steps = drain_lemon.drain(one["node"], one["words"], most, settings.fleet, settings.slurm.command_seconds)
+        steps = drain_lemon.drain(
+            one["node"], one["text"], most, settings.fleet, settings.slurm.command_timeout_seconds
+        )
         sent = False
         try:
             command = next(steps)
@@ -139,11 +141,11 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
                 sent = sent or (command.changes and result.status == 0)
                 command = steps.send(result)
         except StopIteration as end:
-            done.append({"node": one["node"], "drained": end.value.done, "words": end.value.words})
-        except SlurmTrouble as trouble:
+            done.append({"node": one["node"], "drained": end.value.done, "text": end.value.words})
+        except SlurmTrouble as problem:
             so_far = ", ".join(each["node"] for each in done if each["drained"]) or "none"
             unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
-            raise Stop(f"{WHO}: {trouble} (drained so far: {so_far}{unseen})", UNKNOWN) from None
+            raise Stop(f"{WHO}: {problem} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
 
 

@@ -121,7 +121,7 @@ class Noted(NamedTuple):
     kind: str
     time: int
     code: str
-    words: str
+    text: str
 
 
 class FirstSeen(NamedTuple):
@@ -343,7 +343,7 @@ def taken_out(
 
 def _noted(row: Noted) -> Evidence:
     # How often tickets are a node's own failure no store tells; one that is comes with a failure or an outage.
-    return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.words)
+    return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
 def in_service(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:

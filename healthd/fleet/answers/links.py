@@ -291,7 +291,7 @@ def drawn_p_value(over: np.ndarray[Any, np.dtype[np.float64]], size: int, seen: 
 def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
     adjusted = benjamini_hochberg([row["p_value"] for row in rows], tests)
     judged = [
-        {**row, "adjusted": p, "stands_out": p < LEVEL and row["episodes"] > row["expected"]}
+        {**row, "adjusted": p, "outlier": p < LEVEL and row["episodes"] > row["expected"]}
         for row, p in zip(rows, adjusted, strict=True)
     ]
     return sorted(judged, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in by)))
@@ -323,4 +323,4 @@ def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> l
 
 def found(links: Document) -> bool:
     """Whether a port or a switch stands out, or a switch took several nodes at once."""
-    return bool(links["together"]) or any(row["stands_out"] for row in (*links["ports"], *links["switches"]))
+    return bool(links["together"]) or any(row["outlier"] for row in (*links["ports"], *links["switches"]))

@@ -192,7 +192,7 @@ def ingest(run: Run, files: list[str]) -> None:
     """Streams are read one after another; so many that they have BATCH new events are a step."""
     where = Tally()
     streams = find(files, where)
-    for sentence in where.trouble:
+    for sentence in where.problem:
         if not streams:
             raise IngestError(sentence)
         run.failed.append(f"{run.source.name}: {sentence}")
@@ -281,7 +281,7 @@ class Part:
                 self.run.unread(line.path, line.number, line.why)
             if hidden := unread - len(tally.examples):
                 self.run.unread(stream, 0, "and more", hidden)
-        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.trouble)
+        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.problem)
 
 
 def _tally(run: Run) -> Tally:

@@ -9,14 +9,14 @@ from typing import Any
 from healthd.common.text import regex
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
-OURS = ("ours", "foreign_healthd")  # policy.Owner: our drain, also one of a ledger that is gone
+OURS = ("healthd", "unrecorded_healthd")  # policy.Owner: our drain, also one of a ledger that is gone
 _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
     """Where a node counts, the most urgent first: each node in one."""
 
-    HELD = "held"  # a drain is wanted and none stands: jobs start on a broken node
+    HELD = "drain_waiting"  # a drain is wanted and none stands: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
     BROKEN = "broken"  # degraded or unhealthy, but nothing wants it drained: mostly since a person knows of it
@@ -63,10 +63,10 @@ class NodeNow:
     seen          it answers Prometheus now
     last_seen     epoch seconds, to within some minutes; 0 = not in the last week (or it is seen)
     health, mode, version   "" = not known
-    drained_by    "ours", "foreign_healthd", "foreign", "" = no drain stands
+    drained_by    "healthd", "unrecorded_healthd", "other", "" = no drain stands
     drained_since epoch seconds, 0 = not known
-    paused_until, waits_since   epoch seconds, 0 = not paused; no drain waits for the fleet
-    held_in       the partition whose fleet limit holds the drain back
+    paused_until, waiting_since   epoch seconds, 0 = not paused; no drain waits for the fleet
+    limit_partition  the partition whose fleet limit holds the drain back
     stale_seconds how long ago its last round began, if that is too long
     conditions    the worst first
     """
@@ -82,11 +82,11 @@ class NodeNow:
     drained_by: str = ""
     reason: str = ""
     drained_since: float = 0.0
-    drain_wanted: bool = False
-    slurm_trouble: bool = False
+    drain_desired: bool = False
+    slurm_problem: bool = False
     paused_until: float = 0.0
-    waits_since: float = 0.0
-    held_in: str = ""
+    waiting_since: float = 0.0
+    limit_partition: str = ""
     stale_seconds: float = 0.0
     conditions: tuple[Standing, ...] = ()
 
@@ -96,7 +96,7 @@ class NodeNow:
             return Group.NOT_SEEN
         if self.drained_by in OURS:
             return Group.DRAINED
-        if self.drain_wanted and not self.drained_by:
+        if self.drain_desired and not self.drained_by:
             return Group.HELD
         if self.drained_by:
             return Group.DRAINED_BY_OTHERS
@@ -104,7 +104,7 @@ class NodeNow:
             return Group.BROKEN
         if self.health in ("", "unknown") or self.stale_seconds:
             return Group.UNKNOWN
-        return Group.WARNING if self.health == "warning" or self.slurm_trouble else Group.HEALTHY
+        return Group.WARNING if self.health == "warning" or self.slurm_problem else Group.HEALTHY
 
     @property
     def acknowledged(self) -> bool:
@@ -122,15 +122,15 @@ class NodeNow:
         return next((c.since for c in self.conditions if c.since), 0.0)
 
     @property
-    def held_by(self) -> tuple[str, ...]:
+    def delayed_by(self) -> tuple[str, ...]:
         """What keeps a wanted drain from being set."""
         if self.group is not Group.HELD:
             return ()
         holds = {
             "observe": self.mode == "observe",
             "pause": bool(self.paused_until),
-            "limit": bool(self.held_in or self.waits_since),
-            "slurm": self.slurm_trouble,
+            "limit": bool(self.limit_partition or self.waiting_since),
+            "slurm": self.slurm_problem,
         }
         return tuple(name for name, it_does in holds.items() if it_does)
 

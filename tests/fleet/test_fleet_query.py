@@ -125,7 +125,7 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
     own.write_text(
         "-- How many conditions of a code.\n-- parameters\n--   code VARCHAR = gpu_xid/79  which\n\n"
         "SELECT conditions.code, count(*) AS conditions FROM conditions CROSS JOIN parameters\n"
-        "WHERE conditions.code = asked.code GROUP BY conditions.code -- the end\n"
+        "WHERE conditions.code = parameters.code GROUP BY conditions.code -- the end\n"
     )
     status, out, err = query(own, "--db", db, "--csv")
     assert (status, err) == (0, "")

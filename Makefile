@@ -16,7 +16,7 @@ FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check types lint design unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package pins clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check types lint design unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package release pins clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -114,6 +114,9 @@ wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a 
 # REVISION=2 is the next package of the same version; RELEASE="bookworm trixie" are those that are tested.
 package: ## dist/*.deb for Debian 12 and 13, each built in a root of its own; RELEASE=bookworm builds one
 	@$(ROOT) env REVISION=$(or $(REVISION),1) MIRROR=$(MIRROR) PIP_INDEX_URL=$(PIP_INDEX_URL) scripts/package.sh $(RELEASE)
+
+release: .venv/.stamp ## build dist/: wheel, sdist, .deb packages and SHA256SUMS, from a clean tree; REVISION=2
+	@REVISION=$(or $(REVISION),1) scripts/release.sh
 
 # Without .venv, which could not be made of pins that pyproject.toml has left behind.
 pins: ## constraints.txt anew: the newest of all that tests, wheel and packages are made with

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Install the contents of a healthd package into DESTDIR: a virtual environment at /opt/healthd and the other files of a
-# node. packaging/debian/rules and packaging/rpm/healthd.spec call it from the source tree.
+# node. packaging/debian/rules calls it from the source tree.
 #   packaging/tree.sh wheels PYTHON                    build the wheels of healthd and its dependencies; needs a network
-#   packaging/tree.sh install PYTHON DESTDIR ZSH       install them; needs no network. ZSH: directory of zsh completions
+#   packaging/tree.sh install PYTHON DESTDIR ZSH       install them; needs no network. ZSH: directory of zsh completions.
+#     PACKAGE_VERSION=0.1.0-1~deb12 is what `healthd --version` prints beside the version of the program
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONHASHSEED=0
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
@@ -42,6 +43,7 @@ install_into() { # DESTDIR ZSH
   for part in packaging/systemd/healthd-*-checks.conf; do
     if [ -e "$part" ]; then install -m 644 -t "$share/healthd" "$part"; fi # optional drop-in
   done
+  if [ -n "${PACKAGE_VERSION:-}" ]; then echo "$PACKAGE_VERSION" >"$share/healthd/package-version"; fi
   ln -s /usr/share/healthd "$venv/share/healthd" # the path in README.md and docs/
   mkdir -p "$destdir/usr/bin"
   ln -s /opt/healthd/bin/healthd "$destdir/usr/bin/healthd"

@@ -32,10 +32,13 @@ lay_out() { # DIRECTORY: what is to be packed: what git knows or would, or in an
 }
 
 build() { # DIRECTORY RELEASE [OPTION]: in a copy of the tree, on a machine of that release; the package is written beside it
-  local version
+  local version maintainer
   cd "$1"
   version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)-${REVISION:-1}~$(suffix "$2")
   cp -r packaging/debian debian
+  maintainer=$(sed -n 's/^maintainers = \[{name = "\(.*\)", email = "\(.*\)"}\]$/\1 <\2>/p' pyproject.toml)
+  [ -n "$maintainer" ] || die "pyproject.toml has no line maintainers = [{name = ..., email = ...}]"
+  sed -i "s|^Maintainer: .*|Maintainer: $maintainer|" debian/control
   cp packaging/systemd/healthd.service debian/
   if [ -e packaging/systemd/healthd-tmpfiles.conf ]; then cp packaging/systemd/healthd-tmpfiles.conf debian/healthd.tmpfiles; fi
   cat >debian/changelog <<END
@@ -43,7 +46,7 @@ healthd ($version) $2; urgency=medium
 
   * /usr/share/doc/healthd/changelog.gz says what is new.
 
- -- $(sed -n 's/^Maintainer: //p' debian/control)  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
+ -- $maintainer  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
 END
   echo "package: building healthd $version"
   dpkg-buildpackage --build=binary --no-sign "${@:3}" >../log 2>&1 </dev/null || { tail -n 30 ../log >&2; die "the build failed"; }

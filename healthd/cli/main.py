@@ -172,6 +172,17 @@ def _main(words: Sequence[str]) -> int:
         return INTERRUPTED
 
 
+def _version() -> str:
+    """Return the version, followed by the version of the distribution's package if healthd was installed from one."""
+    from healthd import __version__
+
+    try:
+        with open(f"{sys.prefix}/share/healthd/package-version", encoding="utf-8") as file:
+            return f"{__version__} (package {file.read(100).strip()})"
+    except OSError:
+        return __version__
+
+
 def _dispatch(words: list[str]) -> int:
     while words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -180,9 +191,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in ("-h", "--help"):
         return say(HELP)
     if words[0] in ("-V", "--version"):
-        from healthd import __version__
-
-        return say(f"healthd {__version__}\n")
+        return say(f"healthd {_version()}\n")
     count = 2 if words[0] in TWO_WORDS or " ".join(words[:2]) in FAMILIES else 1
     name, rest = " ".join(words[:count]), words[count:]
     if words[0] in TWO_WORDS and len(words) == 1:

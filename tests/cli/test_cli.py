@@ -119,8 +119,15 @@ def test_the_help_fits_a_terminal_of_80_columns():
         assert max(map(len, run(*name.split(), "--help", COLUMNS="80").out.splitlines())) <= 80, name
 
 
-def test_the_version():
+def test_version_is_that_of_the_program():
     assert run("--version").out == f"healthd {healthd.__version__}\n"
+
+
+def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, monkeypatch):
+    (tmp_path / "share/healthd").mkdir(parents=True)
+    (tmp_path / "share/healthd/package-version").write_text("0.1.0-2~deb12\n")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert run("--version").out == f"healthd {healthd.__version__} (package 0.1.0-2~deb12)\n"
 
 
 # --- wrong use

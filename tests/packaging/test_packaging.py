@@ -61,10 +61,10 @@ def test_each_script_of_the_package_is_a_shells() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_spec_is_of_this_version() -> None:
-    spec, project = (PACKAGING / "rpm/healthd.spec").read_text(), (PACKAGING.parent / "pyproject.toml").read_text()
-    of_spec = re.search(r"(?m)^Version: +(\S+)$", spec)
-    of_project = re.search(r'(?m)^version = "(.*)"$', project)
-    assert of_spec is not None
-    assert of_project is not None
-    assert of_spec[1] == of_project[1]
+def test_package_script_reads_the_maintainer_from_pyproject() -> None:
+    """scripts/package.sh writes this line into debian/control: the placeholder is filled in at one place."""
+    project = (PACKAGING.parent / "pyproject.toml").read_text()
+    pattern = re.search(r"(?m)^  maintainer=\$\(sed -n '(.*)' pyproject", (PACKAGING.parent / "scripts/package.sh").read_text())
+    assert pattern is not None
+    done = subprocess.run(["sed", "-n", pattern[1]], input=project, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[^<>]+ <[^<>@ ]+@[^<>@ ]+>\n", done.stdout)

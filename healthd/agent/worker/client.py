@@ -395,8 +395,8 @@ class Runner:
         worker.fitted = worker.fitted or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.requests > 1:
             # The NVML that it loaded for an earlier round does not match the driver that is loaded now. The driver may
-            # have been upgraded, and nothing is broken: a new process loads the installed NVML. The result of that process
-            # is trusted for the rest of the round; otherwise each GPU check would start a process.
+            # have been upgraded: a new process loads the installed NVML. The result of that process is trusted for the
+            # rest of the round; otherwise each GPU check would start a process.
             self._discard()
             try:
                 return self._ask(self._start(), request)

@@ -233,7 +233,7 @@ def test_any_other_text_is_refused_by_one_sentence_that_names_the_file(text: str
     [
         ("", "Input data was truncated"),
         ("[]", "Expected `object`, got `array`"),
-        ('{"version": 2}', "version 2, this healthd reads version 1"),
+        ('{"version": 2}', "version 2; this healthd reads version 1"),
         ('{"born": "now"}', "Expected `float`, got `str` - at `$.born`"),
         ('{"born": NaN}', "malformed: invalid character (byte 9)"),
         ('{"birth": 1.0}', "unknown field `birth`"),

@@ -66,7 +66,7 @@ def test_a_time_that_is_none_is_refused(asked: object) -> None:
 
 def test_what_the_daemon_refuses_is_quoted_in_bounds_and_on_one_line(daemon: Daemon) -> None:  # noqa: F811
     said = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
-    assert said == {"error": "ack: there is no condition gpu?_xid/79; there are: none"}
+    assert said == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
     assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "there is no command 'no'"}
     assert daemon.answer(protocol.looks_left("x"), "ann", False)["error"].startswith("asked: must be")
 

@@ -62,9 +62,9 @@ def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds
     try:
         line, uid = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
     except FileNotFoundError:
-        raise NoAnswer(f"healthd is not running (no {path}); try: systemctl status healthd") from None
+        raise NoAnswer(f"healthd is not running (no {path})") from None
     except ConnectionRefusedError:
-        raise NoAnswer(f"healthd is not running (no listener at {path}); try: systemctl status healthd") from None
+        raise NoAnswer(f"healthd is not running (no listener at {path})") from None
     except BlockingIOError:
         raise NoAnswer(f"healthd does not answer at {path} (no connection within {patience_seconds:g} s)") from None
     except TimeoutError:

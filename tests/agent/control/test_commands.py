@@ -100,7 +100,7 @@ def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
 
 def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
     told(memory, "repaired", code="gpu_xid/79")
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
 ONCE = Resumed(NOW - 60, NOW - 50, True)
@@ -123,16 +123,17 @@ def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_t
     assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
     assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
     assert memory.ledger.slurm == replace(TWICE, resumed=())
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
 def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Memory) -> None:
     over(memory, NOW - 1)
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
     over(memory, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
-    assert refused(memory, "repaired", code="gpu_xid/13").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/13").endswith("conditions on this node: none")
     over(memory, NOW + 5)
-    assert refused(memory, "ack", code="gpu_xid/79", seconds=60, why="because").endswith("there are: none")
+    why = refused(memory, "ack", code="gpu_xid/79", seconds=60, why="because")
+    assert why.endswith("conditions on this node: none")
 
 
 def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: Memory) -> None:

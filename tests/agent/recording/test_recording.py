@@ -547,7 +547,7 @@ GOOD = recording.encode(recorded(a_run({"q": [1]})))
     [
         (b"", "is empty"),
         (b"hello", "is not a recording of healthd, or is truncated"),
-        (GOOD[:40], "cut off"),
+        (GOOD[:40], "truncated"),
         (GOOD[: len(GOOD) - 1], "its end is missing"),
         (b"\x1f\x8b" + b"\0" * 40, "is not a recording"),
         (packed(b"{"), "is not a recording"),

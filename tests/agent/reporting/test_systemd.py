@@ -181,7 +181,7 @@ def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> Non
             journald.recv(1 << 16)
         send("the journal is back")
         assert parse_entry(journald.recv(1 << 16))["MESSAGE"] == (
-            b"the journal is back (2 earlier log lines lost: the journal did not take them)"
+            b"the journal is back (2 earlier log lines lost: the journal did not accept them)"
         )
         assert send.lost == 0
 

@@ -374,7 +374,7 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f'healthd changes nothing in Slurm: mode is "observe" ({origin}).'
     if run["paused_until"]:
-        yield f"healthd changes nothing in Slurm: it is paused until {date(run['paused_until'])}."
+        yield f"healthd is paused until {date(run['paused_until'])}, and changes nothing in Slurm."
     if run["shared"] is not False:
         cause = (
             "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"

@@ -315,8 +315,8 @@ _VICTIMS = {
     Requeue.NODE.value: "all batch jobs on the node",
 }
 _WOULD = {
-    Does.DRAINS: 'in mode "drain" or "act", healthd would drain the node: running jobs finish, new jobs do not start',
-    Does.REQUEUES: 'in mode "drain", healthd would drain the node, and in mode "act" also requeue {victims}',
+    Does.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, new jobs do not start',
+    Does.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" also requeue {victims}',
 }
 
 

@@ -118,7 +118,7 @@ def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> 
         node.now = begun + round_ * ROUND
         day, of_day = divmod(round_, DAY // ROUND)
         if of_day == 0 and day < boots:
-            node.memory.stream.emit_stopped("it was told to")
+            node.memory.stream.emit_stopped("requested")
             node.write()
             node.boot()
         many = standing + (1 if day % 10 == 3 and day // 10 < warnings else 0)

@@ -1,21 +1,21 @@
-"""The daemon, top to bottom:
+"""The daemon, from a fault to the resume:
 
-    fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repaired -> Slurm resumes
+    fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repair -> Slurm resumes
 
-One process that sleeps in one wait. Its parts:
+One process with one wait. Its components:
 
     agent/scheduler/kernel_events.py     kernel events become conditions
     agent/scheduler/scheduler.py         which checks are due
     agent/scheduler/replies.py           the worker's replies: results of checks become conditions
     agent/scheduler/job_presence.py      whether jobs can run on this node
     agent/slurm/controller.py            drain, requeue and resume in Slurm
-    agent/scheduler/failslow_process.py  the process that watches jobs for fail-slow, if a site enables it
-    agent/scheduler/before_resume.py     what runs on the idle node before it is resumed
+    agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
+    agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
     agent/conditions/store.py            the ledger: one value, which is replaced
 
-The worker (agent/worker/) and child processes (agent/slurm/driver.py) do what can block; this process only reads their
-answers. Pure functions compute what follows (agent/conditions/intake.py, agent/conditions/verdict.py,
+The worker (agent/worker/) and child processes (agent/slurm/driver.py) do everything that can block; this process only
+reads their answers. Pure functions compute the results (agent/conditions/intake.py, agent/conditions/verdict.py,
 agent/slurm/policy.py).
 """
 
@@ -87,15 +87,15 @@ from healthd.nvidia import codes
 
 log = logging.getLogger("healthd")
 
-LAST_WORDS_SECONDS = 2.0  # for what is told of the end, if the worker is idle
-STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one is left to end by itself
-SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for people; who reads it is `load_settings`
-READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at our start
+LAST_WORDS_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
+STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one ends by itself
+SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for messages; `load_settings` reads it
+READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at the start of healthd
 
-# Reads the settings and finds the checks. A directory is where to find the site's checks instead.
+# Reads the settings and finds the checks. The argument replaces the directory of the site's checks.
 LoadSettings = Callable[[str | None], tuple[Loaded, dict[str, Check]]]
 
-# A reload leaves these as they were: a change takes effect at the next start.
+# A reload does not change these settings: a change takes effect at the next start.
 FIXED_SETTINGS = (
     *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "cluster", "nvml", "kernel_log", "metrics"),
     "round_timeout_seconds",
@@ -103,7 +103,7 @@ FIXED_SETTINGS = (
 
 
 def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
-    """`healthd run`, until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
+    """Run `healthd run` until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
     systemd.set_up_logging()
     daemon = Daemon(load_settings, settings_file)
     try:
@@ -116,8 +116,11 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
 
 
 class Daemon:
-    """Built from its settings; nothing is opened, written or waited for before `start()`, and all that is opened is
-    closed by `shut_down()`, however far `start()` came."""
+    """The daemon, built from its settings.
+
+    Before `start()`, the daemon opens, writes and waits for nothing. `shut_down()` closes everything that is open, even
+    if `start()` failed.
+    """
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class Daemon:
         self.boot_id = Host(settings.root).boot_id()
         self.watchdog_seconds = systemd.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
-        self.started = self.ticked = 0.0  # since `start()`
+        self.started = self.ticked = 0.0  # set by `start()`
         self.ready_by = FOREVER
         self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
         self.commanded: Counter[str] = Counter()
@@ -156,7 +159,7 @@ class Daemon:
         )
         job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
         self.hand = Hand(settings, self.memory, self.boot_id, self.now, monotonic)
-        self.client = Runner(setup_of(settings), settings.runtime_dir, monotonic, now)  # it detects a clock step
+        self.client = Runner(setup_of(settings), settings.runtime_dir, monotonic, now)  # detects a clock step
         self.jobs = JobPresence(settings.root, monotonic)
         self.scheduler = Scheduler(self.configured, self.memory, self.client, self.jobs, self.now, monotonic)
         self.replies = ReplyHandler(self.scheduler, self.jobs, self.memory, self.client, self.now, monotonic)
@@ -175,20 +178,22 @@ class Daemon:
     # --- start
 
     def start(self) -> None:
-        """Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is read.
-        What is opened is closed in the other order."""
+        """Open everything, in an order whose reverse closes it.
+
+        Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is loaded.
+        """
         settings, opened, client = self.settings, self.opened, self.client
         self.lock = lock(settings.runtime_dir)
         opened.callback(lambda: os.close(self.lock))
         remove_leftovers(settings.runtime_dir)
-        # The prolog writes into this folder.
+        # The prolog writes to this folder.
         os.makedirs(os.path.join(settings.runtime_dir, prolog_files.FOLDER), mode=0o755, exist_ok=True)
         self.wakeup = wake_on_signals()
         opened.callback(wake_no_longer, self.wakeup)
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.recall()
-        self.started = self.now()  # once the copy was read, which may take its time
+        self.started = self.now()  # after reading the copy, which may take long
         self.ticked = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.hand.close)
@@ -211,16 +216,16 @@ class Daemon:
         return self.configured.settings
 
     def recall(self) -> None:
-        """Go on from the ledger as it was, without the conditions of checks that are no longer configured."""
+        """Load the ledger, and clear the conditions of checks that are no longer configured."""
         settings, memory = self.settings, self.memory
-        last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
+        last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict file is written each round
         memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
         memory.stream.emit_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
-        """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
+        """Return the ledger's copy. The worker reads it, because its disk may hang; the deadline bounds this wait."""
         memory, client = self.memory, self.client
         reply = client.send(Request("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
@@ -255,10 +260,10 @@ class Daemon:
     # --- the one wait
 
     def wait(self) -> None:
-        """Sleep until something can be read, a deadline passes, or something is due."""
+        """Sleep until a descriptor is ready, a deadline passes, or something is due."""
         known = self.memory.ledger
         others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
-        ends = [self.memory.acks_end]  # epoch seconds; the moments below are monotonic
+        ends = [self.memory.acks_end]  # epoch seconds; the times below are monotonic
         ends += [known.pause.until] if known.pause else []
         ends += [events.flush_at(known.told)]
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
@@ -281,13 +286,15 @@ class Daemon:
         systemd.watchdog()
 
     def now(self) -> float:
-        """Epoch seconds. That the clock was set counts from `follow_clock()` on: within a turn time goes by as the
-        monotonic clock has it, or what was to last an hour would be over before anybody knew of the step."""
+        """Return epoch seconds.
+
+        A clock step counts from `follow_clock()` on. Within a turn, time passes as on the monotonic clock: otherwise a
+        pause of an hour could end before the step is detected.
+        """
         return self.monotonic() + self.clock_offset
 
     def follow_clock(self) -> None:
-        """The clock may have been set while we slept, or since the last turn began. Whatever comes next is told the new
-        one, and the ledger's times are moved to it first."""
+        """Detect a clock step since the last turn, and move the ledger's times before anything uses the new clock."""
         before = self.now()
         step = self.clock() - before
         self.clock_offset += step
@@ -299,31 +306,34 @@ class Daemon:
     def obey_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                with suppress(commands.CommandRefused):  # which it has logged; nobody waits for an answer
+                with suppress(commands.CommandRefused):  # logged already; a signal has no answer
                     self.reload()
             else:
                 self.stopping = True
 
     def must_hold_its_directory(self) -> None:
-        """Raises OSError if the runtime directory was removed, and the verdict, the socket and the lock with it: drains
-        would go on, and a second daemon could start. The ledger is saved there again; systemd starts us anew."""
+        """Raise OSError if the runtime directory was removed, and with it the verdict, the socket and the lock.
+
+        Otherwise drains would continue, and a second daemon could start. The ledger is saved there again, and systemd
+        restarts healthd.
+        """
         directory = self.settings.runtime_dir
         if self.only_worker_woke or holds(self.lock, directory):
             return
         self.lock = lock(directory)
         self.memory.save_anew()
-        raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: it must be started anew")
+        raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: restart healthd")
 
-    # --- listen: people, kernel lines, devices that go
+    # --- inputs: control socket, kernel lines, removed devices
 
     def listen(self) -> None:
-        if self.only_worker_woke:  # dozens of times a round
+        if self.only_worker_woke:  # dozens of times per round
             return
         self.control.step()
         self.scheduler.run_after(self.hearing.listen())
         request = self.hearing.journal_request()
         if request is not None and request != self.client.request:
-            self.scheduler.queue.add_task(request)  # else the same lines would be read, and counted, twice
+            self.scheduler.queue.add_task(request)  # otherwise the same lines would be read and counted twice
         with guard.at(FAILSLOW):
             if self.watching.step():
                 self.scheduler.run_after(["failslow"])
@@ -331,12 +341,12 @@ class Daemon:
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
         for pci in removed:
-            log.warning("device %s was removed", pci or "(which one was not heard)")
+            log.warning("device %s was removed", pci or "(address unknown)")
             self.replies.inventory.renew_soon()
             self.scheduler.run_after(["pci_remove"])
 
     def pass_on(self, received: Received) -> None:
-        """Pass on what the worker read for the kernel events."""
+        """Pass the worker's inventory and journal lines to the kernel event intake."""
         if received.inventory is not None:
             self.hearing.know(received.inventory)
         if received.journal is not None:
@@ -345,7 +355,8 @@ class Daemon:
     # --- jobs on this node
 
     def read_jobs(self, job_ended: bool = False) -> None:
-        """Read from Slurm's cgroups whether a job is here: when a job ends, then once a second while none is here."""
+        """Read from Slurm's cgroups whether a job is on the node: when a job ends, then once a second while there is
+        none."""
         self.note_drained()
         was_empty = self.jobs.is_without_jobs
         if job_ended:
@@ -356,10 +367,11 @@ class Daemon:
             self.replies.forget_unless_idle()
 
     def note_drained(self) -> None:
-        """Note whether Slurm shows this node drained and idle. Its answer expires, and it rests on the last verdict."""
+        """Record whether Slurm shows this node drained and idle. It depends on the last verdict, and Slurm's answer
+        expires."""
         self.jobs.is_drained = self.hand.shows_drained(self.verdict)
 
-    # --- time goes by: windows, pauses, acks
+    # --- passage of time: windows, pauses, acks
 
     def pass_time(self) -> None:
         monotonic, now = self.monotonic(), self.now()
@@ -368,7 +380,7 @@ class Daemon:
         self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
         pause = self.memory.ledger.pause
         if pause and now >= pause.until:
-            log.info("the pause is over: %s", pause.why)
+            log.info("the pause has ended: %s", pause.why)
             commands.end_pause(self.memory, now)
             self.scheduler.queue.run_all_now()
         self.memory.end_acks()
@@ -377,8 +389,11 @@ class Daemon:
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:
-        """Make a new verdict if one of its inputs has changed. `jobs.is_drained` is an input that rests on the verdict
-        before: `note_drained` sets it, at the start of a turn and after each look at Slurm."""
+        """Compute a new verdict if one of its inputs has changed.
+
+        `jobs.is_drained` is an input that depends on the previous verdict: `note_drained` sets it, at the start of a
+        turn and after each reconciliation.
+        """
         known, replies, waits_for = self.memory.ledger, self.replies, self.before_resume.waits_for
         expected, optional = self.scheduler.expected(), self.configured.never_holds_resume
         inputs = (known.conditions, known.trusted_since, expected, replies.changes, waits_for)
@@ -400,14 +415,15 @@ class Daemon:
         self.slurm_was_looked_at(self.hand.look(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
-        """What checks want run on the drained, idle node. The verdict says what the resume waits for."""
+        """Run the programs of checks on the drained, idle node. The verdict contains the reason why the resume
+        waits."""
         programs = self.configured.before_resume
         if not programs and not self.before_resume.waits_for:
             return
         known, replies = self.memory.ledger, self.replies
         before, drained = self.before_resume, bool(known.slurm.reason or known.slurm.writing)
         if not drained and before.stage is Stage.BEFORE and not before.waits_for:
-            return  # no drain of ours stands, or stood at the last look
+            return  # healthd has no drain in force now or at the last reconciliation
         others = {key: c for key, c in known.by_key().items() if c.run not in programs}
         results = {name: result for name, result in replies.results.items() if name not in programs}
         names = [name for name in self.scheduler.expected() if name not in programs]
@@ -426,7 +442,7 @@ class Daemon:
     def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # read in this look: an older answer of Slurm is no evidence about jobs now
+            if report.node is not None:  # read just now; an older answer does not show present jobs
                 self.replies.forget_unless_idle()
             self.judge()
             self.note_drained()
@@ -450,7 +466,7 @@ class Daemon:
         if self.publisher.has_news((*shown, drain, known.pause, known.slurm, self.settings.mode)) or round_ended:
             self.publish_verdict(drain, round_ended)
         elif self.scheduler.queue.running and self.monotonic() >= self.renew_verdict_at:
-            # A round that takes longer than the interval is no hung daemon: what the last one found still holds.
+            # A round that takes longer than the interval is not a hung daemon: the last verdict is still valid.
             self.publish_verdict(drain, round_ended=True)
         self.replies.add_tasks(round_ended)
         if round_ended:
@@ -464,7 +480,7 @@ class Daemon:
             self.publisher.serve_metrics()
 
     def say_alive(self) -> None:
-        """After the first round, and once a day: without it nobody can tell "no failure" from "not observed"."""
+        """Emit "alive" after the first round and once a day, to distinguish "no failure" from "not observed"."""
         if self.said_alive and not events.is_alive_due(self.memory.ledger.told, self.now()):
             return
         listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
@@ -473,14 +489,14 @@ class Daemon:
         self.said_alive = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
-        """It expires after three rounds without another."""
+        """Publish the verdict. It expires after three rounds without another."""
         until = self.now() + 3 * self.settings.interval_seconds
         if self.publisher.publish(self.snapshot(), drain, until, round_ended):
             self.renew_verdict_at = self.monotonic() + self.settings.interval_seconds
             self.write_textfile()
 
     def write_textfile(self) -> None:
-        """The worker writes it: the collector's directory is on a disk, which may hang."""
+        """Have the worker write the textfile: the collector's directory is on a disk, which may hang."""
         path = self.settings.metrics.textfile
         if path:
             from healthd.agent.metrics.families import render
@@ -490,7 +506,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def say_ready(self) -> None:
-        """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""
+        """Notify systemd at the first verdict, or once a due drain is in force: then slurmd starts and accepts jobs."""
         if self.said_ready or self.ready_by == FOREVER:
             return
         if self.hand.must_be_waited_for(self.verdict) and self.monotonic() < self.ready_by:
@@ -499,10 +515,10 @@ class Daemon:
         systemd.ready(self.verdict.health.value)
 
     def keep_in_memory(self) -> None:
-        """What is needed late is loaded now: healthd's files may be removed or replaced while it runs."""
+        """Load modules and data that are needed later: healthd's files may be removed or replaced while it runs."""
         codes.load()
         compile_patterns()
-        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # its texts are a module of their own
+        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # the texts are in a separate module
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
             from healthd.agent.metrics.families import render
@@ -536,7 +552,7 @@ class Daemon:
             # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
             fleet_counted=self.settings.mode is Mode.OBSERVE or not known.slurm.uncounted_since,
-            # A worse fault gives our drain another reason, and Slurm another time: ours is when it began to stand.
+            # A worse fault changes the Reason of healthd's drain, and its time in Slurm: use the first Reason's time.
             drained_since=known.slurm.drained_at
             or (self.hand.status.node.reason_time if self.hand.status.node else 0.0),
             quarantined=client.quarantined,
@@ -558,12 +574,12 @@ class Daemon:
         )
 
     def command_of(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        """healthd itself, with our settings and our folders."""
+        """Return a command of healthd itself, with the daemon's settings and directories."""
         folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
     def problems(self) -> tuple[Problem, ...]:
-        """Return what is wrong with healthd itself. What a person has to act on comes first."""
+        """Return the problems of healthd itself, those that need an operator first."""
         settings, publisher, replies, kernel = self.settings, self.publisher, self.replies, self.hearing.kernel.status
         stream, lost = replies.delivery.status, self.memory.ledger.outbox.dropped
         runtime_dir, state_dir, file = settings.runtime_dir, settings.state_dir, shlex.quote(self.settings_file)
@@ -572,7 +588,7 @@ class Daemon:
         found = (
             Problem(replies.files.problem, "systemctl restart healthd"),
             Problem(
-                labelled("the settings were not read again", self.reload_trouble),
+                labelled("the settings were not reloaded", self.reload_trouble),
                 f"healthd config check {file} && {reload}",
             ),
             Problem(labelled("slurm", self.hand.status.problem), "scontrol ping"),
@@ -581,12 +597,12 @@ class Daemon:
             Problem(labelled("before a resume", self.before_resume.problem), "healthd validate"),
             Problem(
                 labelled(
-                    f"{state_dir}: a reboot would lose what healthd knows: no copy of it", replies.ledger_copy.problem
+                    f"{state_dir}: the ledger is not copied, and a reboot would lose it", replies.ledger_copy.problem
                 ),
                 there,
             ),
-            Problem(labelled(f"{state_dir}: {stream.waiting} events wait", stream.problem), there),
-            Problem(f"{lost} events are lost to the stream: too many wait for the disk" if lost else ""),
+            Problem(labelled(f"{state_dir}: {stream.waiting} events are not written", stream.problem), there),
+            Problem(f"{lost} events of the stream are lost: too many wait for the disk" if lost else ""),
             Problem(
                 f"kernel log: {kernel.problem}" if kernel.problem or not kernel.alive else "",
                 command_for_kernel_log(kernel),
@@ -600,10 +616,10 @@ class Daemon:
         )
         return tuple(problem for problem in found if problem.sentence)
 
-    # --- what people say
+    # --- requests
 
     def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
-        """The reply to one request on the control socket (agent/control/protocol.py). `who`: "root (uid 0)"."""
+        """Return the reply to one request on the control socket (agent/control/protocol.py). `user`: "root (uid 0)"."""
         try:
             name = protocol.command_of(request, who, may_command)
             if name == protocol.STATUS:
@@ -623,15 +639,18 @@ class Daemon:
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
-        """An epilog reports the end of a job: the checks for it run now. Return those that the epilog may wait for, and
-        the programs that it shall run: only where no job is left and nothing drains."""
+        """Handle the end of a job, which an epilog reports: the checks for it run now.
+
+        Return the runs that the epilog may wait for. Return also the programs that it must run, if no job is left and
+        nothing drains the node.
+        """
         asked = self.now()
         self.memory.stream.emit_job_end()
         self.read_jobs(job_ended=True)
         runs = self.scheduler.runs_after_job()
         self.scheduler.queue.run_after_event(runs)
         left = self.replies.not_run_since(runs, asked)
-        words = f"these look now: {', '.join(left)}" if left else "all have looked just now"
+        words = f"these checks run now: {', '.join(left)}" if left else "all checks have just run"
         reply: dict[str, Any] = {"done": words, "asked": asked, "left": left}
         programs = self.configured.after_job if self.jobs.is_without_jobs and not self.verdict.causes else []
         if programs:
@@ -639,7 +658,7 @@ class Daemon:
         return reply
 
     def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
-        """What was done, in words. Raises commands.CommandRefused."""
+        """Carry out a command and return the result as text. Raises commands.CommandRefused."""
         if command == protocol.RELOAD:
             return self.reload()
         if command in commands.OF_DETECTION:
@@ -654,11 +673,13 @@ class Daemon:
         return done
 
     def reload(self) -> str:
-        """SIGHUP, or `healthd reload`: read the settings and the site's checks again. An error changes nothing: all is
-        made before any of it is used. Raises commands.CommandRefused."""
+        """Read the settings and the site's checks again, after SIGHUP or `healthd reload`.
+
+        An error changes nothing: everything is built before it is used. Raises commands.CommandRefused.
+        """
         systemd.reloading()
         try:
-            if changed := self.replies.files.changed():  # profiles and facts would be missing, or another version's
+            if changed := self.replies.files.changed():  # data files would be missing, or of another version
                 raise ConfigError(changed)
             loaded, checks = self.load_settings(self.settings.checks_dir)
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
@@ -666,21 +687,21 @@ class Daemon:
             settings = replace(loaded.settings, **kept)
             configured = Configured(replace(loaded, settings=settings), checks)
             conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
-        except BaseException as raised:  # a site's file may raise what it likes; nothing else ends the daemon from here
+        except BaseException as raised:  # a site's file may raise anything; nothing here may end the daemon
             self.reload_failures += 1
-            changed = self.replies.files.changed()  # while it read: this is what came of it
+            changed = self.replies.files.changed()  # changed during the reload: that is the cause
             error = ConfigError(changed) if changed else raised
             known = isinstance(error, ConfigError)
             self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
-            log.error("the settings stay as they were: %s", self.reload_trouble, exc_info=None if known else raised)
-            systemd.ready(f"old settings kept: {self.reload_trouble}")
-            raise commands.CommandRefused(f"the settings stay as they were: {self.reload_trouble}") from None
+            log.error("settings not reloaded: %s", self.reload_trouble, exc_info=None if known else raised)
+            systemd.ready(f"settings not reloaded: {self.reload_trouble}")
+            raise commands.CommandRefused(f"settings not reloaded: {self.reload_trouble}") from None
         if waiting:
-            log.warning("takes effect at the next start only: %s", ", ".join(waiting))
+            log.warning("takes effect only after a restart: %s", ", ".join(waiting))
         self.reload_trouble = ""
         self.configured = self.hearing.configured = configured
         self.hand.settings = self.publisher.settings = settings
-        self.client.renew()  # the site's checks may be new
+        self.client.renew()  # the site's checks may have changed
         self.scheduler.reconfigure(configured)
         self.replies.keep_only_configured()
         self.watching.reconfigure(configured)
@@ -688,15 +709,15 @@ class Daemon:
         self.memory.set_conditions(conditions)
         self.memory.stream.emit_checks(configured.versions(healthd.__version__))
         self.memory.keep_only(configured.runs)
-        done = f"settings read again: mode {settings.mode.value}, {len(configured.runs)} checks"
+        done = f"settings reloaded: mode {settings.mode.value}, {len(configured.runs)} checks"
         log.info("%s", done)
         systemd.ready(self.verdict.health.value)
-        return f"{done}; takes effect at the next start only: {', '.join(waiting)}" if waiting else done
+        return f"{done}; takes effect only after a restart: {', '.join(waiting)}" if waiting else done
 
     # --- stop
 
     def shut_down(self) -> None:
-        """Stop within 5 seconds, whatever hangs: we wait for nothing that could be stuck."""
+        """Stop within 5 seconds, whatever hangs: nothing that could hang is waited for."""
         self.opened.close()
         if self.memory.is_recalled:
             log.info("stopped")
@@ -705,9 +726,9 @@ class Daemon:
         systemd.stopping()
         self.before_resume.drop()
         self.hearing.note_cursor()
-        is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon
+        is_ours = holds(self.lock, self.settings.runtime_dir)  # otherwise the files there belong to another daemon
         if is_ours:
-            self.memory.stream.emit_stopped("it was told to" if self.stopping else "by a mistake of its own")
+            self.memory.stream.emit_stopped("requested" if self.stopping else "internal error")
             self.memory.save(round_over=True)
             self.replies.finish(LAST_WORDS_SECONDS)
         self.control.close(is_ours)

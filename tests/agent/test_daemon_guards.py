@@ -150,7 +150,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     assert logged() == [], "the count comes once a minute"
     monkeypatch.setattr(daemon.hearing, "_now", lambda: NOW + kernel_events.TOLD_SECONDS)
     daemon.hearing.listen()
-    assert logged() == [f"kernel: more events than have a line each here: {1000 - kernel_events.MOST_TOLD} of kind xid"]
+    assert logged() == [f"kernel: further events, not logged one by one: {1000 - kernel_events.MOST_TOLD} of kind xid"]
     daemon.hearing.listen()
     assert logged() == []
     daemon.hearing.hear([xid(43, "0000:5d:00")])
@@ -218,7 +218,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
         daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
-    assert daemon.hearing.kernel.journal.problem.startswith("healthd makes a mistake with the journal's lines")
+    assert daemon.hearing.kernel.journal.problem.startswith("internal error in healthd with the journal's lines")
 
 
 @pytest.mark.parametrize(
@@ -253,13 +253,13 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
 
     request = Request("textfile", 1.0, WriteFile("/u/a.prom", ""))
     refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001, it must belong to root")
-    why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
+    why = "cannot write /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
     for reply in (refused, refused):
         daemon.replies.handle(reply, Received())
     assert told() == [why]
     assert [record.getMessage() for record in caplog.records] == [why]
     daemon.replies.handle(Reply(request, Outcome.STUCK, 0.1), Received())
-    assert told() == ["no metrics in /u/a.prom (metrics.textfile): stuck"]
+    assert told() == ["cannot write /u/a.prom (metrics.textfile): stuck"]
     daemon.replies.handle(Reply(request, Outcome.COMPLETED, 0.1), Received())
     assert told() == []
 
@@ -367,7 +367,7 @@ def test_of_more_events_than_are_kept_all_are_judged_and_it_is_said_how_many_are
     daemon.hearing.hear([xid(79), *(xid(31, f"{number:04x}:01:00") for number in range(1, 1281))])
     assert ("gpu_xid/79", "0000:61:00.0") in daemon.memory.conditions
     assert (len(daemon.memory.ledger.events), daemon.hearing.events_forgotten) == (500, 781)
-    assert "781 kernel events were judged and are no longer kept" in caplog.text
+    assert "781 kernel events were evaluated but are no longer kept" in caplog.text
     daemon.hearing.hear([xid(79, "0000:5d:00"), xid(31, "0000:5d:00")])
     assert daemon.hearing.events_forgotten == 783
     assert caplog.text.count("no longer kept") == 1, "again at a thousand"

@@ -70,7 +70,7 @@ def test_where_all_is_well_there_is_none():
 
 def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
     (problem,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
-    assert problem.sentence == "the settings were not read again: x.toml: mode: is wrong"
+    assert problem.sentence == "the settings were not reloaded: x.toml: mode: is wrong"
     assert problem.next == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
 
 
@@ -78,7 +78,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
     shortage.record(shortage.THREADS)
     guard.drop(guard.SLURM, ValueError("no number"))
     every = found(
-        files_trouble="healthd's files are gone",
+        files_trouble="healthd's files were removed",
         reload_trouble="no",
         metrics_troubles=("no metrics page: 127.0.0.1:9478: Address already in use",),
         web_trouble="metrics page: node.crt: the certificate expires 2126-10-29 13:08 UTC",
@@ -93,14 +93,14 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
     )
     begin = [(problem.sentence.split(":")[0], (shlex.split(problem.next) or [""])[0]) for problem in every]
     assert begin == [
-        ("healthd's files are gone", "systemctl"),
-        ("the settings were not read again", "healthd"),
+        ("healthd's files were removed", "systemctl"),
+        ("the settings were not reloaded", "healthd"),
         ("slurm", "scontrol"),
         ("/run/healthd", "ls"),
         ("/run/healthd/verdict", "ls"),
         ("/var/lib/healthd", "ls"),
         ("/var/lib/healthd", "ls"),
-        ("4 events are lost to the stream", ""),
+        ("4 events of the stream are lost", ""),
         ("kernel log", "ls"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),

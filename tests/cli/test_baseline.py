@@ -931,8 +931,8 @@ def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ('Entry("shelf", "disks", 24', 'Entry("mount", "fstype", 24', "neither an Entry nor a LeftOut of its BASELINE"),
-        ('Entry("shelf", "disks", 24', 'Entry("shelf", "enforce", 24', "neither an Entry nor a LeftOut"),
+        ('Entry("shelf", "disks", 24', 'Entry("mount", "fstype", 24', "must be an Entry or a LeftOut of its BASELINE"),
+        ('Entry("shelf", "disks", 24', 'Entry("shelf", "enforce", 24', "must be an Entry or a LeftOut"),
         ("24,", "b'24',", "bytes is not JSON serializable"),
         ('yield LeftOut("shelf", "is dark", instance="side")', "raise OSError(5, 'no shelf')", "no shelf"),
     ],

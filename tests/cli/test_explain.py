@@ -302,8 +302,8 @@ def test_what_lifts_the_drain_stands_on_a_line_of_its_own_below_the_command(tmp_
     file.write_text('mode = "act"\n')
     assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert "  At once: healthd repaired gpu_xid/79 0000:61:00.0" in shown
-    assert any(line.startswith("  healthd lifts its own drain") for line in shown), "on a line of its own"
+    assert "  To clear it now: healthd repaired gpu_xid/79 0000:61:00.0" in shown
+    assert any(line.startswith("  healthd removes its own drain") for line in shown), "on a line of its own"
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_check_that_is_off_says_so(tmp_path, capsys):
     file.write_text("[checks.gpu_ecc]\nenabled = false\n")
     assert main(["explain", "--config", str(file), "gpu_ecc/uncorrected"]) == 0
     text = capsys.readouterr().out
-    assert "Not checked here: the check is off" in text
+    assert "Not checked on this node: the check is disabled" in text
     assert "checks.gpu_ecc.enabled" in text
     assert str(file) in text
 
@@ -392,7 +392,7 @@ def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys)
         (run,) = explained(capsys, "--config", str(file), code)["here"]
         assert run["disabled_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
-        assert (f"Not checked here: {setting} is off." in capsys.readouterr().out) == bool(setting)
+        assert (f"Not checked on this node: {setting} is off." in capsys.readouterr().out) == bool(setting)
 
 
 def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):
@@ -413,14 +413,14 @@ def test_with_settings_that_cannot_be_read_the_mode_is_the_running_daemons(tmp_p
     monkeypatch.setattr(flags.runtime_dir, "__defaults__", (str(tmp_path),))
     assert main(["explain", "--config", str(file), "79"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Nothing is changed" not in text
-    assert "is not known: neither the settings nor a daemon tell the mode" in text
+    assert "changes nothing in Slurm" not in text
+    assert "The mode is unknown (no settings, no running daemon)" in text
     with StatusDaemon(tmp_path, mode="drain", pause=None):
         document = explained(capsys, "--config", str(file), "79")
         assert main(["explain", "--config", str(file), "79"]) == 0
     assert {"setting": "mode", "value": "drain", "from": "the running daemon"} in document["here"][0]["settings"]
     text = " ".join(capsys.readouterr().out.split())
-    assert "it drains the node" in text
+    assert "healthd drains the node" in text
     assert "is not known" not in text
 
 
@@ -438,8 +438,8 @@ def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp
 @pytest.mark.parametrize(
     ("running", "words"),
     [
-        (Running(Mode.ACT, 0.0), "it drains the node and requeues"),
-        (Running(Mode.OBSERVE, 0.0), 'mode is "observe" (the running daemon; the settings say act)'),
+        (Running(Mode.ACT, 0.0), "healthd drains the node and requeues"),
+        (Running(Mode.OBSERVE, 0.0), 'mode is "observe" (the running daemon; settings: act)'),
         (Running(Mode.ACT, START), "healthd is paused until 2027-01-15"),
     ],
 )
@@ -456,5 +456,5 @@ def test_every_code_has_a_text_in_every_mode(code):
     explain = registry.explain(CHECKS, code)
     document = explanation.of_code(code, code, "", explain, CHECKS.get(code.partition("/")[0]), Here(None))
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
-    assert all(title in text for title in ("What it means", "Why it matters", "What ends it", "What to do"))
+    assert all(title in text for title in ("Meaning", "Why it matters", "When it clears", "What to do"))
     assert len(text.splitlines()) < 90

@@ -258,7 +258,7 @@ def test_the_epilog_waits_until_the_checks_have_looked(tmp_path: Path) -> None:
     [
         (b'{"asked": 5, "left": ["gpu_ecc"]}', "not waited for: gpu_ecc"),
         (b'{"error": "job-ended: refused"}', "job-ended: refused"),
-        (b"nonsense", "answered nonsense"),
+        (b"nonsense", "sent an invalid answer"),
         (None, "no reply"),
     ],
 )

@@ -102,11 +102,11 @@ def test_whatever_ends_it_the_terminal_is_as_it_was(daemon, terminal, number):
 def test_a_window_of_another_size_is_drawn_anew_without_asking_the_daemon(daemon, tmp_path):
     shown = Terminal(tmp_path, "--watch", "1h")
     try:
-        seen = shown.until("Conditions")
+        seen = shown.until("Open conditions")
         for rows in (8, 60):
             shown.resize(60, rows)
             shown.process.send_signal(signal.SIGWINCH)
-            seen = shown.until("more lines" if rows == 8 else "Kernel log", seen)
+            seen = shown.until("more lines" if rows == 8 else "kernel log", seen)
         assert daemon.asked == 1
     finally:
         shown.close()

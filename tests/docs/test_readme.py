@@ -38,7 +38,7 @@ def commands(terminal: str) -> list[tuple[str, str]]:
 
 # Which checks have something to check depends on the machine that the test runs on (disks, EDAC, a BMC).
 OF_THIS_MACHINE = re.compile(
-    r"(?ms)^\d+ checks? (?:passed|had nothing to check).*?(?=^\d+ checks? listen|^exit status|\Z)"
+    r"(?ms)^ *\d+ checks? (?:passed|had nothing to check).*?(?=^ *\d+ checks? only read|^exit status|^Service|\Z)"
 )
 
 

@@ -163,8 +163,8 @@ def test_the_disk_of_the_state_directory_is_full(
         first = daemon.until(lambda s: len(s["problems"]) == 2, "both troubles are told")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
         problem, stream = first["problems"]
-        assert "events wait: " in stream
-        assert problem.startswith(f"{disk}: a reboot would lose what healthd knows: no copy of it: ")
+        assert "events are not written: " in stream
+        assert problem.startswith(f"{disk}: the ledger is not copied, and a reboot would lose it: ")
         assert "No space left on device" in problem
         daemon.kill()
         daemon.start()  # the live ledger is not on that disk
@@ -225,7 +225,7 @@ def test_the_same_xid_comes_back_after_its_repair(cluster: SlurmCluster, node: s
         assert first is not None
         assert first["clears"] == "reboot"
         said = daemon.ask(command="repaired", code="gpu_xid/79", why="reseated, ticket 12")["done"]
-        assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks look now"
+        assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks run now"
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN")
@@ -273,6 +273,6 @@ def test_an_operator_knows_of_a_fault_and_wants_the_node_for_a_while(
         later = running_job(cluster, node)
         daemon.ask(command="ack", code="gpu_access/lost", part=None, seconds=1, why="enough")
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
-        assert "the ack of root (uid 0) ends, its time is over: enough" in daemon.log.read_text()
+        assert "the ack by root (uid 0) ended, it expired: enough" in daemon.log.read_text()
         rounds(daemon, 2)
         assert cluster.job(later)["JobState"] == "RUNNING", "it was let in beside a fault that was known"

@@ -219,7 +219,7 @@ def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(dire
     with Healthd(directory=directory, config='[metrics]\ntextfile = "/nonexistent/healthd.prom"') as daemon:
         status = daemon.until(lambda s: s["problems"], "it is a trouble")
         (problem,) = status["problems"]
-        assert problem.startswith("no metrics in /nonexistent/healthd.prom (metrics.textfile): ")
+        assert problem.startswith("cannot write /nonexistent/healthd.prom (metrics.textfile): ")
         assert problem in daemon.log.read_text()
         assert status["health"] == "healthy"
 
@@ -415,7 +415,7 @@ def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) ->
         daemon.kernel_line(xid(48, text="DBE (double bit error)"), xid(79), xid(79, "0000:9d:00"))
         status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:9d:00.0"), "all are conditions")
         assert status["incidents"] == [{"first": "gpu_xid/48 0000:61:00.0", "then": ["gpu_xid/79 0000:61:00.0"]}]
-        told = "incident: gpu_xid/79 0000:61:00.0 is of one incident with gpu_xid/48 0000:61:00.0"
+        told = "incident: gpu_xid/79 0000:61:00.0 belongs to the incident of gpu_xid/48 0000:61:00.0"
         assert daemon.log.read_text().count(told) == 1
         daemon.ask(command="repaired", code="gpu_xid/48", part="0000:61:00.0")
         daemon.until(lambda s: s["incidents"] == [], "what stands alone is no incident")
@@ -552,7 +552,7 @@ def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_chan
         assert daemon.process is not None
         daemon.configure('interval_seconds = 60\nmode = "dran"\n')
         daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: "the settings stay as they were" in daemon.log.read_text())
+        until(lambda: "settings not reloaded" in daemon.log.read_text())
         (said,) = [line for line in daemon.log.read_text().splitlines() if "stay as they were" in line]
         assert "healthd.toml: mode: " in said
         status = daemon.status()
@@ -567,7 +567,7 @@ def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_chan
         status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
         assert status["mode"] == "drain"
         assert "gpu_ecc" not in results(status)
-        assert "takes effect at the next start only: round_timeout_seconds" in daemon.log.read_text()
+        assert "takes effect only after a restart: round_timeout_seconds" in daemon.log.read_text()
 
 
 FAN = """
@@ -613,10 +613,10 @@ def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_set
             assert checked.stderr.startswith("healthd: ")
             assert sentence in checked.stderr
             daemon.process.send_signal(signal.SIGHUP)
-            until(lambda times=times: daemon.log.read_text().count("the settings stay as they were") == times)
+            until(lambda times=times: daemon.log.read_text().count("settings not reloaded") == times)
             status = daemon.status()
             assert (status["interval_seconds"], "fan" in results(status)) == (3600, True)
-            (problem,) = [t for t in status["problems"] if t.startswith("the settings were not read again: ")]
+            (problem,) = [t for t in status["problems"] if t.startswith("the settings were not reloaded: ")]
             assert sentence in problem
             assert problem.partition(": ")[2].strip() == checked.stderr.removeprefix("healthd: ").strip()
             assert problem.partition(": ")[2].startswith((str(daemon.config), str(checks)))
@@ -639,10 +639,10 @@ def test_a_reload_that_fails_as_nobody_thought_of_keeps_the_old_settings_and_say
         assert daemon.process is not None
         (checks / "fan.py").write_text(FAN.format(field="x: int = 1", more=odd))
         daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: "the settings stay as they were: KeyboardInterrupt: as if by hand" in daemon.log.read_text())
+        until(lambda: "settings not reloaded: KeyboardInterrupt: as if by hand" in daemon.log.read_text())
         assert "Traceback (most recent call last)" in daemon.log.read_text()
         status = daemon.status()
-        assert "the settings were not read again: KeyboardInterrupt: as if by hand" in status["problems"]
+        assert "the settings were not reloaded: KeyboardInterrupt: as if by hand" in status["problems"]
         assert "fan" not in results(status)
 
 
@@ -656,5 +656,5 @@ def test_a_reload_with_another_directory_of_checks_goes_on_with_those_of_the_sta
         daemon.config.write_text(daemon.config.read_text().replace('/checks"', '/others"').replace("3600", "1800"))
         daemon.process.send_signal(signal.SIGHUP)
         status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
-        assert "takes effect at the next start only: checks_dir" in daemon.log.read_text()
+        assert "takes effect only after a restart: checks_dir" in daemon.log.read_text()
         assert ("checks" in results(status), "others" in results(status)) == (True, False)

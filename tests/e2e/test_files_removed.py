@@ -20,7 +20,7 @@ import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, rounds, xid
 from waiting import until
 
-GONE, REPLACED = "healthd's files are gone", "healthd's files were replaced"
+GONE, REPLACED = "healthd's files were removed", "healthd's files were replaced"
 CONFIG = 'interval_seconds = 1.0\nprofile = "none"\nbaseline_file = ""\n'
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
 
@@ -82,7 +82,7 @@ def test_a_daemon_whose_venv_is_removed_says_so_and_what_it_knows_and_decided_st
         daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "what is heard is judged")
         assert "acknowledged for 2 h" in daemon.ask(command="ack", code="gpu_xid/48", seconds=7200, why="known")["done"]
         refused = daemon.ask(command="reload")["error"]
-        assert refused.startswith(f"reload: the settings stay as they were: {GONE}")
+        assert refused.startswith(f"reload: settings not reloaded: {GONE}")
 
         daemon.kill_worker()
         after = daemon.until(lambda s: len(s["unknown"]) > 10, "no check can look")
@@ -117,7 +117,7 @@ def test_a_first_scrape_and_a_sighup_after_the_files_are_removed(directory: Path
             with urllib.request.urlopen(asked, timeout=120) as page:
                 assert b"healthd_build_info" in page.read()
         daemon.process.send_signal(signal.SIGHUP)
-        until(lambda: f"the settings stay as they were: {GONE}" in daemon.log.read_text(), "the reload is refused")
+        until(lambda: f"settings not reloaded: {GONE}" in daemon.log.read_text(), "the reload is refused")
         assert "Traceback" not in daemon.log.read_text()
         assert "ModuleNotFoundError" not in daemon.log.read_text()
 

@@ -244,9 +244,9 @@ def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
 MISBEHAVIOUR = {
     "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "the worker died (signal 11)"),
     "exits": ("os._exit(7)", "failed", "the worker died (exit status 7)"),
-    "babbles": ("os.write(stream(), b'hello')", "failed", "the worker answered nonsense"),
-    "pretends": ('os.write(stream(), b\'{"error": ""}\\n\')', "failed", "the worker answered nonsense"),
-    "floods": ("os.write(stream(), b'x' * (9 << 20))", "failed", "the worker answered more than 8 MiB"),
+    "babbles": ("os.write(stream(), b'hello')", "failed", "the worker sent an invalid answer"),
+    "pretends": ('os.write(stream(), b\'{"error": ""}\\n\')', "failed", "the worker sent an invalid answer"),
+    "floods": ("os.write(stream(), b'x' * (9 << 20))", "failed", "the worker's answer exceeds 8 MiB"),
     "hangs_up": ("os.close(stream()); time.sleep(3600)", "failed", "the worker died"),
     "never_ends": ("time.sleep(3600)", "timed_out", "no answer within 1 s"),
 }

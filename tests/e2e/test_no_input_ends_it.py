@@ -99,7 +99,7 @@ def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healt
     assert status["health"] == "unhealthy"
     log = daemon.log.read_text()
     assert "kernel: NVRM: Xid (PCI:0000:61:00): 79" in log
-    assert re.search(r"WARNING: \d+ kernel events were judged and are no longer kept: more than 500 came in a day", log)
+    assert re.search(r"WARNING: \d+ kernel events were evaluated but are no longer kept: more than 500", log)
 
 
 def test_an_xid_in_the_backlog_of_a_restart_is_seen_however_much_is_behind_it(daemon: Healthd) -> None:

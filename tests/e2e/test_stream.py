@@ -142,7 +142,7 @@ def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
             daemon.kernel_line(xid(79))
             daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon goes on")
             daemon.until(
-                lambda s: any("events wait: No space left on device" in problem for problem in s["problems"]),
+                lambda s: any("not written: No space left on device" in problem for problem in s["problems"]),
                 "it is said",
             )
             daemon.kill()

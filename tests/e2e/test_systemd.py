@@ -208,11 +208,11 @@ def test_a_refused_reload_fails_and_says_why(reloaded: SystemdContainer, wrong: 
     done = box.exec("systemctl", "reload", "healthd", check=False)
     assert done.returncode != 0
     assert "Job for healthd.service failed" in done.stderr
-    assert box.show("healthd", "StatusText").startswith(f"old settings kept: {sentence}")
+    assert box.show("healthd", "StatusText").startswith(f"settings not reloaded: {sentence}")
     assert sentence in box.exec("systemctl", "status", "--no-pager", "healthd", check=False).stdout
     assert sentence in box.log("healthd")
     said = box.status("--runtime-dir", "/run/healthd")
-    assert [one for one in said["problems"] if f"the settings were not read again: {sentence}" in one]
+    assert [one for one in said["problems"] if f"the settings were not reloaded: {sentence}" in one]
     assert said["mode"] == "observe"
     assert (box.show("healthd", "MainPID"), box.show("healthd", "ActiveState")) == (daemon, "active")
 

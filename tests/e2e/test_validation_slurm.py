@@ -122,7 +122,7 @@ class Node:
         before = len(self.tool.runs)
         self.drained_and_well_again()
         until(lambda: len(self.tool.runs) > before, "its program is up")
-        self.daemon.until(lambda s: "until it is validated" in str(s["decision"]), "it is told")
+        self.daemon.until(lambda s: "until the validation has ended" in str(s["decision"]), "it is told")
 
 
 def others() -> list[str]:

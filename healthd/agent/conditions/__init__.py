@@ -1,1 +1,1 @@
-"""From findings to conditions to a verdict, and how they are stored."""
+"""Conditions: how findings become conditions, how conditions become a verdict, and how both are stored."""

@@ -1,4 +1,4 @@
-"""Findings become conditions: confirm, latch, worsen. Pure; `now` is an argument."""
+"""Turn findings into conditions: confirmation, latching and escalation. Pure; `now` is an argument."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ from healthd.common.model import (
 )
 from healthd.common.text import printable
 
-# A REBOOT fault that opens again so soon after a boot or `healthd repaired` waits for an operator.
+# A REBOOT fault that opens again this soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 RELAPSES_AFTER = frozenset({Ending.REBOOT, Ending.REPAIRED})
 UNREAD_SECONDS = 3600.0  # as in the check "kernel"
-CONFIRMS_SECONDS = 600.0  # so long the kernel's word on a part spares what is found there its confirm time: two rounds
+CONFIRMS_SECONDS = 600.0  # two rounds: how long a kernel line replaces the confirm time of a finding on its part
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
-    """The finding at the severity that the site wants: overrides first, then a cap at WARNING where
-    `enforce = false`, or where a profile guessed what the finding compares with. Its subject is printable: the kernel
-    may print a name that a user chose."""
+    """Return the finding at the severity that the settings give it.
+
+    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if a profile guessed the
+    value that the finding compares with. The part is made printable, because the kernel may print a name that a user
+    chose.
+    """
     if not finding.subject.isprintable():
         finding = replace(finding, subject=printable(finding.subject))
     severity = config.severity.get(finding.code, finding.severity)
@@ -66,27 +69,27 @@ def _as_found(finding: Finding) -> Found:
 def absorb_result(
     conditions: Conditions, result: CheckResult, clear_after: int, boot_id: str, cleared: Sequence[Condition]
 ) -> dict[ConditionKey, Condition]:
-    """The conditions after one run of a check. `result.findings` are as configured.
+    """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    A run that did not complete says nothing about what it did not see; its own findings (a hang) count. A run is
-    absorbed at its end; a problem that it saw may be over by then.
+    A run that did not complete is no evidence about findings that it lacks; its own findings (a hang) count. A run is
+    absorbed at its end; a problem that it found may be over by then.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
     seen = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two about one part counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two findings about one part the worse counts
         finding, key = _confirmed(finding, conditions, now), finding.key
         seen.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted: now the check knows it itself
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted; now the check reports it itself
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == others_of(result.run):
             old = replace(old, clears=ends_last(old.clears, finding.clears))
         if finding.log_decides and old.last_event > old.last_level_seen:
             finding = replace(finding, severity=old.severity, found=Found(found_severity(old)))
-        # A look that finds less undoes neither what the log said nor what an earlier look found.
+        # A milder finding does not undo a fault that the log or an earlier run reported.
         new[key] = _seen_by_check(old, _as_latched(finding, old), result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
@@ -100,9 +103,10 @@ def absorb_result(
 
 
 def _confirmed(finding: Finding, conditions: Conditions, now: float) -> Finding:
-    """Without a confirm time where the kernel has just said of that part what the finding would wait for.
+    """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
-    What it said long ago, or before somebody knew of it (a resume, `healthd ack`), is no word on what is seen now.
+    Reports do not count if they are older than CONFIRMATION_WINDOW_SECONDS, or older than an acknowledgement (a resume
+    by an operator, `healthd ack`).
     """
     said = any(
         c.code in finding.confirmed_by
@@ -162,7 +166,7 @@ def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, b
     found = _as_found(finding)
     acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs that run now
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: it hits the jobs that run now
     if old.ack or (acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
@@ -202,12 +206,12 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
 
 
 def _relapsed(old: Condition, finding: Finding) -> bool:
-    """Whether a condition waits for an operator because it came back: then no clean time ends it."""
+    """Return True if the condition waits for an operator because it came back. Clean time does not clear it then."""
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
 def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """The condition after a completed run that did not find it; None if it was pending: it did not last."""
+    """Return the condition after a completed run without its finding; None if it was pending, so did not last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -226,11 +230,11 @@ def absorb_events(
     boot_id: str,
     cleared: Sequence[Condition],
 ) -> dict[ConditionKey, Condition]:
-    """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
+    """Return the conditions after correlate() evaluated a window of events, of which `touched` are new or grew.
 
-    A finding that rests on none of the touched events was absorbed before. What the log held before healthd first
-    looked at it is history: INFO. A line that says that a fault is over ends the condition if it was last seen before;
-    one that can be forged ends and changes only what rests on such lines.
+    A finding that is based on none of the touched events was absorbed before. Lines from before healthd first read the
+    log are history: INFO. A line that reports the end of a fault clears the condition if its last sighting is older. A
+    line that users can forge clears and changes only conditions that are based on such lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -248,7 +252,7 @@ def absorb_events(
                 new[key] = ended(old, Ending.RECOVERED, when, finding.message)
             continue
         if old is not None and sight < standing(old):
-            continue  # history adds nothing to a condition that was seen live, nor does a line that can be forged
+            continue  # history and forgeable lines add nothing to a condition with better evidence
         if old is None or sight > standing(old):
             first = min(event.time for event in behind)
             anew = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
@@ -284,18 +288,18 @@ def absorb_events(
 
 
 def _counted_up_to(conditions: Conditions, sight: Condition) -> int:
-    """Return the newest event of the condition that counts the rest of the run: the part may be one of the rest."""
+    """Return the sequence of the newest event in the overflow condition of the run: the part may be counted there."""
     others = conditions.get(others_of(sight.run))
     return others.last_sequence if others else 0
 
 
 def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
-    """The condition for a line that failed even to be judged as one that cannot be read."""
+    """Return the conditions after a line that healthd could not even record as unreadable."""
     finding = Finding(
         Severity.WARNING,
         "kernel/rule_failed",
         "",
-        f"healthd fails to read this line, {event.text[:200]}",
+        f"healthd fails to read this line: {event.text[:200]}",
         Clears.WINDOW,
     )
     old = conditions.get(finding.key) or _first_sight("kernel", "", finding, event.time, boot_id, ())
@@ -315,7 +319,7 @@ def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[Con
 def with_jobs(
     conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
 ) -> dict[ConditionKey, Condition]:
-    """The conditions, with the jobs that became known after their events (`jobs`: by the events' sequences)."""
+    """Return the conditions with jobs that became known after their events. `jobs`: by sequence of the event."""
     new = dict(conditions)
     for finding in findings:
         key = finding.key
@@ -326,8 +330,11 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """A latched fault stays as it is until what ends it comes: a harmless line of the same code a day later, or a look
-    at a count that no longer grows, changes neither the fault nor its ending."""
+    """Return the finding with the latched state of its condition, if it has one.
+
+    A latched fault stays as it is until the event that clears it. A harmless line of the same code a day later, or a
+    run that reads a count which no longer grows, changes neither the fault nor its ending.
+    """
     if (
         old.clears not in LATCHED
         or old.history
@@ -346,8 +353,10 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 
 
 def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
-    """The conditions, at the severity that the site wants now: `enforce = false` takes a false alarm back, and without
-    a setting a condition counts again as it was found."""
+    """Return the conditions at the severities that the present settings give them.
+
+    `enforce = false` withdraws a false alarm. Without a setting a condition has the severity at which it was found.
+    """
 
     def configured(condition: Condition) -> Condition:
         config = configs[condition.run]
@@ -360,9 +369,10 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """The fault of a drain in our words that this ledger does not know (a stateless node, a lost disk), for a person.
+    """Return the conditions with the fault of a drain that has healthd's format but is not in this ledger.
 
-    The condition never acts by itself, and we never resume the node.
+    This happens on a stateless node or after the loss of a disk. The condition only informs: it never drains, and
+    healthd never resumes the node.
     """
     if ConditionKey(code, subject) in conditions:
         return dict(conditions)

@@ -1,15 +1,16 @@
-"""Limit the number of conditions: the worst keep their names, the rest are counted. Pure.
+"""Bound on the number of conditions: the worst keep their names, the rest are counted. Pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row of `healthd status` and a series in Prometheus.
 
-At most MOST conditions are open, of all runs together. Beyond that the last in the order of `Rank` are counted in
-`CHECK/others others`, one condition for each run, because only a run's own result can end what it found. A run with one
-condition keeps it by name: counting it would save nothing. So there can be more than MOST if more runs have one.
+At most MAX_CONDITIONS conditions are open, over all runs. Conditions beyond that, by `Rank`, are counted in the
+overflow condition `CHECK/others others`, one for each run, because only a run's own result can clear its findings. A
+run with a single condition keeps it by name: counting it would save nothing. There can therefore be more than
+MAX_CONDITIONS conditions if more runs have one each.
 
-The condition that counts the rest is as bad as the worst of them and ends as late as the one that ends last. So no
-drain is lost and none ends too early. No reset of one part ends it: a reboot does where that ends all of them, or
-`healthd repaired CHECK/others others`.
+The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost and
+none ends too early. The reset of one part does not clear it. A reboot clears it if it clears all members; `healthd
+repaired CHECK/others others` always does.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from healthd.common.model import (
     Severity,
 )
 
-MOST = 128  # a DGX has up to 144 NVLinks, and nobody reads more rows; the cost of each: docs/bench.md
+MOST = 128  # a DGX has up to 144 NVLinks, and more rows are unreadable; the cost of each: docs/bench.md
 OTHERS = "others"
 WORST = "; the worst: "
 
-# The endings, from the one that comes first to the one that comes last.
+# Endings from the earliest to the latest.
 _LATER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
 class Rank(NamedTuple):
-    """Sort key: the least keeps its name first. Drains, then proven ones, then the worst; then the oldest."""
+    """Sort key: the lowest rank keeps its name first. Order: drains, proven evidence, severity, age."""
 
     harmless: bool
     observed: bool
@@ -53,19 +54,19 @@ class Rank(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A condition or finding, by the run that reports it."""
+    """A condition or finding, and the run that reports it."""
 
     run: RunName
     rank: Rank
 
 
 def others_of(run: RunName) -> ConditionKey:
-    """Return the key of the condition that counts the rest of a run."""
+    """Return the key of the overflow condition of a run."""
     return ConditionKey(f"{run.check}/{OTHERS}", f"{OTHERS} of {run.instance}" if run.instance else OTHERS)
 
 
 def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """Return the conditions with those beyond the bound counted. Pending ones are limited by `limit_findings`."""
+    """Return the conditions with those beyond the bound counted. `limit_findings` limits pending conditions."""
     new = dict(conditions)
     open_ones = {key: condition for key, condition in conditions.items() if condition.state in STANDING}
     names = _names({key: Ranked(condition.run, _rank(condition)) for key, condition in open_ones.items()})
@@ -76,8 +77,10 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 
 
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
-    """Return the result with the findings beyond the bound counted in one finding. They then share one condition, which
-    is open as long as the check reports one of them."""
+    """Return the result with the findings beyond the bound merged into one finding.
+
+    Their shared condition is open while the check reports at least one finding beyond the bound.
+    """
     if len(conditions) + len(result.findings) <= MOST:
         return result
     found = {finding.key: finding for finding in sorted(result.findings, key=lambda finding: finding.severity)}
@@ -98,9 +101,9 @@ def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
 
 
 def _names(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, ConditionKey]:
-    """Return the keys that lose their names, each with the key of the condition that counts it.
+    """Return the keys that lose their names, each with the key of its overflow condition.
 
-    Runs take turns among equally bad ones: a storm of one check takes no name from another check that has fewer.
+    Runs take turns among equally bad conditions: a storm in one check takes no name from a check that has fewer.
     """
     too_many = len(ranked) - MOST
     if too_many <= 0:
@@ -119,7 +122,7 @@ def _names(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, Conditio
             break
         others = others_of(ranked[key].run)
         if key != others:
-            too_many -= others in counted  # the first of a run only gets another name
+            too_many -= others in counted  # the first member of a run only gets another name
             counted.setdefault(others, []).append(key)
     return {key: others for others, keys in counted.items() if len(keys) > 1 for key in keys}
 
@@ -130,7 +133,10 @@ def _rank(c: Condition) -> Rank:
 
 
 def _rank_found(finding: Finding, known: Condition | None, others: Condition | None) -> Rank:
-    """Rank a finding. One without a condition of its own may be counted in `others`, and is acknowledged with it."""
+    """Return the rank of a finding.
+
+    A finding without a condition of its own may be counted in `overflow`, and is acknowledged with it.
+    """
     if known is not None and known.state in STANDING:
         return _rank(replace(known, severity=max(finding.severity, known.severity), observed=False))
     is_known = others is not None and others.state is ConditionState.ACKNOWLEDGED
@@ -140,8 +146,10 @@ def _rank_found(finding: Finding, known: Condition | None, others: Condition | N
 
 
 def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
-    """Return one condition for all of these. Each of its times is the one that keeps it open longest and acts soonest.
-    Beside proven members, observed ones and history are only counted."""
+    """Return one condition for all members, with the times that keep it open longest and make it act soonest.
+
+    If there are proven members, observed members and history are only counted.
+    """
     ranked = sorted(members, key=_rank)
     worst = ranked[0]
     count = sum(c.count for c in members)
@@ -156,10 +164,10 @@ def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
         message=_message("seen once" if count == 1 else f"seen {count} times", worst.subject, worst.message),
         clears=clears,
         window_seconds=window_seconds,
-        # A severity that a profile lowered stays lowered when the settings are reloaded: the next run reports anew.
+        # A severity that a profile lowered stays lowered after a reload, until the next run reports again.
         found=worst.severity,
         expects="",
-        # Of those that act like the worst: acknowledged ones and warnings cause no drain.
+        # Only of members that act like the worst: acknowledged members and warnings do not drain.
         shared_cause=all(c.shared_cause for c in same if c.severity >= min(worst.severity, Severity.DEGRADED)),
         job=next((c.job for c in ranked if c.job), ""),
         count=count,
@@ -199,12 +207,12 @@ def _one_finding(key: ConditionKey, members: Sequence[Finding], ranked: Mapping[
 
 
 def ends_last(first: Clears, second: Clears) -> Clears:
-    """Return the ending of the two that comes later."""
+    """Return the later of two endings."""
     return max(first, second, key=_LATER.index)
 
 
 def _last_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
-    """Return the ending of all of them, and its window: 0 if one of them does not end by time alone."""
+    """Return the latest ending and its window; the window is 0 if a member does not clear by time alone."""
     known = list(endings)
     last = max((clears for clears, _ in known), key=_LATER.index)
     windows = [seconds for clears, seconds in known if clears in LATCHED or last not in LATCHED]
@@ -214,7 +222,7 @@ def _last_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float
 def _message(how_many: str, subject: str, message: str) -> str:
     """Return "seen 901 times, on parts that are not named; the worst: 0000:1b:00.0: Xid 31: ...".
 
-    `message` may be such a text already. Kernel lines are counted, not parts: one part may repeat.
+    `message` may already be such a text. It counts kernel lines, not parts: one part may repeat.
     """
     _, counted_before, worst = message.partition(WORST)
     if not counted_before:

@@ -1,11 +1,11 @@
-"""One condition, and the steps of its life. Pure; `now` is an argument.
+"""One condition and the steps of its life. Pure; `now` is an argument.
 
-A condition's life:
+States:
 
-    finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by what `clears` names
+    finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by the event that `clears` names
                                                   |  ^
-                    an operator resumes the node  v  |  seen again, with other evidence
-          `healthd ack`: a person knows of it     |  |  its time is over, or it has become worse
+                    an operator resumes the node  v  |  reported again, with other evidence
+                                  `healthd ack`   |  |  the ack has expired, or the severity has risen
                                              ACKNOWLEDGED
 """
 
@@ -25,7 +25,10 @@ LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
 class Standing(enum.IntEnum):
-    """How much a sight counts. A better one begins a condition anew, a weaker one adds nothing to it."""
+    """Strength of the evidence for a condition.
+
+    Stronger evidence restarts a condition; weaker evidence adds nothing to it.
+    """
 
     HISTORY = 0
     OBSERVED = 1
@@ -39,7 +42,7 @@ def standing(seen: Condition | KernelEvent) -> Standing:
 
 
 def opened(condition: Condition, now: float) -> Condition:
-    """Note when a condition first was open, and when open and CRITICAL."""
+    """Record when a condition first was open, and when it first was open and CRITICAL."""
     if condition.state is not ConditionState.OPEN:
         return condition
     return replace(
@@ -76,17 +79,17 @@ def acknowledged(condition: Condition, now: float) -> Condition:
 
 
 def acts(condition: Condition, trusted_since: float) -> bool:
-    """Whether a condition may drain: open, bad enough, proven, and seen by us since we may be trusted with it."""
+    """Return True if a condition may drain: open, severe enough, proven, and reported since healthd is trusted."""
     since = max(trusted_since, condition.acknowledged_at)
     is_bad = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
     return is_bad and not condition.observed and last_sight(condition) > since
 
 
 def fault_time(cause: Condition) -> float:
-    """When a CRITICAL fault was last seen happening: jobs that started later are not its victims."""
+    """Return when a CRITICAL fault was last reported. Jobs that started later were not hit by it."""
     return max(cause.critical_at, cause.last_event)
 
 
 def last_sight(condition: Condition) -> float:
-    """The last moment at which the fault is known to have been there."""
+    """Return the last time at which the fault is known to have been present."""
     return max(condition.last_level_seen, condition.last_event)

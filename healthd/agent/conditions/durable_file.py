@@ -1,7 +1,7 @@
-"""A file that is written again and again, whole or not at all, also on a file system that has become full meanwhile.
+"""A file that is rewritten often, whole or not at all, also on a file system that has become full.
 
-PATH and PATH.spare take turns: the new text goes into the spare one, whose room is its own already, and then both
-change their names at once. What a text leaves of the room is filled with blanks.
+PATH and PATH.spare alternate. The new text is written to the spare file, whose space is already allocated, and then the
+two files swap names atomically. Blanks fill the rest of the allocated space.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import BinaryIO
 from healthd.common import ownership
 from healthd.common.atomic_files import open_own_file
 
-ROOM_BYTES = 64 << 10  # room is taken in such steps, with a quarter of one to grow into
+ROOM_BYTES = 64 << 10  # the file grows in steps of this size, with a quarter of a step in reserve
 RENAME_EXCHANGE = 2
 
 
 def rewrite_file(path: str, text: bytes) -> None:
-    """Write `text` to `path`; a kill leaves the old text or the new one.
+    """Write `text` to `path`. A kill leaves the old text or the new text.
 
-    Raises ownership.Untrusted, OSError: also if it needs more room than it has ever had, and there is none.
+    Raises ownership.Untrusted, and OSError, also if the text needs more space than the file ever had and there is none.
     """
     with ownership.beside(path) as (folder, name):
         spare = f"{name}.spare"
@@ -40,22 +40,24 @@ def rewrite_file(path: str, text: bytes) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ENOSYS):
                 raise
-            # the first time, or where two names cannot be exchanged
+            # the first write, or a system that cannot exchange two names
             os.replace(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
-        with suppress(OSError):  # the text is written; without room now the next one may have to do without
+        with suppress(OSError):  # the text is written; only the space for the next one is missing
             _keep_room(folder, spare, room)
 
 
 def read_whole(path: str) -> str:
-    """The text of such a file, without the blanks behind it: one of its texts, however often it is written meanwhile.
-    Raises ownership.Untrusted, OSError."""
+    """Return the text of such a file without its trailing blanks: one whole text, however often it is rewritten.
+
+    Raises ownership.Untrusted, OSError.
+    """
     with ownership.opened(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return ownership.content(descriptor).decode("utf-8", "replace").rstrip()
 
 
 def _to_write(folder: int, spare: str) -> BinaryIO:
-    """The spare file. Somebody may still read it, who opened it under its other name: then they keep it."""
+    """Open the spare file for writing. A process may still read it under its other name; then it keeps that file."""
     file = _open(folder, spare)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +83,10 @@ def _keep_room(folder: int, name: str, room: int) -> None:
 
 
 def _exchange(folder: int, one: str, other: str) -> None:
-    """Swap two names (renameat2(2), Linux 3.15, glibc 2.28). Raises OSError: ENOSYS, EINVAL where that cannot be."""
+    """Swap two names (renameat2(2), Linux 3.15, glibc 2.28).
+
+    Raises OSError: ENOSYS or EINVAL where names cannot be exchanged.
+    """
     try:
         rename = _libc().renameat2
     except AttributeError:
@@ -92,5 +97,5 @@ def _exchange(folder: int, one: str, other: str) -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Found once: each finding costs as much as a save."""
+    """Return libc. Cached: each lookup costs as much as a save."""
     return ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What ends a condition: a boot, evidence of a reset, quiet time, a person. Pure; `now` is an argument."""
+"""Events that clear or acknowledge conditions: boot, reset, quiet time, operator. Pure; `now` is an argument."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Another boot clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
+    """Return the conditions after a boot: conditions that wait for a reboot or reset are cleared, and windows run.
 
-    A pending condition is forgotten, and one that worsens with time begins anew: the time in which the machine was
-    down confirms nothing.
+    Level checks run again. A pending condition is dropped, and one that worsens with time starts over: the time in
+    which the machine was down confirms nothing.
     """
 
     def booted(condition: Condition) -> Condition:
@@ -27,7 +27,10 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
-    """Evidence of a reset clears what waits for one on that part and was not seen after the earlier reading."""
+    """Return the conditions after evidence of resets.
+
+    A reset clears the conditions of its part that wait for it, unless they were reported after the earlier reading.
+    """
     new = dict(conditions)
     for repair in repairs:
         for key, c in new.items():
@@ -41,11 +44,12 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
 
 
 def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
-    """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
+    """Return the conditions after `seconds` of time.
 
-    That of a cause that nodes share counts at any time: nobody could say "repaired" on a thousand of them. If it comes
-    back with the load, agent/slurm/flapping.py bounds how often.
-    The window of what a check finds begins when the check completes without it, not merely between two of its runs.
+    A window counts only time in which the fault could have appeared: under load, or after a repair. The window of a
+    shared cause counts all time, because an operator cannot run "healthd repaired" on a thousand nodes. If the fault
+    returns with the load, agent/slurm/flapping.py limits how often. The window of a check's finding starts when the
+    check completes without it, not between two runs.
     """
 
     def quieter(condition: Condition) -> Condition:
@@ -69,9 +73,10 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
 def repaired(
     conditions: Conditions, code: str, subject: str | None, by: str, now: float
 ) -> dict[ConditionKey, Condition]:
-    """An engineer says "repaired": the condition is cleared, whatever it waits for. None: every part with that code.
+    """Return the conditions after `healthd repaired`: the condition is cleared, whatever it waits for.
 
-    A sticky flag that a check still reads (it has evidence) is acknowledged instead, until it changes.
+    `subject` None means every part with that code. A sticky flag that a check still reads (it has evidence) is
+    acknowledged instead, until it changes.
     """
 
     def settle(condition: Condition) -> Condition:
@@ -89,7 +94,7 @@ def repaired(
 def known_for_a_while(
     conditions: Conditions, code: str, subject: str | None, ack: Ack
 ) -> dict[ConditionKey, Condition]:
-    """A person knows of the condition (`healthd ack`): until `ack.until` it does not act. None: every part."""
+    """Return the conditions after `healthd ack`: no drain until `ack.until`. `subject` None: every part."""
     return changed(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
@@ -98,7 +103,7 @@ def known_for_a_while(
 
 
 def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
-    """A condition counts again where the time of its ack is over, or where it is worse than the person knew."""
+    """Return the conditions without acks that have expired, or whose condition has become worse."""
     return changed(
         conditions,
         lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
@@ -107,7 +112,7 @@ def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Conditi
 
 
 def without_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions with the acks of a code ended (`healthd unack`). None: every part."""
+    """Return the conditions without the acks of a code (`healthd unack`). `subject` None: every part."""
     return changed(
         conditions,
         lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
@@ -116,13 +121,16 @@ def without_acks(conditions: Conditions, code: str, subject: str | None, now: fl
 
 
 def next_end_of_acks(conditions: Iterable[Condition]) -> float:
-    """When `after_acks` has something to end, epoch seconds: 0 = now, infinity = never."""
+    """Return when an ack ends next, epoch seconds: 0 = now, infinity = never."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
 
 
 def _state_without_ack(c: Condition) -> ConditionState:
-    """The state as if there had been no ack. What a resume by an operator forgave stays so until it is seen anew."""
+    """Return the state as if there had been no ack.
+
+    A condition that a resume by an operator acknowledged stays acknowledged until it is reported again.
+    """
     if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
         return ConditionState.PENDING
     same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
@@ -131,8 +139,11 @@ def _state_without_ack(c: Condition) -> ConditionState:
 
 
 def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
-    """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
-    What is seen again after `now` acts again, and so does what opened in between."""
+    """Return the conditions after an operator resumed the node: conditions that were open at `before` are acknowledged.
+
+    `before` is the last reading with the drain. Conditions that opened later, or that are reported after `now`, act
+    again.
+    """
     return changed(
         conditions,
         lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and c.opened_at <= before,

@@ -19,7 +19,7 @@ from healthd.events.schema import Event, Source
 
 
 class Store(Protocol):
-    """What holds the ledger (store.py)."""
+    """Holder of the ledger (store.py)."""
 
     ledger: Ledger
     boot_id: str
@@ -28,8 +28,9 @@ class Store(Protocol):
 
 
 class EventStream:
-    """
-    cluster   from the settings, or else from Slurm's settings, once they were read
+    """Appends events of this node to the outbox.
+
+    cluster   from healthd's settings, else from Slurm's settings once they have been read
     dropped   lines that did not fit into the outbox, since the start
     """
 
@@ -53,20 +54,20 @@ class EventStream:
         return self._cluster or self._store.ledger.told.cluster
 
     def observe(self, before: Ledger, after: Ledger) -> None:
-        """Emit what a change of the ledger means."""
-        with guard.at(STREAM):  # an event matters less than the change
+        """Emit the events of a change of the ledger."""
+        with guard.at(STREAM):  # a mistake in an event must not prevent the change
             self.emit(*events.changes(before, after, self._now()))
 
     def emit(self, new: Iterable[Event], told: Told | None = None) -> None:
-        """Append events to the outbox. `told`: what has been emitted by then, if that changed."""
+        """Append events to the outbox. `emitted`: the new state of the stream, if it changed."""
         ledger = self._store.ledger
         lines = self._append(ledger.outbox, list(new))
-        # Each event has a number, also one that did not fit.
+        # Dropped events have a number too.
         self.dropped += lines.next_seq - ledger.outbox.next_seq - (len(lines.lines) - len(ledger.outbox.lines))
         self._store.set(replace(ledger, outbox=lines, told=told or ledger.told))
 
     def set_cluster(self, name: str) -> None:
-        """Note the cluster's name in Slurm's settings; "" changes nothing."""
+        """Set the cluster's name from Slurm's settings; "" changes nothing."""
         ledger = self._store.ledger
         if name not in ("", ledger.told.cluster):
             self._store.set(replace(ledger, told=replace(ledger.told, cluster=name)))
@@ -79,7 +80,7 @@ class EventStream:
             self.emit(*events.flushed(self._store.ledger, self._now()))
 
     def emit_alive(self, checks: Iterable[str], anyway: bool) -> None:
-        """Emit "alive" once a day, or `anyway`. `checks`: those whose runs completed."""
+        """Emit "alive" once a day, or always with `force`. `checks`: the checks whose runs completed."""
         if anyway or events.is_alive_due(self._store.ledger.told, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
 
@@ -87,12 +88,15 @@ class EventStream:
         self.emit(*events.stopped(self._store.ledger.told, why))
 
     def emit_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
-        """Emit which checks run from now on."""
+        """Emit the changes of the configured checks."""
         self.emit(*events.checks(self._store.ledger.told, configured, self._now()))
 
     def written(self, lines: Collection[str]) -> None:
-        """Remove lines that are on the disk. The ledger is not saved for that: a daemon that starts from an older one
-        writes the same lines again, and the writer finds them in the file."""
+        """Remove lines that are on disk.
+
+        The ledger is not saved for this. A daemon that starts from an older ledger writes the same lines again, and the
+        writer finds them in the file.
+        """
         left = outbox.written(self._store.ledger.outbox, lines)
         self._store.ledger = replace(self._store.ledger, outbox=left)
         if left.dropped:

@@ -1,8 +1,8 @@
-"""What the stream is told: from the ledger before and after a change to events. Pure.
+"""Events of the stream, from the ledger before and after a change. Pure.
 
-What the ledger holds is told here, wherever it changes (store.py calls `changes` in the one place where a ledger is
-replaced): conditions, our drain as Slurm shows it, a pause. What it does not hold (a decision, a command, the daemon's
-own life) is told by who knows it, in the words of events/schema.py.
+Changes of the ledger become events here: conditions, healthd's drain as Slurm shows it, a pause. store.py calls
+`change_events` at the one place where a ledger is replaced. Events that are not in the ledger (a decision, a command,
+start and stop of the daemon) are emitted where they happen, with the fields of events/schema.py.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from healthd.common.model import Condition, ConditionState, Decision, RunName, S
 from healthd.events.emitted import Told, ToldCheck, ToldCondition
 from healthd.events.schema import Event
 
-AGAIN_SECONDS = 3600.0  # so long after its last line a sight has a line again
+AGAIN_SECONDS = 3600.0  # how long after its last line a sighting has a line again
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # after a job's end
-JOBS_LAST_SECONDS = 600.0  # what was seen so long before a job's end may be why it ended
-OPERATOR = "an operator"  # in Slurm, or by `healthd repaired` of what is still read
-OTHERS = "others"  # it is counted among others from now on (bounds.py)
-UNCONFIRMED = "unconfirmed"  # an ack of what had not lasted for its confirm time is over
+JOBS_LAST_SECONDS = 600.0  # sightings this long before a job's end may explain it
+OPERATOR = "an operator"  # in Slurm, or by `healthd repaired` of a flag that is still set
+OTHERS = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
+UNCONFIRMED = "unconfirmed"  # the ack of a condition that had not lasted for its confirm time has ended
 
 
 def changes(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]:
-    """The events in a change of the ledger, and what is told with them."""
+    """Return the events of a change of the ledger, and the new state of the stream."""
     events: list[Event] = []
     told = after.told
     if after.conditions is not before.conditions or after.cleared is not before.cleared:
@@ -58,13 +58,14 @@ def _of_drain(before: SlurmMemory, after: SlurmMemory) -> list[Event]:
 
 
 def _of_conditions(before: Ledger, after: Ledger, known: dict[str, ToldCondition], now: float) -> list[Event]:
-    """`known`: what was told of each condition that stood, changed here to what is told now."""
+    """Return the events of changed conditions. `entries`: the last emitted state of each condition, updated in
+    place."""
     events: list[Event] = []
     were = {c.key: c for c in before.conditions}
     history = set(map(id, before.cleared))
     over = [c for c in after.cleared if id(c) not in history]
     for c in over:
-        if str(c.key) not in known and c.opened_at:  # it opened and cleared in one change
+        if str(c.key) not in known and c.opened_at:  # opened and cleared in one change
             events += _stands(None, replace(c, state=ConditionState.OPEN), known, now)
         events += _over(c, c.cleared_by, known)
     begun = {c.key for c in over}
@@ -87,10 +88,10 @@ def _over(c: Condition, by: str, known: dict[str, ToldCondition]) -> list[Event]
 
 
 def _stands(was: Condition | None, c: Condition, known: dict[str, ToldCondition], now: float) -> list[Event]:
-    """The events of a condition that stands and may have changed."""
+    """Return the events of an active condition that may have changed."""
     key, is_known = str(c.key), c.state is ConditionState.ACKNOWLEDGED
     said = known.get(key)
-    news: list[tuple[str, dict[str, object]]] = []  # its name, and what it says besides the condition
+    news: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to those of the condition)
     if said is None:
         news.append(("opened", {}))
     elif said.acknowledged and not is_known:
@@ -113,7 +114,7 @@ def _stands(was: Condition | None, c: Condition, known: dict[str, ToldCondition]
 
 
 def _is_due(said: ToldCondition, c: Condition, now: float) -> bool:
-    """Whether a sight has a line: the 10th, 100th, ..., and one an hour after the last line."""
+    """Return True if a repeat needs a line: the 10th, 100th, ... sighting, and one an hour after the last line."""
     return len(str(c.count)) > len(str(said.count)) or (
         _is_unwritten(said, c) and not 0.0 <= now - said.at < AGAIN_SECONDS
     )
@@ -124,7 +125,7 @@ def _is_unwritten(said: ToldCondition, c: Condition) -> bool:
 
 
 def _name(c: Condition) -> str:
-    """By its part and its first sight: also a ledger that lost what was told gives it the same name."""
+    """Return the condition's name in the stream, from its part and first sighting: it survives a lost ledger."""
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
 
@@ -149,7 +150,7 @@ def _fields(c: Condition, name: str) -> dict[str, object]:
 
 
 def named(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]:
-    """Of what stands the message became another with the first inventory (intake.with_inventory)."""
+    """Return the events of active conditions whose message changed with the first inventory (intake.take_inventory)."""
     said = {c.key: c.message for c in before.conditions}
     known, events = dict(after.told.conditions), []
     for c in after.conditions:
@@ -164,18 +165,24 @@ def named(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]
 
 
 def after_job_end(told: Told, now: float) -> Told:
-    """A job ended. One that ends before the flush of another has one of its own behind that: what is seen within five
-    minutes after its end may be why it ended. One flush serves all of these."""
+    """Return the state of the stream after the end of a job.
+
+    Sightings within five minutes after the end may explain it. A job that ends before the flush of another one gets a
+    flush after that; one flush serves all such jobs.
+    """
     return replace(told, ended_again=now) if told.job_ended else replace(told, job_ended=now)
 
 
 def flush_at(told: Told) -> float:
-    """When what was seen around a job's end is written (epoch); infinity: no job has ended."""
+    """Return when the sightings around a job's end are written (epoch); infinity if no job has ended."""
     return told.job_ended + FLUSH_SECONDS if told.job_ended else float("inf")
 
 
 def flushed(ledger: Ledger, now: float) -> tuple[list[Event], Told]:
-    """The sights since ten minutes before a job's end that have no line yet, once five minutes have passed since."""
+    """Return the sightings without a line since ten minutes before a job's end.
+
+    They are written five minutes after the end.
+    """
     told = ledger.told
     if not told.job_ended or 0.0 <= now - told.job_ended < FLUSH_SECONDS:
         return [], told
@@ -192,7 +199,7 @@ def flushed(ledger: Ledger, now: float) -> tuple[list[Event], Told]:
 
 
 def started(told: Told, version: str, mode: str, last_alive: float) -> tuple[list[Event], Told]:
-    """`last_alive`: 0 = not known."""
+    """Return the event of a start. `last_alive`: 0 = unknown."""
     fields = {"version": version, "mode": mode, "last_alive": last_alive or None, "clean": told.stopped}
     return [Event("started", fields)], replace(told, stopped=False)
 
@@ -202,7 +209,7 @@ def stopped(told: Told, why: str) -> tuple[list[Event], Told]:
 
 
 def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event], Told]:
-    """`checks`: those whose runs completed."""
+    """Return the daily event. `checks`: the checks whose runs completed."""
     conditions = tuple(
         {
             "condition": said.condition,
@@ -229,7 +236,8 @@ def is_alive_due(told: Told, now: float) -> bool:
 
 
 def checks(told: Told, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Told]:
-    """What a start or a reload changed. `configured`: (version, checksum of the settings) of each run."""
+    """Return the checks that a start or a reload changed. `configured`: (version, checksum of the settings) of each
+    run."""
     before = {RunName(known.check, known.instance): known for known in told.checks}
     after = []
     events = [_of_check("check_disabled", known) for name, known in before.items() if name not in configured]

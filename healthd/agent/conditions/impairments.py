@@ -1,6 +1,7 @@
-"""What keeps healthd from its job on a node: such a node is not called healthy. For status, check and doctor. Pure.
+"""Requirements of healthd on a node. A node on which one is missing is not reported as healthy. Pure.
 
-The verdict that the prolog and Slurm see does not change: trouble of healthd itself never drains a node.
+Used by status, check and doctor. The verdict that the prolog and Slurm use does not change: a problem of healthd itself
+never drains a node.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ def needs_kernel_log(source: str) -> bool:
 
 
 def missing_programs(which: Callable[[str], str | None]) -> list[str]:
-    """Return Slurm's commands that are not on PATH. `which`: shutil.which."""
+    """Return Slurm's commands that are not on PATH. `find_program`: shutil.which."""
     return [name for name in PROGRAMS if which(name) is None]
 
 
 def limits(mode: Mode, log_source: str, log_alive: bool, log_trouble: str, slurm_problem: str) -> tuple[str, ...]:
-    """Return sentences: what healthd needs here and does not have."""
+    """Return sentences about what healthd requires on this node and does not have."""
     found = []
     if needs_kernel_log(log_source) and not log_alive:
         found.append(f"the kernel log is not read: {log_trouble or log_source}")
@@ -38,5 +39,5 @@ def limits(mode: Mode, log_source: str, log_alive: bool, log_trouble: str, slurm
 
 
 def shown_health(health: Health, limits: tuple[str, ...]) -> Health:
-    """Return the health that people are shown: a node whose healthd is limited is at best a warning."""
+    """Return the health that users see: at best a warning while healthd is limited."""
     return Health.WARNING if limits and health is Health.HEALTHY else health

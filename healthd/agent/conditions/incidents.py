@@ -1,7 +1,7 @@
-"""Which kernel events belong to one incident: those that name the same part, or one above it, within a minute.
+"""Incidents: kernel events that name the same part, or one above it, within a minute. Pure.
 
-A GPU that falls off the bus is a PCIe error of the port above it, an Xid 79, "fallen off the bus" and a slot without a
-link; a dying NVMe disk is a controller that is down, I/O errors, and a file system that turns read-only. Pure.
+A GPU that falls off the bus causes a PCIe error of the port above it, an Xid 79, "fallen off the bus" and a slot
+without a link. A failing NVMe disk causes a controller failure, I/O errors, and a read-only file system.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from healthd.common.model import Condition, ConditionKey, Inventory, KernelEvent
 from healthd.common.text import is_decimal, regex
 
-GAP_SECONDS = 60.0  # an incident is over after so long without a line about its parts
-INDEX_SECONDS = 5.0  # a line with no more than a GPU's index belongs to the GPU that was in trouble so shortly before
+GAP_SECONDS = 60.0  # an incident ends after this time without a line about its parts
+INDEX_SECONDS = 5.0  # a line with only a GPU's index belongs to the one GPU that had a fault in this time before it
 
-# Fields that name a part, or the port above it, beside the event's own address.
+# Fields that name a part or the port above it, in addition to the address of the event.
 _NAMES = ("device", "disk", "controller", "netdev", "ibdev", "interface", "server", "link_partner")
 _ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
 _NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
@@ -25,14 +25,14 @@ _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog")
 
 
 class Span(NamedTuple):
-    """What a new line must know of an incident. `last`: time of its last line, seconds of any one clock."""
+    """Parts of an incident and time of its last line, in seconds of any one clock."""
 
     parts: frozenset[str]
     last: float
 
 
 def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
-    """The parts an event is about: devices without function, disks without partition, the port above; never empty."""
+    """Return the parts of an event: devices without function, disks without partition, the port above. Never empty."""
     fields = dict(event.fields)
     found = {_device(event.pci)} if event.pci else set()
     found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
@@ -47,24 +47,24 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
 
 
 def _device(address: str) -> str:
-    """ "0000:1b:00.0" -> "0000:1b:00": a device is lost with all its functions."""
+    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". A device is lost with all functions."""
     return address.partition(".")[0]
 
 
 def disk(name: str) -> str:
-    """ "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; another name as it is."""
+    """Return the disk of a partition: "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; other names unchanged."""
     match = _DISK.fullmatch(name)
     return next((word for word in match.groups() if word), name) if match else name
 
 
 def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], time: float) -> list[int]:
-    """The incidents that a new event belongs to: none, one, or several, which become one."""
+    """Return the indices of the incidents that a new event belongs to. Several incidents become one."""
     found = [
         place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
     ]
     if found or not may_join_by_index(event):
         return found
-    # The driver's own number of a GPU says nothing of its address: the GPU that is in trouble just then is meant.
+    # The driver's index of a GPU does not give its address: assume the GPU that has a fault at that time.
     near = [
         place
         for place, span in enumerate(open_ones)
@@ -75,7 +75,7 @@ def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], 
 
 
 def may_join_by_index(event: KernelEvent) -> bool:
-    """Whether an event may belong to an incident that names none of its parts."""
+    """Return True if an event may belong to an incident that names none of its parts."""
     return event.kind in _GPU_KINDS
 
 
@@ -84,7 +84,7 @@ def _is_index(part: str) -> bool:
 
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:
-    """The incidents of one machine, each with its events in order of time: the first cause on top."""
+    """Return the incidents of one machine, each with its events in order of time, so the first cause comes first."""
     over: list[list[KernelEvent]] = []
     spans: list[Span] = []
     groups: list[list[KernelEvent]] = []
@@ -107,8 +107,10 @@ def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[
 def causes(
     conditions: Iterable[Condition], events: Sequence[KernelEvent], node: Inventory | None = None
 ) -> dict[ConditionKey, ConditionKey]:
-    """condition -> the first condition of the same incident, for all but the first. Only conditions
-    whose newest event is among `events`."""
+    """Return condition -> first condition of the same incident, for all conditions but the first.
+
+    Only conditions whose newest event is among `events` count.
+    """
     resting: dict[int, list[Condition]] = {}
     for condition in conditions:
         if condition.last_sequence:

@@ -1,12 +1,12 @@
-"""The one way in: what was heard or seen becomes conditions. Pure: from the ledger before to the ledger after.
+"""Intake: kernel events and results of checks become conditions. Pure: from the old ledger to the new one.
 
-    kernel events -> coalesced -> judged by each check that listens -> as the site wants it -> absorbed -> repairs
-    the result of a check's run                                     -> as the site wants it -> absorbed -> repairs
+    kernel events -> coalesced -> evaluated by each event check -> configured -> absorbed -> repairs
+    the result of a check's run                                 -> configured -> absorbed -> repairs
 
-Between the first two steps the daemon names the jobs at the source of the events (agent/scheduler/kernel_events.py).
+After coalescing, the daemon adds the jobs at the source of the events (agent/scheduler/kernel_events.py).
 
-The daemon, `healthd check` and the tests' stories all use it. A log of another machine (scan/) is coalesced and judged
-by the same steps.
+The daemon, `healthd check` and the story tests all use this module. The log of another machine (scan/) passes through
+the same functions for coalescing and evaluation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Events = tuple[KernelEvent, ...]
 
 
 class Listens(Protocol):
-    """A check that judges kernel events (settings.registry.Check)."""
+    """A check that evaluates kernel events (settings.registry.Check)."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class Listens(Protocol):
     def correlate(
         self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
     ) -> tuple[list[Finding], Failures]:
-        """The findings in these events, and the events that the check fails on."""
+        """Return the findings in these events, and the events on which the check fails."""
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
@@ -59,9 +59,11 @@ Listeners = Sequence[tuple[Listens, CheckConfig]]
 
 
 class Coalesced(NamedTuple):
-    """events         those that are kept, and all that are new
-    touched        the sequences of those that are new or grew
-    next_sequence  of the event after these
+    """Result of coalescing.
+
+    events         kept events and all new events
+    touched        sequences of events that are new or grew
+    next_sequence  sequence of the next event
     """
 
     events: Events
@@ -70,11 +72,13 @@ class Coalesced(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """ledger     as it is now
-    events     all that were judged, new and old: the ledger keeps fewer
-    news       the events that are new or grew, without history
-    findings   what each check finds in all events, at the site's severity
-    mistakes   events that a check failed on, and how: from now on they count as lines that could not be read
+    """Result of the intake of kernel events.
+
+    ledger      the new ledger
+    events      all evaluated events, old and new; the ledger keeps fewer
+    new_events  events that are new or grew, without history
+    findings    findings of each check in all events, at the configured severity
+    failures    events on which a check failed, with the errors; they count as unreadable lines from now on
     """
 
     ledger: Ledger
@@ -85,7 +89,7 @@ class Heard(NamedTuple):
 
     @property
     def forgotten(self) -> int:
-        """How many events were judged, but are not kept."""
+        """Number of events that were evaluated but are not kept."""
         return len(self.events) - len(self.ledger.events)
 
 
@@ -94,12 +98,12 @@ def coalesced(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
 
 
 def heard(ledger: Ledger, incoming: Sequence[KernelEvent], listeners: Listeners, now: float) -> Heard:
-    """Take in kernel events, whose jobs nobody names."""
+    """Take kernel events without adding their jobs."""
     return judged(ledger, coalesced(ledger, incoming), listeners, now)
 
 
 def judged(ledger: Ledger, taken: Coalesced, listeners: Listeners, now: float) -> Heard:
-    """Take in kernel events. All new ones are judged before any is forgotten."""
+    """Take coalesced events. All new events are evaluated before any is dropped."""
     known = (*ledger.conditions, *ledger.cleared)
     events, findings, mistakes = _judged(taken.events, listeners, ledger.inventory, known)
     by_sequence = {event.sequence: event for event in events}
@@ -118,7 +122,10 @@ def judged(ledger: Ledger, taken: Coalesced, listeners: Listeners, now: float) -
 def _after_repairs(
     conditions: Mapping[ConditionKey, Condition], news: Events, listeners: Listeners, now: float
 ) -> dict[ConditionKey, Condition]:
-    """A repair that only a source that can be forged tells of ends nothing but what such a source told."""
+    """Apply the repairs in new events.
+
+    A repair from a source that users can forge clears only conditions from such sources.
+    """
     new = dict(conditions)
     for observed in (False, True):
         told = [event for event in news if event.observed is observed]
@@ -131,7 +138,7 @@ def _after_repairs(
 def _judged(
     events: Events, listeners: Listeners, node: Inventory, known: Sequence[Condition]
 ) -> tuple[Events, dict[str, list[Finding]], Failures]:
-    """(the events, what each check finds in them, those that a check failed on)."""
+    """Return the events, the findings of each check, and the events on which a check failed."""
     found, failures = _findings_of(events, listeners, node, known)
     failed = {event.sequence: (event, error) for event, error in reversed(failures) if event is not None}
     if not failed:
@@ -146,10 +153,10 @@ def _judged(
 def findings_of(
     events: Sequence[KernelEvent], listeners: Listeners, node: Inventory, known: Sequence[Condition] = ()
 ) -> dict[str, list[Finding]]:
-    """What each check that listens finds in the events that still count, at the site's severity.
+    """Return the findings of each event check in the events that still count, at the configured severity.
 
-    `known`: conditions that stand or were cleared. A fault that was repaired, reset or acknowledged makes no later
-    event worse: a harmless line is harmless also an hour after a fatal one of the same code was repaired.
+    `recorded`: active and cleared conditions. A fault that was repaired, reset or acknowledged does not make later
+    events worse: a harmless line is harmless even an hour after a fatal one of the same code was repaired.
     """
     return _findings_of(events, listeners, node, known)[0]
 
@@ -164,7 +171,7 @@ def _findings_of(
             settled.setdefault(condition.key, []).append(condition)
 
     def settled_by(key: ConditionKey) -> Sequence[Condition]:
-        """Return what settled a part; for a part without a name also what settled the rest of its check."""
+        """Return the conditions that settle a part; for a part without a name also its overflow conditions."""
         if key in named:
             return settled.get(key, ())
         others = bounds.others_of(RunName(key.code.partition("/")[0]))
@@ -183,7 +190,7 @@ def _findings_of(
 def found_by(
     check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory
 ) -> tuple[list[Finding], Failures]:
-    """What one check finds in these events, at the site's severity, and those that it fails on."""
+    """Return the findings of one check in these events at the configured severity, and the events on which it fails."""
     found, failed = check.correlate(events, node, config) if events else ([], ())
     return [absorb.as_configured(finding, config) for finding in found], failed
 
@@ -193,8 +200,10 @@ Settled = Callable[[ConditionKey], Sequence[Condition]]
 
 
 def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
-    """Live events, those of a source that can be forged, and history are judged apart: none makes a better one worse,
-    and of two findings with one key the better one counts."""
+    """Evaluate events of each evidence level separately, so that weak evidence does not change strong evidence.
+
+    If two findings have one key, the finding with stronger evidence counts.
+    """
     of_kind: dict[Standing, list[KernelEvent]] = {kind: [] for kind in reversed(Standing)}
     for event in events:
         of_kind[standing(event)].append(event)
@@ -209,7 +218,7 @@ def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
 
 
 def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
-    """Judge twice if a condition is settled: only the findings tell which events are behind which condition."""
+    """Evaluate a second time if a condition is settled: only findings show which events a condition is based on."""
     found, failures = judge(events)
     over = {
         event.sequence
@@ -217,7 +226,7 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
         for condition in settled(finding.key)
         for event in events
         if event.sequence in finding.events
-        # Both must hold: a storm grows on after it was cleared, and a line from before may be read after that.
+        # Both conditions are necessary: a storm can continue after it was cleared, and an older line can be read later.
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
@@ -228,13 +237,15 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
 
 
 def unread(ledger: Ledger, event: KernelEvent) -> Ledger:
-    """An event that failed even to be taken in as a line that cannot be read."""
+    """Record an event that could not even be taken as an unreadable line."""
     return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id))
 
 
 def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners) -> Ledger:
-    """The jobs at the source of events became known later (`jobs`: by the events' sequences). What only the jobs show
-    is found now: what was found without them stands, is counted among others, or is over."""
+    """Take jobs that became known after their events. `jobs`: by sequence of the event.
+
+    Only findings that need the jobs are new. Findings without the jobs are already open, counted or cleared.
+    """
 
     def found_in(events: Events) -> dict[str, list[Finding]]:
         return findings_of(events, listeners, ledger.inventory, (*ledger.conditions, *ledger.cleared))
@@ -253,11 +264,9 @@ def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners) 
 
 
 def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -> Ledger:
-    """What this node has became known, or is known anew. Of the events that are kept, that is said which could not be
-    said without it: a line that was read before the first inventory then names its GPU, or its part.
+    """Take an inventory. Findings of kept events that needed it are made now: a line then names its GPU or part.
 
-    Only what was not known at all is filled in. A GPU that was exchanged does not give its name to the fault of the one
-    before it.
+    Only unknown values are filled in. A GPU that was exchanged does not give its name to a fault of its predecessor.
     """
     before = ledger.inventory
     filled = {name: getattr(before, name) or getattr(inventory, name) for name in Inventory.__struct_fields__}
@@ -278,22 +287,25 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
                 conditions, name, [finding], by_sequence, touched, ledger.boot_id, ledger.cleared
             )
     moved = {(finding.key.code, finding.events): finding.key for mine in now.values() for finding in mine}
-    for key, events in said:  # the part of these has another name now
+    for key, events in said:  # the part of these findings has another name now
         to, old = moved.get((key.code, events)), conditions.get(key)
         if to is not None and old is not None and not old.last_level_seen:
-            conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"it is {to}")
+            conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"renamed to {to}")
     return with_conditions(after, bounds.limit_conditions(conditions))
 
 
 class Looked(NamedTuple):
-    """`result`: with its findings as the site wants them, and those without a condition of their own counted."""
+    """Result of the intake of one run.
+
+    `result` has its findings at the configured severity, with those beyond the bound counted.
+    """
 
     ledger: Ledger
     result: CheckResult
 
 
 def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Looked:
-    """Take in one run of a check. The repairs that it saw count also if it failed on some device."""
+    """Take the result of one run. Its repairs count even if the check failed on some device."""
     if not (ledger.conditions or result.findings or result.repairs):
         return Looked(ledger, result)
     before = ledger.by_key()

@@ -1,6 +1,6 @@
-"""What healthd remembers: conditions, events, the kernel log's cursor, what it wrote into Slurm, counters' past.
+"""The ledger: conditions, events, cursors of the kernel log, and healthd's writes to Slurm.
 
-An event's count and the cursor behind it are in one value, so that a restart counts no event twice. Pure.
+The count of an event and the cursor after it are in one value, so that a restart counts no event twice. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEEP_EVENTS_SECONDS = 24 * 3600.0
 KEEP_EVENTS = 500
 KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
 KEEP_CLEARED = 200
-SEEN = ("last_seen", "last_level_seen", "count")  # of a condition: what another look at it changes
+SEEN = ("last_seen", "last_level_seen", "count")  # fields of a condition that another sighting changes
 
 
 class Pause(Value, frozen=True):
@@ -47,12 +47,18 @@ Wish = TypeVar("Wish", Ack, Pause)
 
 
 class Ledger(Value, frozen=True):
-    """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
-    end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
-    events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
-    outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
+    """State that healthd keeps across restarts.
 
-    A time that is added here, or below, is a `Moment` or a `PastMoment`: it then moves when the clock is set.
+        born           first start on this node
+        trusted_since  reports before it never drain (first start, change from mode observe, end of a pause)
+        cursors        position in each source of the kernel log, by its name
+        next_sequence  sequence of the next kernel event
+        cleared        the conditions that were cleared last
+        whole_gpus     GPUs of the last inventory without a missing GPU
+        outbox         lines of the event stream that may not be on disk
+        emitted        last state of the event stream
+
+    A time that is added here or in a field is a `Moment` or a `PastMoment`, so that it moves when the clock is set.
     """
 
     version: Whole = VERSION
@@ -77,7 +83,7 @@ class Ledger(Value, frozen=True):
 
 
 def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -> Ledger:
-    """The ledger with these conditions. Those that were cleared move to `cleared`, all (`with_short_history`)."""
+    """Return the ledger with these conditions. All cleared ones move to `cleared` (see `trim_history`)."""
     if conditions == ledger.by_key():
         return ledger
     gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
@@ -89,7 +95,7 @@ def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -
 
 
 def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
-    """Whether nothing is new but that conditions which stood were seen once more."""
+    """Return True if the only change is that active conditions were reported again."""
     if len(before.conditions) != len(after.conditions):
         return False
     pairs = zip(before.conditions, after.conditions, strict=True)
@@ -99,23 +105,23 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
 
 
 def with_short_history(ledger: Ledger, now: float) -> Ledger:
-    """The ledger with the newest of `cleared`, once the log and the stream were told of all that ended."""
+    """Return the ledger with the newest of `cleared`. Call it after the log and the stream have every entry."""
     history = [c for c in ledger.cleared if c.cleared_at > now - KEEP_CLEARED_SECONDS][-KEEP_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
-    """Return the ledger after the clock was set by `seconds`: moments in `since`..`until` of the old clock move too.
+    """Return the ledger after the clock was set by `seconds`: times in `since`..`until` of the old clock move.
 
-    A machine that boots in the year 2000 until NTP answers wrote only what lies in that range: the rest is right.
+    A machine that boots in the year 2000 until NTP answers wrote only times in that range; the other times are right.
     """
 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
     def moved_wish(wish: Wish) -> Wish:
-        # It lasts as long as requested. An end further away than a wish can last was recorded while the clock was
-        # right; a wish that was recorded while the clock stood further ahead had begun by now.
+        # It lasts as long as requested. An end beyond the maximum duration was recorded while the clock was right. If
+        # it was recorded while the clock was further ahead, it has begun by now.
         is_old = wish.until <= until + LONGEST_WISH_SECONDS
         end = wish.until + seconds if is_old else wish.until
         return replace(wish, until=end, given=min(move(wish.given), until + seconds))
@@ -131,11 +137,11 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger without beginnings that lie in the future: they were recorded while the clock stood ahead.
+    """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
     A pause, an ack or a hold lasts as long as requested, from now on. A `PastMoment` is now at the latest: nothing
-    would drain before that moment. Drains that were lifted in the future are dropped: when that really was is not
-    known, and they would be in a row with the next one for ever.
+    would drain before that time. Resumed drains in the future are dropped: their real times are unknown, and they would
+    count as a series with the next drain forever.
     """
 
     def end(began: float, until: float) -> float:

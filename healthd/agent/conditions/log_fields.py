@@ -1,21 +1,21 @@
-"""The fields of a line in healthd's log that tells of a condition, or of what was done to the node for one. Pure.
+"""Fields of log lines about a condition, or about an action on the node. Pure.
 
     journalctl -u healthd CODE=gpu_xid/79
     journalctl -u healthd NODE_ACTION=drain
 
-Names without a prefix, since people type them (systemd.journal-fields(7): a client's own fields are in capitals). The
-lines of the stream have theirs with the prefix HEALTHD_ (events/writer.py).
+The names have no prefix, because people type them (systemd.journal-fields(7): a client's own fields are in capitals).
+Fields of the event stream have the prefix HEALTHD_ (events/writer.py).
 """
 
 from __future__ import annotations
 
 from healthd.common.model import Condition, Decision, Leave
 
-DRAIN = "drain"  # Slurm shows the node drained in our words
-WITHHELD = "withheld"  # a drain is wanted and not sent: mode observe, a pause, the fleet limit, Slurm is away
-REQUEUE = "requeue"  # a job, named in JOB=
-RESUME = "resume"  # our drain is over by our own resume
-OPERATOR_RESUME = "operator_resume"  # ... by somebody else's
+DRAIN = "drain"  # Slurm shows the node drained with healthd's reason
+WITHHELD = "withheld"  # a drain is due but not sent: mode observe, a pause, the fleet limit, Slurm unreachable
+REQUEUE = "requeue"  # the job is in JOB=
+RESUME = "resume"  # healthd resumed the node
+OPERATOR_RESUME = "operator_resume"  # an operator or another tool resumed the node
 
 Fields = dict[str, str]
 
@@ -30,7 +30,10 @@ def of_condition(c: Condition) -> Fields:
 
 
 def of_decision(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
-    """Of a drain that is wanted and not sent; none of any other decision: what is done is told when it is done."""
+    """Return the fields of a drain that is withheld; none for other decisions.
+
+    Actions are logged when they are done.
+    """
     if not (isinstance(decision, Leave) and decision.would.startswith(DRAIN)):
         return {}
     return {"NODE_ACTION": WITHHELD, **(of_condition(causes[0]) if causes else {})}

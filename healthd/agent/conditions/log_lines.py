@@ -1,6 +1,4 @@
-"""What healthd's own log is told of a change of the ledger: lines as values. Pure. What the stream is told of the same
-change is in events.py.
-"""
+"""Lines of healthd's log about a change of the ledger, as values. Pure. events.py has the events of the same change."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ from healthd.common.model import Condition, ConditionKey, ConditionState, Severi
 
 
 class Line(NamedTuple):
-    """`severity`: above WARNING is an error to the log; `fields`: the journal's (log_fields.py)."""
+    """A line of the log. `severity`: above WARNING it is logged as an error; `fields`: of the journal
+    (log_fields.py)."""
 
     severity: Severity
     words: str
@@ -24,7 +23,7 @@ class Line(NamedTuple):
 
 
 def of_change(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """What opened, rose or cleared. `after` has all that ended in its history."""
+    """Yield the conditions that opened, worsened or were cleared. `after.cleared` must not be trimmed yet."""
     if after.conditions is before.conditions:
         return
     known, history = before.by_key(), set(map(id, before.cleared))
@@ -33,7 +32,7 @@ def of_change(before: Ledger, after: Ledger) -> Iterator[Line]:
 
 
 def _of_condition(before: Condition | None, after: Condition) -> Iterator[Line]:
-    """If it opened and cleared at once, both are told."""
+    """Yield two lines if a condition opened and was cleared in one change."""
     if before is None and after.state is ConditionState.CLEARED:
         opened = replace(after, state=ConditionState.OPEN)
         yield from _of_condition(None, opened)
@@ -43,11 +42,11 @@ def _of_condition(before: Condition | None, after: Condition) -> Iterator[Line]:
 
 
 def _words(before: Condition | None, after: Condition) -> str:
-    """ "" if a person need not know."""
+    """Return the text of a change, "" if it is not logged."""
     what = after.key
     if before is None or after.state is not before.state:
         if after.state is ConditionState.PENDING:
-            return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
+            return f"{what}: {after.message} (pending: opens if it lasts {after.confirm_seconds:g} s)"
         if after.state is ConditionState.CLEARED:
             return f"{what}: cleared: {after.cleared_by}"
         return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
@@ -60,12 +59,12 @@ def of_ended_acks(before: Mapping[ConditionKey, Condition], after: Mapping[Condi
     for key, now in after.items():
         was = before[key]
         if was.ack and not now.ack:
-            worse = "it is worse now" if now.severity > was.ack.severity else "its time is over"
-            yield Line(Severity.INFO, f"{key}: the ack of {was.ack.who} ends, {worse}: {was.ack.why}", {})
+            worse = "the condition is worse" if now.severity > was.ack.severity else "it expired"
+            yield Line(Severity.INFO, f"{key}: the ack by {was.ack.who} ended, {worse}: {was.ack.why}", {})
 
 
 def of_names(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """The messages that name a part which was not known when the condition opened."""
+    """Yield the messages that now name a part which was unknown when the condition opened."""
     said = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
         if said.get(c.key, c.message) != c.message:

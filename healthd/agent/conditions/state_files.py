@@ -1,9 +1,8 @@
-"""The files of the ledger and of the counters' past. store.py encodes and decodes their content; the worker copies the
-files without it.
+"""Files of the ledger and of the counters' past. store.py encodes and decodes them; the worker copies them unread.
 
 The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces it whole
-(agent/conditions/durable_file.py), so a kill -9 leaves the last one or the new one. The worker writes a copy to
-STATE_DIR, since a commit to a dying disk can hang.
+(agent/conditions/durable_file.py), so a kill -9 leaves the old or the new one. The worker writes a copy to STATE_DIR,
+because a commit to a failing disk can hang.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from healthd.common.errors import HealthdError
 
 
 class LedgerError(HealthdError):
-    """A ledger that cannot be read, in one sentence."""
+    """A ledger cannot be read. The message is one sentence."""
 
 
 def read_text(path: str) -> str | None:
-    """A file's text; None if there is none. Raises LedgerError where it cannot be read, or others may write it."""
+    """Return the text of a file; None if it does not exist. Raises LedgerError if it is unreadable or untrusted."""
     try:
         return read_whole(path)
     except FileNotFoundError:
@@ -29,7 +28,7 @@ def read_text(path: str) -> str | None:
 
 
 def set_aside(path: str) -> str:
-    """Move a file that cannot be read out of the way, for a person to look at. Returns its new name."""
+    """Move an unreadable file out of the way, to be inspected later. Return its new name."""
     aside = f"{path}.unreadable"
     os.replace(path, aside)
     return aside

@@ -1,4 +1,4 @@
-"""The ledger in the daemon's hands: recalled at the start, changed as a value, saved whole, copied by the worker."""
+"""The daemon's store of the ledger: loads it at the start, replaces it on a change, saves it, and has it copied."""
 
 from __future__ import annotations
 
@@ -33,17 +33,21 @@ log = logging.getLogger("healthd")
 FILE = "ledger.json"
 PAST_FILE = "past.json"
 NAMES = (FILE, PAST_FILE)
-LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}  # of a line; what is worse is an error
-QUIET_STEP_SECONDS = 1.0  # windows last minutes, and days
+LEVELS = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+}  # by severity of the line; higher severities are errors
+QUIET_STEP_SECONDS = 1.0  # windows last minutes to days
 
 
 class Memory:
-    """`ledger` and `past` (check -> its counters, as text that only the worker reads).
+    """The ledger, and `past`: check -> its counters as text, which only the worker decodes.
 
-    `unsaved`: a kill would lose what the next round does not see again; `uncopied`: a reboot would lose something.
-    `node_name`, `cluster`: of the event stream (event_stream.py).
-    `is_recalled`: before, what is here is not what is known, and `save` leaves the files alone: an empty live ledger
-    would be taken before the copy at the next start.
+    unsaved              a kill would lose something that the next round does not report again
+    uncopied             a reboot would lose something
+    node_name, cluster   fields of the event stream (event_stream.py)
+    is_loaded            before that the ledger is not the recorded one, and `save` leaves the files alone: the next
+                         start would prefer an empty live ledger to the copy
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Memory:
         self._runtime_dir = runtime_dir
         self._now = now
         self.boot_id = ""
-        self.booted_at = 0.0  # epoch: when healthd first ran in this boot; 0 = it ran in it before
+        self.booted_at = 0.0  # epoch: first start of healthd in this boot; 0 = an earlier start was in this boot
         self.is_recalled = False
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
@@ -67,42 +71,41 @@ class Memory:
         self._acks_end = float("inf")
         self.unsaved = False
         self.uncopied = False
-        self.slurm_uncopied = False  # what we did there, and no copy knows of
+        self.slurm_uncopied = False  # an action in Slurm that is in no copy yet
         self._past_unsaved = False
-        self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
-        self._quiet_seconds = 0.0  # went by, and no window has counted them yet
-        self._saved: Ledger | None = None  # what stands in the file
+        self._past_is_set = False  # changed by a command or a clock step: saved at once
+        self._quiet_seconds = 0.0  # passed, but not yet added to any window
+        self._saved: Ledger | None = None  # content of the file
         self.save_failed = False
-        self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
-        self.copied_at = 0.0  # when the copy that was read was written, 0 = not known
+        self.copy_unread = False  # a copy may exist that could not be read: the next copy does not replace it
+        self.copied_at = 0.0  # when the copy was written, 0 = unknown
         self.stream = EventStream(self, now, monotonic, node_name, cluster)
-        # Called with the ledger before and after a change, while it still has all conditions that ended.
+        # Called with the ledger before and after a change, before the cleared conditions are trimmed.
         self.observers: list[Callable[[Ledger, Ledger], None]] = [self.stream.observe, log_change]
 
     @property
     def conditions(self) -> dict[ConditionKey, Condition]:
-        """The conditions that stand, not to be changed in place."""
+        """Conditions that are not cleared. Do not change the dict in place."""
         if self._conditions_of is not self.ledger.conditions:
             self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
         return self._conditions
 
     @property
     def acks_end(self) -> float:
-        """When `end_acks` has something to end (epoch seconds). The conditions are walked when they have changed, and
-        not each time that the daemon waits."""
+        """When `end_expired_acks` is due (epoch seconds). Computed only when the conditions have changed."""
         if self._acks_of is not self.ledger.conditions:
             self._acks_of, self._acks_end = self.ledger.conditions, endings.next_end_of_acks(self.ledger.conditions)
         return self._acks_end
 
-    # --- recall
+    # --- load
 
     def recall(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
     ) -> None:
-        """Go on from the live ledger, else the copy, else a new one; then end what a boot or a change of mode ends.
+        """Load the live ledger, else the copy, else start a new one. Then apply a boot and a change of mode.
 
-        read_copy   the texts of the copy in the state directory, {} if it cannot be read (it says so itself)
-        last_alive  when the daemon of the live ledger is last known to have run (epoch seconds), 0 = not known
+        read_copy   returns the texts of the copy in the state directory; {} if it cannot be read, which it logs itself
+        last_alive  when the daemon of the live ledger last ran, as far as known (epoch seconds); 0 = unknown
         """
         self.boot_id = boot_id
         self._recall(read_copy, boot_id, mode, last_alive)
@@ -116,7 +119,7 @@ class Memory:
                 try:
                     self._go_on_from(live, boot_id, mode, last_alive)
                 except Exception:
-                    log.error("the ledger is kept as %s", state_files.set_aside(self._path(FILE)))
+                    log.error("the ledger was moved to %s", state_files.set_aside(self._path(FILE)))
                     raise
                 self._saved = live
                 return
@@ -133,7 +136,7 @@ class Memory:
         found = ledgers.with_none_in_the_future(found, now)
         found = found if found.outbox.stream_id else _with_new_stream(found)
         self.ledger = found
-        known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
+        known_alive = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead
         self.stream.emit(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
         if found.boot_id != boot_id:
             self.booted_at = now
@@ -142,7 +145,7 @@ class Memory:
         self.change(boot_id=boot_id)
 
     def change_mode(self, mode: Mode) -> None:
-        """What healthd only observed until now never drains by itself: a check must find it again."""
+        """Change the mode. Conditions from mode observe never drain: a check must report them again."""
         if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
             self.change(trusted_since=self._now())
         self.change(mode=mode.value)
@@ -165,15 +168,16 @@ class Memory:
             return decode(text, self._path(name))
         except LedgerError as error:
             aside = state_files.set_aside(self._path(name))
-            log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
+            log.error("%s; moved to %s, continuing with the copy or a new ledger", error, aside)
             return None
 
     def _past_from(self, text: str | None) -> bool:
-        """Take the counters' past. If it cannot be read only the past is lost: rules that ask for growth wait."""
+        """Load the counters' past. If it cannot be read only the past is lost: rules about growth wait for new
+        readings."""
         try:
             self.past = decode_past(text, self._path(PAST_FILE)) if text else {}
         except LedgerError as error:
-            log.error("%s; counters begin anew", error)
+            log.error("%s; counters start from new readings", error)
             self.past = {}
         return True
 
@@ -186,7 +190,7 @@ class Memory:
         try:
             return decode(text, "the copy of the ledger")
         except LedgerError as error:
-            log.error("%s; beginning a new one", error)
+            log.error("%s; starting a new ledger", error)
             self.copy_unread = True
             return None
 
@@ -199,7 +203,7 @@ class Memory:
         self.take(replace(self.ledger, **changes))
 
     def take(self, ledger: Ledger) -> None:
-        """Go on with another ledger. The observers see each change, before the history is cut."""
+        """Replace the ledger. The observers receive each change before the history is trimmed."""
         before = self.ledger
         if ledger != before:
             self.set(ledger)
@@ -209,7 +213,7 @@ class Memory:
                 self.set(ledgers.with_short_history(self.ledger, self._now()))
 
     def set(self, ledger: Ledger) -> None:
-        """Go on with another ledger without observers."""
+        """Replace the ledger without calling the observers."""
         if ledger != self.ledger:
             self.slurm_uncopied = self.slurm_uncopied or ledger.slurm is not self.ledger.slurm
             self.unsaved = self.unsaved or not ledgers.is_only_seen_again(self.ledger, ledger)
@@ -220,8 +224,11 @@ class Memory:
         self.take(ledgers.with_conditions(self.ledger, conditions))
 
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
-        """Windows run on, by QUIET_STEP_SECONDS or more at a time: what changes with each event of a burst is one
-        condition, then, and not each that has a window. The ledger is saved for that only when a condition ended."""
+        """Add quiet time to the windows, in steps of at least QUIET_STEP_SECONDS.
+
+        The steps keep a burst of events from changing every condition with a window. The ledger counts as unsaved only
+        if a condition was cleared.
+        """
         self._quiet_seconds += seconds
         if self._quiet_seconds < QUIET_STEP_SECONDS:
             return
@@ -232,7 +239,7 @@ class Memory:
             self.unsaved = unsaved
 
     def end_acks(self) -> None:
-        """End the acks whose time is over, or whose condition is worse than the person knew."""
+        """End acks that have expired, or whose condition has become worse."""
         if self._now() < self.acks_end:
             return
         ended = endings.after_acks(self.conditions, self._now())
@@ -240,9 +247,12 @@ class Memory:
         self.set_conditions(ended)
 
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """The clock was set by `step` seconds: moments in `since`..`until` (now, of the old clock) move with it. What
-        an earlier daemon wrote does not; where the clock stood ahead then, it is in the future as little as after a
-        start."""
+        """Follow a clock that was set by `step` seconds: times in `since`..`until` (now, by the old clock) move with
+        it.
+
+        Times that an earlier daemon wrote do not move. If the clock was ahead then, they are limited to the present, as
+        after a start.
+        """
 
         def move(moment: float) -> float:
             return moment + step if since <= moment <= until else moment
@@ -254,12 +264,12 @@ class Memory:
             self.past[check] = history.encode(history.moved(history.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
-        """Keep the counters' past as a check's run left it."""
+        """Store the counters' past after a run of a check."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
     def forget_growth(self, conditions: Iterable[Condition]) -> None:
-        """An operator answers for these parts: growth from before must not open the same conditions again."""
+        """Reset the growth of these parts after `healthd repaired`: old growth must not reopen the conditions."""
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
@@ -269,11 +279,11 @@ class Memory:
                 self._past_is_set = True
 
     def keep_only(self, configured: Collection[RunName]) -> None:
-        """End conditions whose check is no longer configured: nobody looks, so they would stand for ever."""
+        """Clear conditions of checks that are no longer configured. Otherwise they would stay open forever."""
         self.forget({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
 
     def forget(self, names: Collection[RunName], why: str) -> None:
-        """Clear what these runs have found."""
+        """Clear the conditions of these runs."""
         now = self._now()
         conditions = {
             key: ended(c, Ending.UNCHECKED, now, why) if c.run in names else c for key, c in self.conditions.items()
@@ -283,12 +293,14 @@ class Memory:
     # --- save
 
     def save(self, round_over: bool = False) -> None:
-        """Save to tmpfs, where a commit cannot block. The files keep their room there if it becomes full. If they have
-        none the log says so once, and the next change tries again: a node that cannot remember can still drain.
+        """Save to tmpfs, where a commit cannot block.
 
-        The past that runs left is saved with a ledger that has news, and when a round is over. It is never newer than
-        that ledger: after a kill, growth may be found once more, and none is missed. Nor is it older: a repair of what
-        the ledger knows (a counter that fell) is seen by it.
+        The files keep their space if the tmpfs becomes full. Without space the error is logged once, and the next
+        change tries again: a node that cannot save can still drain.
+
+        The counters' past is saved with a changed ledger and at the end of a round. It is never newer than that ledger:
+        after a kill, growth may be reported twice, and none is missed. Nor is it older: a repair of a condition in the
+        ledger (a counter that fell) is still detected.
         """
         if not self.is_recalled:
             return
@@ -308,7 +320,7 @@ class Memory:
         self.unsaved = self.save_failed = False
 
     def _save_ledger(self) -> None:
-        """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
+        """Save the ledger. Raises OSError. If space is short, new lines of the stream are dropped, not other state."""
         path = self._path(FILE)
         try:
             rewrite_file(path, values.encode(self.ledger))
@@ -322,29 +334,29 @@ class Memory:
             rewrite_file(path, values.encode(self.ledger))
 
     def save_anew(self) -> None:
-        """Save all into a new runtime directory, where nothing that was saved is left."""
+        """Save everything to a new runtime directory that has no files yet."""
         self._saved, self._past_unsaved = None, True
         self.save(round_over=True)
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
-    """A number that was given after this ledger was written would be given twice."""
+    """Start a new stream: the ledger may be older than the last line, and its next number would be used twice."""
     return replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
 
 
 def log_change(before: Ledger, after: Ledger) -> None:
-    """Log which conditions opened, rose or were cleared."""
+    """Log the conditions that opened, worsened or were cleared."""
     tell(log_lines.of_change(before, after))
 
 
 def tell(lines: Iterable[Line]) -> None:
-    """Tell the log. A mistake in the words costs nothing of what they are about."""
+    """Write lines to the log. A mistake in their texts must not affect the change that they describe."""
     with guard.at(LOG):
         for line in lines:
             log.log(LEVELS.get(line.severity, logging.ERROR), "%s", line.words, extra=line.fields)
 
 
-# --- JSON text of the ledger and of the counters' past. state_files.py reads and writes the files.
+# --- JSON of the ledger and of the counters' past. state_files.py reads and writes the files.
 
 
 class _Version(Struct):
@@ -352,19 +364,19 @@ class _Version(Struct):
 
 
 def decode(text: str | bytes, where: str) -> Ledger:
-    """Return the ledger. Raises LedgerError in one sentence."""
+    """Return the ledger. Raises LedgerError with one sentence."""
     try:
         if (version := values.decode(_Version, text).version) != VERSION:
-            raise LedgerError(f"{where}: is of version {version}, this healthd reads version {VERSION}")
+            raise LedgerError(f"{where}: has version {version}; this healthd reads version {VERSION}")
         return values.decode(Ledger, text)
     except DecodeError as error:
         raise LedgerError(f"{where}: is not a ledger: {error}") from None
 
 
 def decode_past(text: str | bytes, where: str) -> dict[str, str]:
-    """Return check -> its store of counters, as the worker encoded it (history.py).
+    """Return check -> its counters, as the worker encoded them (history.py).
 
-    Raises LedgerError, also for a store that the worker could not read.
+    Raises LedgerError, also for counters that the worker could not read.
     """
     try:
         past = values.decode(dict[str, str], text)

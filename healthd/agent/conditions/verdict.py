@@ -1,4 +1,4 @@
-"""From conditions to a verdict: the node's health, and what may drain it. Pure."""
+"""The verdict: the health of the node and the conditions that may drain it. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def judge(
     trusted_since: float,
     optional: Container[RunName] = (),
 ) -> Verdict:
-    """The node's health and what may drain it.
+    """Return the health of the node and the conditions that may drain it.
 
-    `results`: the last result of each run since the start; `expected`: the runs that there should be.
-    What rests only on a log that can be forged is no more than a warning, and holds no resume.
-    `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
-    `optional`: the runs that no resume waits for when they cannot look.
+        results        the last result of each run since the start
+        expected       the runs that should have a result
+        trusted_since  earlier events and reports never drain (first start, change from mode observe, end of a pause)
+        optional       runs without which a resume is possible
+
+    Conditions that are based only on a log that users can forge are at most a warning, and do not block a resume.
     """
     standing = sorted(
         (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
@@ -70,8 +72,9 @@ def _holds_resume(c: Condition) -> bool:
 
 
 def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:
-    """Whether a finding of a check's last run drains, unless an operator knows of it. Also if its condition is gone:
-    somebody said "repaired", and the check has not looked since.
+    """Return True if a finding of a check's last run drains and is not acknowledged.
+
+    It counts even if its condition is gone: after `healthd repaired`, the check has not run yet.
     """
     condition = conditions.get(finding.key)
     known = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
@@ -90,9 +93,9 @@ def _why_unknown(name: RunName, result: CheckResult | None) -> str:
 
 
 def next_look(conditions: Conditions) -> dict[RunName, float]:
-    """When a check should look again before its next round, to confirm or to see that it got worse.
+    """Return when checks are due before their next round, to confirm or escalate a condition.
 
-    Epoch seconds. Only conditions that a level check saw count.
+    Epoch seconds. Only conditions that a level check reported count.
     """
     looks: dict[RunName, float] = {}
     for c in conditions.values():

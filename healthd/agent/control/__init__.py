@@ -1,1 +1,1 @@
-"""The control socket: commands and queries of users, Slurm and programs."""
+"""The control socket: commands and queries from users, Slurm and programs."""

@@ -1,4 +1,4 @@
-"""The client's end of the control socket. `ask` never waits longer than it says."""
+"""Client of the control socket. Requests have a time limit."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ MAX_ANSWER_BYTES = 64 << 20
 
 
 class NoAnswer(HealthdError):
-    """One sentence: why there is no answer of a daemon."""
+    """The daemon does not answer. The message is one sentence."""
 
 
 class RefusedByDaemon(HealthdError):
-    """One sentence of the daemon: why it does not do what was asked."""
+    """The daemon refused the request. The message is its sentence."""
 
 
 class Answer(NamedTuple):
-    """uid: the user that the answering process ran as when it began to listen (SO_PEERCRED, unix(7))."""
+    """An answer. uid: the user of the answering process when it started to listen (SO_PEERCRED, unix(7))."""
 
     table: dict[str, Any]
     uid: int
 
 
 def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
-    """The daemon's answer to one request; who is turned away tries again. Raises NoAnswer, RefusedByDaemon."""
+    """Return the daemon's answer to one request. Raises DaemonUnreachable, RefusedByDaemon."""
     return ask_with_uid(runtime_dir, request, patience_seconds).table
 
 
 def ask_with_uid(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> Answer:
-    """Send one request, again if the daemon has no place for it yet. Raises NoAnswer, RefusedByDaemon."""
+    """Send one request; retry while the daemon has too many connections. Raises DaemonUnreachable, RefusedByDaemon."""
     deadline = time.monotonic() + patience_seconds
     answer, uid = dict[str, Any](), -1
     while True:
@@ -48,7 +48,7 @@ def ask_with_uid(runtime_dir: str, request: dict[str, Any], patience_seconds: fl
         except NoAnswer:
             if not answer:
                 raise
-            break  # it answers, and has no time for us: what it said before stands
+            break  # it answered before: keep that answer
         if not answer.get("again") or time.monotonic() + AGAIN_SECONDS > deadline:
             break
         time.sleep(AGAIN_SECONDS)
@@ -58,41 +58,41 @@ def ask_with_uid(runtime_dir: str, request: dict[str, Any], patience_seconds: fl
 
 
 def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> Answer:
-    """One answer, a refusal too. Raises NoAnswer."""
+    """Send the request once and return the answer, which may be a refusal. Raises DaemonUnreachable."""
     try:
         line, uid = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
     except FileNotFoundError:
         raise NoAnswer(f"healthd is not running (no {path})") from None
     except ConnectionRefusedError:
-        raise NoAnswer(f"healthd is not running (nothing listens at {path})") from None
+        raise NoAnswer(f"healthd is not running (no listener at {path})") from None
     except BlockingIOError:
         raise NoAnswer(f"healthd does not answer at {path} (no connection within {patience_seconds:g} s)") from None
     except TimeoutError:
         raise NoAnswer(f"healthd does not answer at {path} (no reply within {patience_seconds:g} s)") from None
     except OSError as error:
-        raise NoAnswer(f"healthd cannot be asked at {path}: {error.strerror or error}") from None
+        raise NoAnswer(f"cannot connect to healthd at {path}: {error.strerror or error}") from None
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        what = "nonsense" if line else "nothing: it may be stopping"
-        raise NoAnswer(f"healthd at {path} answered {what}")
+        what = "an invalid answer" if line else "no answer: it may be stopping"
+        raise NoAnswer(f"healthd at {path} sent {what}")
     return Answer(answer, uid)
 
 
 def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
     """Send `request` and read to the end of the stream. Return the answer and the uid of the listening process.
 
-    Raises OSError; BlockingIOError if the daemon's queue is full until the deadline, TimeoutError at the deadline, even
-    if the answer drips in.
+    Raises OSError: BlockingIOError if the daemon's queue is full until the deadline, TimeoutError at the deadline, even
+    if parts of the answer still arrive.
     """
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         _connect(stream, path, deadline)
         _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         stream.settimeout(_left(deadline))
-        with suppress(ConnectionError):  # it hung up on us before we had said all; why, can be read all the same
+        with suppress(ConnectionError):  # it closed the connection early; its reason can still be read
             stream.sendall(request)
         with suppress(ConnectionError):
             while len(answer) < MAX_ANSWER_BYTES:
@@ -105,8 +105,11 @@ def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
 
 
 def _connect(stream: socket.socket, path: str, deadline: float) -> None:
-    """Blocking, so that where the daemon's queue is full the kernel lets us wait for a place, in turn; a Python
-    time-out makes it fail at once instead (unix(7): EAGAIN). A kernel that does not wait (gVisor's) is asked again."""
+    """Connect with a blocking socket, so that the kernel queues this client while the daemon's queue is full.
+
+    With a Python timeout, connect would fail at once instead (unix(7): EAGAIN). Retry on kernels that do not wait
+    (gVisor).
+    """
     while True:
         left = max(deadline - time.monotonic(), 0.0)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left))
@@ -121,7 +124,7 @@ def _connect(stream: socket.socket, path: str, deadline: float) -> None:
 
 
 def _timeval(seconds: float) -> bytes:
-    """As setsockopt(2) wants it. 0 would mean: for ever."""
+    """Return the struct timeval of setsockopt(2). 0 would mean no timeout."""
     return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
 
 

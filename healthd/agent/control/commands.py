@@ -1,7 +1,6 @@
-"""What each command changes in the ledger (protocol.py has their form). Raises CommandRefused where it changes nothing.
+"""Commands of operators: the changes that each command makes to the ledger. protocol.py has the requests.
 
-Each command is one that an engineer gives at a node: "I know of it", "I repaired it", "leave it alone for half an
-hour", "go on".
+Each function raises CommandRefused if it changes nothing.
 """
 
 from __future__ import annotations
@@ -32,16 +31,20 @@ from healthd.common.text import printable
 from healthd.events.schema import Event
 
 MAX_WHY = 500
-MOST_SHOWN_SECONDS = 1e9  # a client may send any number, also one that is no float
+MOST_SHOWN_SECONDS = 1e9  # a client may send any number, even one that does not fit into a float
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
 class CommandRefused(HealthdError):
-    """One sentence: why a command is not carried out."""
+    """A command is refused. The message is one sentence."""
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    """Also of a fault that is over, where the node stays drained because it came and went (agent/slurm/flapping.py)."""
+    """Clear conditions after a repair.
+
+    This also covers a fault that has ended while the node stays drained, because it came and went
+    (agent/slurm/flapping.py).
+    """
     ledger, slurm = memory.ledger, memory.ledger.slurm
     code, part, hit = _meant((*ledger.conditions, *ended_in_drain(slurm, ledger.cleared)), request)
     why = _why(request)
@@ -53,7 +56,7 @@ def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -
     memory.forget_growth(hit)
     if has_drained(slurm, hit):
         memory.change(slurm=answered_for(slurm))
-    return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks look now"
+    return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks run now"
 
 
 def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
@@ -65,23 +68,23 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
 
 
 def unack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    """End acks before their time: their conditions count again at once."""
+    """End acks early. Their conditions count again at once."""
     code, part, hit = _meant(memory.ledger.conditions, request)
     known = [c for c in hit if c.ack is not None]
     if not known:
         raise CommandRefused(f"{_names(hit)} is not acknowledged")
     memory.set_conditions(endings.without_acks(memory.conditions, code, part, now))
-    return f"acknowledgement ended by {who}: {_names(known)}; it counts again"
+    return f"acknowledgement ended by {who}: {_names(known)}; drains are possible again"
 
 
 def _meant(conditions: Sequence[Condition], request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
-    """Code, part (None = every part) and the conditions that match. Raises CommandRefused if none does."""
+    """Return code, part (None = every part) and the matching conditions. Raises CommandRefused if none matches."""
     code, part = str(request.get("code")), request.get("part")
     hit = [c for c in conditions if c.code == code and part in (None, c.subject)]
     if not hit:
         standing = _names(conditions) or "none"
         on = f" on {part!s:.80}" if part else ""
-        raise CommandRefused(f"there is no condition {code:.80}{on}; there are: {standing}")
+        raise CommandRefused(f"no condition {code:.80}{on}; conditions on this node: {standing}")
     return code, part, hit
 
 
@@ -90,29 +93,29 @@ def _names(conditions: Iterable[Condition]) -> str:
 
 
 def _why(request: Mapping[str, Any]) -> str:
-    """Why, on one printable line: it is kept, logged and shown. Raises CommandRefused."""
+    """Return the reason as one printable line: it is stored, logged and displayed. Raises CommandRefused."""
     why = printable(" ".join(str(request.get("why") or "").split()))
     if len(why) > MAX_WHY:
-        raise CommandRefused(f"a reason has at most {MAX_WHY} characters, this one {len(why)}")
+        raise CommandRefused(f"a reason must have at most {MAX_WHY} characters, got {len(why)}")
     return why
 
 
 def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
-    """Raises CommandRefused. `what`: "a pause"."""
+    """Return seconds and reason. `subject`: "a pause". Raises CommandRefused."""
     seconds, why = request.get("seconds"), _why(request)
-    # JSON's true is a number to Python
+    # to Python, JSON's true is a number
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
         got = ""
         if isinstance(seconds, int | float) and seconds is not True and 0 < seconds < MOST_SHOWN_SECONDS:
             got = f", got {_days(seconds)}"
         raise CommandRefused(f"{what} must last at most {_days(LONGEST_WISH_SECONDS)}{got}")
     if not why:
-        raise CommandRefused(f"{what} needs a reason")
+        raise CommandRefused(f"{what} needs a reason (--why)")
     return seconds, why
 
 
 def _days(seconds: float) -> str:
-    """Return seconds as --for takes them: "7d", "36h"."""
+    """Return seconds in the format of --for: "7d", "36h"."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if seconds >= unit and not seconds % unit), UNITS[-1])
     return f"{seconds / unit:g}{letter}"
 
@@ -125,24 +128,24 @@ def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> s
 
 def unpause(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
     if memory.ledger.pause is None:
-        raise CommandRefused("there is no pause")
+        raise CommandRefused("healthd is not paused")
     end_pause(memory, now)
-    return "the pause is over; all checks look now"
+    return "the pause has ended; all checks run now"
 
 
 def end_pause(memory: Memory, now: float) -> None:
-    """A condition that opened during the pause acts only when a check finds it from now on."""
+    """End the pause. Conditions that opened during the pause act only if a check still reports them afterwards."""
     memory.change(pause=None, trusted_since=now)
 
 
 def failslow_pause(runtime_dir: str, request: Mapping[str, Any], who: str, now: float) -> str:
-    """It leaves Slurm and all other checks as they are."""
+    """Pause the detection of slow jobs. Slurm and all other checks stay as they are."""
     seconds, why = _how_long_and_why(request, "a pause")
     try:
         detection_pause.begin(runtime_dir, DetectionPause(now + seconds, why, who, now))
     except OSError as error:
         raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
-    return f"nothing new is said of slow jobs for {duration(seconds)}, by {who}: {why}"
+    return f"slow-job detection paused for {duration(seconds)} by {who}: {why}"
 
 
 def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _who: str, now: float) -> str:
@@ -152,10 +155,10 @@ def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _who: str, n
     except OSError as error:
         raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
     if stood is None:
-        raise CommandRefused("the detection of slow jobs is not paused")
-    return "slow jobs are told again"
+        raise CommandRefused("slow-job detection is not paused")
+    return "slow-job detection resumed"
 
 
 COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, UNPAUSE: unpause}
-# What changes nothing that is remembered: (runtime directory, request, who, now) -> what was done.
+# Commands that do not change the ledger: (runtime directory, request, user, now) -> message.
 OF_DETECTION = {FAILSLOW_PAUSE: failslow_pause, FAILSLOW_UNPAUSE: failslow_unpause}

@@ -1,24 +1,24 @@
-"""The protocol of RUNTIME_DIR/healthd.sock, for both its ends.
+"""Protocol of RUNTIME_DIR/healthd.sock, for client and server.
 
-One JSON object a line each way, then the daemon closes.
+Each side sends one line with a JSON object; then the daemon closes the connection.
 
     {"command": "status"}                                        -> {"status": {...as status_json...}}
     {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "repaired: ..."}
     {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "unack", "code": "gpu_xid/79", "part": null}     -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
-    {"command": "unpause"}                                 -> {"done": "..."}
+    {"command": "unpause"}                                       -> {"done": "..."}
     {"command": "failslow-pause", "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "failslow-unpause"}                              -> {"done": "..."}
-    {"command": "reload"}                                        -> {"done": "settings read again: ..."}
+    {"command": "reload"}                                        -> {"done": "settings reloaded: ..."}
     {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
-        and, where the epilog is to run something: "then": [{"argv": [...], "seconds": 5.0}]
+        and, if the epilog must run programs: "then": [{"argv": [...], "seconds": 5.0}]
     {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
-    anything refused                                             -> {"error": "one sentence"}
-    no place for another connection of this user                 -> {"error": "one sentence", "again": true}
+    a refused request                                            -> {"error": "one sentence"}
+    too many connections of this user                            -> {"error": "one sentence", "again": true}
 
-Anyone may ask for the status; only root (or the user that healthd runs as) may command.
-Nothing heavy is loaded here: the epilog of each job imports it.
+Every user may query; only root and the user of the daemon may send commands. This module imports nothing large, because
+the epilog of each job imports it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 
-LATEST = 1e12  # seconds since the epoch: later than any clock
+LATEST = 1e12  # seconds since the epoch, beyond any clock
 
-STATUS, LOOKS_LEFT = "status", "looks-left"  # anyone may ask
+STATUS, LOOKS_LEFT = "status", "looks-left"  # every user may query
 JOB_ENDED, RELOAD = "job-ended", "reload"
 ACK, UNACK, REPAIRED, PAUSE, UNPAUSE = "ack", "unack", "repaired", "pause", "unpause"
 FAILSLOW_PAUSE, FAILSLOW_UNPAUSE = "failslow-pause", "failslow-unpause"
@@ -42,19 +42,19 @@ Request = dict[str, Any]
 
 
 class Refused(HealthdError):
-    """One sentence: why a request is not answered."""
+    """A request is refused. The message is one sentence."""
 
 
-# --- requests, as a client makes them
+# --- requests of the client
 
 
 def plain(command: str) -> Request:
-    """Of what has no more to say: STATUS, RELOAD, UNPAUSE, FAILSLOW_UNPAUSE."""
+    """Return a request without arguments: STATUS, RELOAD, UNPAUSE, FAILSLOW_UNPAUSE."""
     return {"command": command}
 
 
 def looks_left(asked: object) -> Request:
-    """`asked`: as the answer to `job_ended` has it."""
+    """Return the request for the runs that are still pending. `requested_at`: from the answer to `job_ended`."""
     return {"command": LOOKS_LEFT, "asked": asked}
 
 
@@ -63,7 +63,7 @@ def job_ended(job: str) -> Request:
 
 
 def repaired(code: str, part: str | None, why: str | None) -> Request:
-    """`part`: None = every part with that code."""
+    """Return a request. `part`: None = every part with that code."""
     return {"command": REPAIRED, "code": code, "part": part, "why": why}
 
 
@@ -72,33 +72,33 @@ def ack(code: str, part: str | None, seconds: float, why: str) -> Request:
 
 
 def unack(code: str, part: str | None) -> Request:
-    """`part`: None = every part with that code."""
+    """Return a request. `part`: None = every part with that code."""
     return {"command": UNACK, "code": code, "part": part}
 
 
 def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
-    """`command`: PAUSE or FAILSLOW_PAUSE."""
+    """Return a request. `command`: PAUSE or FAILSLOW_PAUSE."""
     return {"command": command, "seconds": seconds, "why": why}
 
 
-# --- requests, as the daemon takes them
+# --- requests in the daemon
 
 
 def command_of(request: Mapping[str, Any], who: str, may_command: bool) -> str:
-    """Raises Refused where there is no such command, or `who` ("root (uid 0)") may not give it."""
+    """Return the command. Raises RequestRefused if it is unknown, or not allowed for `user` ("root (uid 0)")."""
     name = request.get("command")
     if not isinstance(name, str):
         raise Refused("command: must be text")
     if name not in (*QUESTIONS, *COMMANDS):
-        raise Refused(f"there is no command {name!r:.40}")
+        raise Refused(f"unknown command {name!r:.40}")
     if name in COMMANDS and not may_command:
         raise Refused(f"permission denied for {who}: run it as root (sudo healthd {CLI.get(name, name)} ...)")
     return name
 
 
 def asked_of(request: Mapping[str, Any]) -> float:
-    """The time (epoch) of a LOOKS_LEFT. Raises Refused."""
+    """Return the time (epoch) in a PENDING_RUNS request. Raises RequestRefused."""
     asked = request.get("asked")
-    if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a moment in 1970
-        raise Refused("asked: must be a time, in seconds since the epoch")
+    if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a time in 1970
+        raise Refused("asked: must be seconds since the epoch")
     return asked

@@ -1,9 +1,9 @@
-"""Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in
-agent/control/protocol.py.
+"""Server of RUNTIME_DIR/healthd.sock. It never waits for a client. agent/control/protocol.py has the protocol.
 
-Anyone may ask, so anyone may also connect and say nothing. The kernel tells whose a connection is (SO_PEERCRED,
-unix(7)): a user has a few places, all of them together never those that are kept for root. Who has no place is told so
-at once. All that wait in the listener's queue are taken from it each time, so it is never full for long.
+Every user may connect, and may also connect and stay silent. The kernel reports the user of a connection (SO_PEERCRED,
+unix(7)): each user may have a few connections, and all users together never occupy those reserved for root. Further
+connections are rejected at once. Each step accepts all waiting connections, so that the listen queue is never full for
+long.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from healthd.host.passed_descriptor import take_no_files
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32
-MAX_OF_USERS = 24  # the other places are root's, and those of the user that healthd runs as
+MAX_OF_USERS = 24  # the others are reserved for root and the user of the daemon
 MAX_OF_ONE_USER = 8
 PATIENCE_SECONDS = 5.0
-MOST_ACCEPTED = 128  # in one step: who connects in a loop does not hold up the rest of the daemon
+MOST_ACCEPTED = 128  # per step, so that a client that connects in a loop does not block the daemon
 TURNED_AWAY = b'{"error": "too many connections of this user are open", "again": true}\n'
-REST_SECONDS = 0.02  # how long nobody is accepted after somebody was turned away: what such a loop may cost
+REST_SECONDS = 0.02  # no connections are accepted for this time after a rejection, which bounds the cost of such a loop
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 
@@ -43,8 +43,10 @@ class _Client(Struct, eq=False):
 
 
 class ControlServer:
-    """`answer(command, who, may_command)` gives the reply to one request; `who` is "root (uid 0)" of the peer. Nobody
-    can ask before `open()`."""
+    """The server. No client can connect before `open()`.
+
+    `answer(command, user, may_command)` returns the reply to one request; `user` is the peer, "root (uid 0)".
+    """
 
     def __init__(
         self, path: str, answer: Callable[[dict[str, Any], str, bool], dict[str, Any]], monotonic: Callable[[], float]
@@ -53,21 +55,21 @@ class ControlServer:
         self._answer = answer
         self._monotonic = monotonic
         self._clients: list[_Client] = []
-        self._rests_until = 0.0  # 0 = it does not rest
+        self._rests_until = 0.0  # 0 = connections are accepted
         self._spare: shortage.SpareDescriptor | None = None
 
     def open(self) -> None:
-        """Raises OSError."""
+        """Create the socket. Raises OSError."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._brief = take_no_files(self._listener)
         if os.path.lexists(self._path):
-            os.unlink(self._path)  # left by a daemon that was killed: the lock says that we are the only one
+            os.unlink(self._path)  # left by a killed daemon: the lock proves that no other daemon runs
         try:
             self._listener.bind(self._path)
         except OSError:
             self._listener.close()
             raise
-        os.chmod(self._path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
+        os.chmod(self._path, 0o666)  # every user may query; SO_PEERCRED decides about commands
         self._listener.listen(MOST_ACCEPTED)
         self._listener.setblocking(False)
         self._spare = shortage.SpareDescriptor()
@@ -88,7 +90,7 @@ class ControlServer:
             self._serve_all()
 
     def close(self, is_ours: bool = True) -> None:
-        """`is_ours`: what lies at the path is not another daemon's by now."""
+        """Close the socket. `owns_socket`: the path does not belong to another daemon by now."""
         with self._brief():
             for client in self._clients:
                 client.stream.close()
@@ -104,7 +106,7 @@ class ControlServer:
             try:
                 over = self._serve(client)
             except OSError:
-                over = True  # the client went away
+                over = True  # the client disconnected
             if over or self._monotonic() - client.since > PATIENCE_SECONDS:
                 client.stream.close()
                 self._clients.remove(client)
@@ -126,7 +128,7 @@ class ControlServer:
                     self._spare.shed(self._listener, NO_DESCRIPTOR)
                     self._rests_until = self._monotonic() + shortage.REST_SECONDS
                     return
-                break  # nobody is there any more
+                break  # the client has disconnected
             stream.setblocking(False)
             uid = _uid(stream)
             if self._has_place(uid):
@@ -144,7 +146,7 @@ class ControlServer:
         return len(of_users) < MAX_OF_USERS and of_users.count(uid) < MAX_OF_ONE_USER
 
     def _serve(self, client: _Client) -> bool:
-        """Serve a client. True when it has its whole answer, or left."""
+        """Serve a client. Return True when it has its whole answer, or has disconnected."""
         if not client.outgoing:
             try:
                 chunk = client.stream.recv(1 << 16)
@@ -165,10 +167,12 @@ class ControlServer:
         try:
             return json.dumps(self._answered(client)).encode() + b"\n"
         except OSError:
-            raise  # the client went away
+            raise  # the client disconnected
         except Exception as error:
             drop(SOCKET, error, bytes(client.incoming[:200]))
-            return json.dumps({"error": f"healthd makes a mistake with this request: {words(error)}"}).encode() + b"\n"
+            return (
+                json.dumps({"error": f"internal error in healthd with this request: {words(error)}"}).encode() + b"\n"
+            )
 
     def _answered(self, client: _Client) -> dict[str, Any]:
         try:
@@ -181,12 +185,12 @@ class ControlServer:
 
 
 def may_command(uid: int) -> bool:
-    """Whether this user may tell the daemon what to do; all others may only ask."""
+    """Return True if this user may send commands. Other users may only query."""
     return uid in (0, os.geteuid())
 
 
 def _turn_away(stream: socket.socket) -> None:
-    """Say so. What the client has sent is taken first: a stream that is closed with something unread is a reset one."""
+    """Reject a client. Read its request first: closing a stream with unread data resets it."""
     with stream, suppress(OSError):
         stream.send(TURNED_AWAY)
         stream.shutdown(socket.SHUT_WR)
@@ -194,7 +198,7 @@ def _turn_away(stream: socket.socket) -> None:
 
 
 def _uid(stream: socket.socket) -> int:
-    """Whose process connected: as what it ran when it did."""
+    """Return the user of the connected process at the time of the connection."""
     _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
@@ -202,5 +206,5 @@ def _uid(stream: socket.socket) -> int:
 def _who(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except (KeyError, OSError):  # OSError: no descriptor is left to read the password file
+    except (KeyError, OSError):  # OSError: no descriptor left to read the password file
         return f"uid {uid}"

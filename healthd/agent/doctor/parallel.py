@@ -1,6 +1,8 @@
-"""Asks several things at once, each in a process of its own: what hangs in one of them (a dead file server, a
-broken driver) neither holds up the others nor the doctor. A process that does not answer in time is left behind: one in
-D state cannot be ended."""
+"""Run tests in parallel, each in its own process.
+
+A test that hangs (a dead file server, a broken driver) delays neither the other tests nor the doctor. A process that
+does not answer in time is left behind: a process in D state cannot be killed.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from healthd.agent.doctor.result import Line, fails
 from healthd.common.text import without_class
 from healthd.common.values import Value
 
-Area = tuple[str, float, Callable[[], Sequence[Line]]]  # its name, within how many seconds, what looks
+Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in seconds, test
 
 
 class Unanswered(Value, frozen=True):
-    """why: a sentence without its full stop. pid: of the process that hangs, None if it ended without an answer."""
+    """No answer. why: a sentence without its full stop. pid: the hung process, None if it ended without an answer."""
 
     why: str
     pid: int | None = None
@@ -32,7 +34,7 @@ class Unanswered(Value, frozen=True):
 
 
 def ask(areas: Sequence[Area]) -> list[Line]:
-    """The lines of all areas, in their order. One that did not answer in its time, or died, is a line too."""
+    """Return the lines of all areas, in order. An area that did not answer in its time, or died, becomes a line too."""
     lines: list[Line] = []
     answers = values([(seconds, lambda look=look: tuple(look())) for _, seconds, look in areas])  # type: ignore[misc]
     for (name, _, _), answer in zip(areas, answers, strict=True):
@@ -41,8 +43,10 @@ def ask(areas: Sequence[Area]) -> list[Line]:
 
 
 def values(looks: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
-    """What each returns within its seconds, in their order; Unanswered where it hangs, raises or dies. Each runs in a
-    copy of this process: what it returns comes back pickled, what it changes or prints does not."""
+    """Return the result of each call, in order; Unanswered if it hangs, raises or dies.
+
+    Each call runs in a fork of this process: its result comes back pickled; its changes and its output do not.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
@@ -54,16 +58,16 @@ def values(looks: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
         if said is None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            answers.append(Unanswered(f"no answer within {seconds:g} s: what is asked hangs", pid))
-        else:  # our own words, through our own pipe
-            answers.append(pickle.loads(said) if said else Unanswered("the process that looked died"))
+            answers.append(Unanswered(f"no answer within {seconds:g} s: the test hangs", pid))
+        else:  # pickled by this program, through its own pipe
+            answers.append(pickle.loads(said) if said else Unanswered("the test process died"))
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return answers
 
 
 def _start(look: Callable[[], Any]) -> tuple[int, int]:
-    """The process that looks, and where its answer can be read."""
+    """Start a process for the call. Return its pid and the pipe with its result."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid:
@@ -71,15 +75,15 @@ def _start(look: Callable[[], Any]) -> tuple[int, int]:
         return pid, reads
     try:
         os.close(reads)
-        # Should it be left behind, whoever reads what we print must not wait for its end too.
+        # If it is left behind, a reader of our output must not wait for its end.
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
         try:
             answer = pickle.dumps(look())
-        except Exception as error:  # one area's mistake must not take the others away
+        except Exception as error:  # an exception in one area must not affect the others
             why = without_class(f"{type(error).__name__}: {error}")
-            answer = pickle.dumps(Unanswered(f"could not be looked at: {why}"))
+            answer = pickle.dumps(Unanswered(f"could not be tested: {why}"))
         with os.fdopen(writes, "wb") as pipe:
             pipe.write(answer)
     finally:
@@ -87,7 +91,7 @@ def _start(look: Callable[[], Any]) -> tuple[int, int]:
 
 
 def _read(pipe: int, deadline: float) -> bytes | None:
-    """All that is written until the other end closes; None at the deadline."""
+    """Return all data until the other end closes; None at the deadline."""
     said = bytearray()
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))

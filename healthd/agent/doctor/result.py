@@ -11,7 +11,7 @@ from healthd.common.values import Value
 
 
 class State(enum.Enum):
-    """LIMITED: healthd works without it. ABSENT: this node has none and needs none."""
+    """State of a line. LIMITED: healthd works without it. ABSENT: the node has none and needs none."""
 
     FAILS = "failed"
     LIMITED = "limited"
@@ -20,7 +20,8 @@ class State(enum.Enum):
 
 
 class Line(Value, frozen=True):
-    """topic: one or two words. message: a sentence without a full stop. fix: commands or settings, in order."""
+    """Result of one test. topic: one or two words. message: a sentence without a full stop. fix: commands or
+    settings."""
 
     topic: str
     state: State
@@ -61,7 +62,7 @@ COLOURS = {"failed": "critical", "limited": "warning", "ok": "healthy"}
 
 
 def text(document: Mapping[str, Any], page: Page) -> str:
-    """Return the document of `healthd doctor --json` as text, with what needs a person first."""
+    """Return the document of `healthd doctor --json` as text, with failures first."""
     return "\n".join(_lines(document, page)) + "\n"
 
 
@@ -82,7 +83,7 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     if by_state["absent"]:
         yield ""
         here = "; ".join(f"{line['topic']}: {line['message']}" for line in by_state["absent"])
-        yield from page.wrap(f"Not here, or not asked for: {here}")
+        yield from page.wrap(f"Not present or not configured: {here}")
 
 
 def _summary(bad: int, weak: int) -> str:

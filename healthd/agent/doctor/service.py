@@ -1,4 +1,4 @@
-"""The daemon on this node: whether it runs, what it costs, what its status is, its metrics page, and its files."""
+"""The daemon on this node: its process, its cost, its status, its metrics page, and its files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MIB = 1 << 20
 MEND = ("chown root:root {path}", "chmod go-w {path}")
 
 
-# --- where faults come from
+# --- sources of faults
 
 
 def kernel_log(settings: Settings) -> Iterator[Line]:
-    """Whether the source of Xids opens, and the journal, which fills what the ring buffer lost."""
+    """Test the source of Xids, and the journal, which fills gaps of the ring buffer."""
     source = settings.kernel_log.source
     if not needs_kernel_log(source):
-        yield limited("kernel log", "kernel_log.source is off: no Xid is seen", 'kernel_log.source = "kmsg"')
+        yield limited("kernel log", "kernel_log.source is off: healthd reports no Xids", 'kernel_log.source = "kmsg"')
     else:
         yield _opened(source, settings)
     if source != "kmsg":
@@ -48,13 +48,13 @@ def kernel_log(settings: Settings) -> Iterator[Line]:
         Host(settings.root)
         open_source("journal", settings.root).close()
     except (OSError, ImportError) as error:
-        message = f"the journal cannot be read ({error}): lines that the ring buffer lost stay lost"
+        message = f"the journal cannot be read ({error}): lines lost from the ring buffer cannot be recovered"
         yield limited("journal", message, "systemctl status systemd-journald")
         return
     if os.path.isdir("/var/log/journal"):
-        yield works("journal", "it can be read, and is kept over a reboot")
+        yield works("journal", "readable, and kept across reboots")
     else:
-        message = "it can be read, but not after a reboot: what a crashed node said last is lost"
+        message = "readable, but not kept across reboots: the last lines of a crashed node are lost"
         yield limited("journal", message, "mkdir -p /var/log/journal && journalctl --flush")
 
 
@@ -64,17 +64,17 @@ def _opened(source: str, settings: Settings) -> Line:
     except OSError as error:
         fix = ("sudo healthd doctor",) if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() else ()
         where = f"{error.filename or source}: {error.strerror or error}"
-        return fails("kernel log", f"{where}: no Xid is seen", *(fix or ('kernel_log.source = "journal"',)))
-    missing = opened.missing  # a file that the daemon waits for
+        return fails("kernel log", f"{where}: healthd reports no Xids", *(fix or ('kernel_log.source = "journal"',)))
+    missing = opened.missing  # a file that does not exist yet
     opened.close()
     if missing:
         is_unreadable = os.path.exists(source) and os.geteuid() != 0
         command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
-        return fails("kernel log", f"{missing}: no Xid is seen", command)
+        return fails("kernel log", f"{missing}: healthd reports no Xids", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
-        message = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
+        message = f"{source} is readable, but users can forge its lines: they are only displayed"
         return limited("kernel log", message, 'kernel_log.source = "kmsg"')
-    return works("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} can be read")
+    return works("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} is readable")
 
 
 # --- the daemon
@@ -83,8 +83,12 @@ def _opened(source: str, settings: Settings) -> Line:
 def daemon(
     settings: Settings, status: Mapping[str, Any] | None, why_not: str, processes: Sequence[psutil.Process]
 ) -> Iterator[Line]:
-    """status: the daemon's own document (docs/json.md), None if it did not answer, for the reason `why_not`.
-    processes: those on this machine that are a `healthd run`."""
+    """Test the daemon.
+
+    status     the daemon's own document (docs/json.md), None if it did not answer
+    why_not    why it did not answer
+    processes  all `healthd run` on this machine
+    """
     if status is None:
         there = "; ".join(f"process {process.pid} runs" for process in processes)
         fix = ("systemctl status healthd", "journalctl -u healthd -n 50") if there else _start_it()
@@ -105,15 +109,15 @@ def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[ps
     if problems:
         return limited("daemon", f"{message}; {'; '.join(problems)}", "healthd status")
     if status.get("mode") != settings.mode.value:
-        wanted = f"{message}, but the settings say {settings.mode.value}"
+        wanted = f"{message}, but the mode in the settings is {settings.mode.value}"
         return limited(
-            "daemon", wanted, "systemctl reload healthd", "systemctl restart healthd (what is marked (start))"
+            "daemon", wanted, "systemctl reload healthd", "systemctl restart healthd (for settings marked (start))"
         )
     return works("daemon", message)
 
 
 def _listener(runtime_dir: str) -> int | None:
-    """The process at the other end of the daemon's socket (SO_PEERCRED, unix(7)); None where nobody is."""
+    """Return the process at the other end of the daemon's socket (SO_PEERCRED, unix(7)), None if there is none."""
     from healthd.common.paths import SOCKET
 
     with socket.socket(socket.AF_UNIX) as asked:
@@ -127,26 +131,26 @@ def _listener(runtime_dir: str) -> int | None:
 
 
 def _beside(pid: int | None, processes: Sequence[psutil.Process]) -> str:
-    """What the daemon `pid` costs, and which other daemons there are."""
+    """Return the cost of the daemon `pid`, and other running daemons."""
     ours = next((process for process in processes if process.pid == pid), None)
     if ours is None:
         return ""
     others = "; ".join(_told(process) for process in processes if process is not ours)
-    return f"{_cost(ours)}{f'; another one runs too: {others}' if others else ''}"
+    return f"{_cost(ours)}{f'; another daemon runs too: {others}' if others else ''}"
 
 
 def _told(process: psutil.Process) -> str:
-    """ "process 812 (root): healthd run --runtime-dir /tmp/h" """
+    """Return "process 812 (root): healthd run --runtime-dir /tmp/h"."""
     import psutil
 
     try:
         return f"process {process.pid} ({process.username()}): {' '.join(process.cmdline())}"
     except psutil.Error:
-        return f"process {process.pid}"  # it ended, or is not ours to look at
+        return f"process {process.pid}"  # it has ended, or belongs to another user
 
 
 def _cost(process: psutil.Process) -> str:
-    """Its memory, and that of its children, where it can be seen."""
+    """Return the memory of the process and of its children, if it can be read."""
     import psutil
 
     own = children = 0
@@ -154,22 +158,22 @@ def _cost(process: psutil.Process) -> str:
         own = process.memory_info().rss
         children = sum(child.memory_info().rss for child in process.children(recursive=True))
     except psutil.Error:
-        pass  # it ended, or is not ours to look at
+        pass  # it has ended, or belongs to another user
     return f", {own // MIB} MiB and {children // MIB} MiB for its children" if own else ""
 
 
 def unit() -> Iterator[Line]:
-    """Whether systemd starts it at boot, by one unit."""
+    """Test that systemd starts healthd at boot, with one unit."""
     if not os.path.isdir("/run/systemd/system"):
-        yield absent("unit", "systemd does not run here: start healthd run by what does")
+        yield absent("unit", "systemd does not run on this node: start `healthd run` with its service manager")
         return
     shown = run_program(("systemctl", "show", "-p", "UnitFileState,LoadState,FragmentPath", UNIT), SECONDS)
     said = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
     if said.get("LoadState") != "loaded":
-        yield fails("unit", "systemd has no healthd.service: it will not run after a boot", "docs/deploy.md")
+        yield fails("unit", "systemd has no healthd.service: healthd will not start at boot", "docs/deploy.md")
     elif said.get("UnitFileState") not in ("enabled", "enabled-runtime"):
         yield fails(
-            "unit", f"it is {said.get('UnitFileState')}: it will not run after a boot", "systemctl enable healthd"
+            "unit", f"it is {said.get('UnitFileState')}: healthd will not start at boot", "systemctl enable healthd"
         )
     else:
         yield _one_unit(said.get("FragmentPath", ""))
@@ -178,14 +182,14 @@ def unit() -> Iterator[Line]:
 def _one_unit(path: str) -> Line:
     packaged = [folder for folder in ("/usr/lib", "/lib") if os.path.exists(f"{folder}/systemd/system/{UNIT}")]
     if path.startswith("/etc/") and packaged:
-        message = f"{path} hides the package's own unit: an upgrade does not reach it"
+        message = f"{path} overrides the package's unit: upgrades do not change it"
         return limited(
-            "unit", message, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (what is the site's)"
+            "unit", message, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (for the site's changes)"
         )
     return works("unit", f"{path} is enabled")
 
 
-# --- what was set up
+# --- configuration
 
 
 def baseline(settings: Settings, now: float) -> Iterator[Line]:
@@ -196,19 +200,19 @@ def baseline(settings: Settings, now: float) -> Iterator[Line]:
     try:
         written = os.stat(path).st_mtime
     except FileNotFoundError:
-        message = f"no {path}: nothing says what this node should have, so a part that is gone is not missed"
-        yield limited("baseline", message, "healthd baseline --write (on a node that is well)")
+        message = f"no {path}: without expected hardware, missing parts are not detected"
+        yield limited("baseline", message, "healthd baseline --write (on a healthy node)")
     else:
         yield works("baseline", f"{path}, written {ago(written, now)}")
 
 
 def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Process]) -> Iterator[Line]:
-    """Whether somebody answers where the metrics are to be, and that it is the daemon: one of `processes`."""
+    """Test that each metrics address answers, and that the daemon (one of `processes`) serves it."""
     ours = {process.pid for process in processes}
     addresses = listen_addresses(settings.metrics.listen, "metrics.listen")
     if not addresses and not settings.metrics.textfile:
         yield limited(
-            "metrics", "metrics.listen is off and no textfile is set: nobody is told", "[metrics] in healthd.toml"
+            "metrics", "metrics.listen is off and no textfile is set: there are no metrics", "[metrics] in healthd.toml"
         )
     for host, port in addresses:
         where = f"{host}:{port}"
@@ -218,18 +222,18 @@ def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Proces
             if is_running:
                 yield limited("metrics", f"{where}: {error.strerror or error}", "healthd status", "ss -ltnp")
             else:
-                yield absent("metrics", f"{where} is free; the daemon that would serve it does not run")
+                yield absent("metrics", f"{where} is free; the daemon does not run")
             continue
         holder = _holder(port)
         if is_running and (holder is None or holder.pid in ours):
             yield works("metrics", f"{where} answers")
         else:
-            name = f"{holder.name()} (process {holder.pid})" if holder else "somebody"
-            yield limited("metrics", f"{where} is taken by {name}", "ss -ltnp", "metrics.listen in healthd.toml")
+            name = f"{holder.name()} (process {holder.pid})" if holder else "another process"
+            yield limited("metrics", f"{where} is used by {name}", "ss -ltnp", "metrics.listen in healthd.toml")
 
 
 def _holder(port: int) -> psutil.Process | None:
-    """Who listens on that port; None where that cannot be seen."""
+    """Return the process that listens on the port, None if that cannot be found out."""
     import psutil
 
     try:
@@ -238,27 +242,27 @@ def _holder(port: int) -> psutil.Process | None:
             if listens and connection.pid:
                 return psutil.Process(connection.pid)
     except psutil.Error:
-        pass  # it ended, or others' are not ours to see
+        pass  # it has ended, or belongs to another user
     return None
 
 
-# --- its files
+# --- files
 
 
 def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
-    """Yield who but root may write what healthd reads and runs as root (healthd.common.ownership has the rule).
+    """Test that only root can write the files that healthd reads and runs as root (rule: healthd.common.ownership).
 
     loaded: None if the settings cannot be read, which another line reports.
     """
     said = list(_wrong(loaded, settings_file))
     if not said:
-        yield works("files", "nobody but root can write what healthd reads and runs as root")
+        yield works("files", "only root can write the files that healthd reads and runs as root")
     for place, why in said:
         yield fails("files", why, *(fix.format(path=place) for fix in MEND))
 
 
 def _wrong(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
-    """Each step of a path that others could write, and the sentence that says who."""
+    """Yield each path component that other users can write, with a sentence about it."""
     wanted: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
     folders = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:
@@ -285,11 +289,11 @@ def _looked(paths: Mapping[str, str], is_folder: bool) -> Iterator[tuple[str, st
         except ownership.Untrusted as error:
             yield error.place, f"{path} ({what}): {error}"
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # what is not there nobody writes; what we may not see, root asks for
+            continue  # it does not exist, or needs a doctor that runs as root
 
 
 def room(settings_state_dir: str, settings_runtime_dir: str, most_bytes_wanted: int = 64 << 20) -> Iterator[Line]:
-    """Whether there is room for what is remembered, and memory for the daemon."""
+    """Test the free space of the state and runtime directories, and the free memory."""
     import psutil
 
     short = []
@@ -297,20 +301,20 @@ def room(settings_state_dir: str, settings_runtime_dir: str, most_bytes_wanted: 
         there = _existing(path)
         free = psutil.disk_usage(there).free
         if free < most_bytes_wanted:
-            short.append((f"{path} ({name}) has {free >> 20} MiB left", f"df -h {there}"))
+            short.append((f"{path} ({name}) has {free >> 20} MiB free", f"df -h {there}"))
     available = psutil.virtual_memory().available
     if available < 2 * most_bytes_wanted:
         short.append(
-            (f"the node has {available >> 20} MiB of memory left", "ps -eo pid,user,rss,comm --sort=-rss | head")
+            (f"the node has {available >> 20} MiB of free memory", "ps -eo pid,user,rss,comm --sort=-rss | head")
         )
     for message, fix in short:
         yield limited("room", message, fix)
     if not short:
-        yield works("room", f"disk for state_dir and runtime_dir, {available >> 20:,} MiB of memory")
+        yield works("room", f"enough disk space for state_dir and runtime_dir, {available >> 20:,} MiB of free memory")
 
 
 def _existing(path: str) -> str:
-    """The path, or the nearest folder above it that is there."""
+    """Return the path, or the nearest existing folder above it."""
     while path != "/" and not os.path.isdir(path):
         path = os.path.dirname(path)
     return path

@@ -1,6 +1,7 @@
-"""Whether healthd can read and change its node in Slurm. Nothing is changed: the right to drain is tried on a node that
-does not exist, which slurmctld only looks for once it has found that the user may change nodes
-(src/slurmctld/proc_req.c: _slurm_rpc_update_node() asks validate_super_user() first).
+"""Test that healthd can read and change its node in Slurm. Nothing is changed.
+
+The right to drain is tested on a node that does not exist: slurmctld looks for the node only after it has found that
+the user may change nodes (src/slurmctld/proc_req.c: _slurm_rpc_update_node() calls validate_super_user() first).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from healthd.common.slurm.commands import CommandResult
 from healthd.common.slurm.output import describe_unread, parse_node
 from healthd.common.text import regex
 
-NO_NODE = "healthd-doctor-asks"  # no node is called so
+NO_NODE = "healthd-doctor-asks"  # no node has this name
 MUNGE = "munge -n | unmunge"
 SECONDS = 10.0  # for one command
 DOCUMENT = "docs/prolog-epilog.md"
@@ -37,15 +38,15 @@ def run(argv: tuple[str, ...]) -> CommandResult:
 
 
 def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None] = shutil.which) -> Iterator[Line]:
-    """What is missing is only limited where the mode changes nothing."""
+    """Yield the results. Failures are only limits in a mode that changes nothing in Slurm."""
     bad = State.FAILS if needs_slurm(settings.mode) else State.LIMITED
     missing = missing_programs(which)
     if len(missing) == len(PROGRAMS) and not needs_slurm(settings.mode):
-        yield absent("Slurm", "no scontrol here, and mode observe needs none")
+        yield absent("Slurm", "no scontrol on this node; mode observe does not need it")
         return
     if missing:
         where = "systemctl edit healthd: [Service] Environment=PATH=/opt/slurm/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        fix = ("install slurm-client (Debian, Ubuntu) or slurm (EL); where it is installed but not on PATH:", where)
+        fix = ("install slurm-client (Debian, Ubuntu) or slurm (EL); if it is installed but not on PATH:", where)
         yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", fix)
         return
     config = _asked(run, commands.config())
@@ -54,7 +55,10 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
     if isinstance(config, str) or config.status != 0:
         why = config if isinstance(config, str) else _said(config)
         yield Line(
-            "Slurm", bad, f"slurmctld does not answer: {why}", ("scontrol ping", "systemctl status slurmctld (there)")
+            "Slurm",
+            bad,
+            f"slurmctld does not answer: {why}",
+            ("scontrol ping", "systemctl status slurmctld (on the controller)"),
         )
         return
     yield _node(settings, run, bad)
@@ -63,7 +67,7 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
 
 
 def _asked(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
-    """The answer, or in a sentence why there is none."""
+    """Return the result of a command, or a sentence if it does not end."""
     try:
         return run(argv)
     except TimeoutError as error:
@@ -80,7 +84,7 @@ def _munge(run: Run, which: Callable[[str], str | None], config: str, bad: State
         yield absent("munge", f"Slurm has {setting(config, 'AuthType')}")
         return
     if which("munge") is None or which("unmunge") is None:
-        yield absent("munge", "no munge and unmunge here")
+        yield absent("munge", "no munge and unmunge on this node")
         return
     socket = regex(r"socket=([^,\s]+)").search(setting(config, "AuthInfo"))
     option = f" -S '{socket[1]}'" if socket and "'" not in socket[1] else ""
@@ -88,10 +92,10 @@ def _munge(run: Run, which: Callable[[str], str | None], config: str, bad: State
     if isinstance(ran, str):
         yield Line("munge", bad, f"no credential: {ran}", ("systemctl restart munge",))
     elif ran.status != 0:
-        fix = ("systemctl restart munge", "timedatectl (a wrong clock makes credentials expire)", MUNGE)
+        fix = ("systemctl restart munge", "timedatectl (credentials expire with a wrong clock)", MUNGE)
         yield Line("munge", bad, f"no valid credential: {_said(ran)}", fix)
     else:
-        yield works("munge", "a credential of this node is valid here")
+        yield works("munge", "a credential of this node is valid on this node")
 
 
 def _node(settings: Settings, run: Run, bad: State) -> Line:
@@ -102,10 +106,10 @@ def _node(settings: Settings, run: Run, bad: State) -> Line:
         node = parse_node(ran.stdout, settings.node_name)
     except HealthdError as error:
         fix = ("sinfo -N", 'node_name = "..." in healthd.toml')
-        return Line("Slurm node", bad, f"this node is not known by the name {settings.node_name}: {error}", fix)
+        return Line("Slurm node", bad, f"Slurm has no node {settings.node_name}: {error}", fix)
     state = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
     if node.unread_rows:
-        unread = f"{describe_unread(node.unread_rows)}: a drain cannot be counted against the fleet limit"
+        unread = f"{describe_unread(node.unread_rows)}: the fleet limit cannot be computed"
         return Line("Slurm node", State.LIMITED, f"{state}; {unread}", (shlex.join(commands.node(settings.node_name)),))
     return works("Slurm node", f"{state}: {node.reason}" if node.reason else state)
 
@@ -120,22 +124,28 @@ def _right(run: Run, bad: State) -> Line:
         return Line(
             "Slurm rights", bad, message, ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",)
         )
-    return Line("Slurm rights", bad, f"whether nodes may be changed is not known: {said}", ("scontrol ping",))
+    return Line(
+        "Slurm rights", bad, f"cannot find out whether user {os.geteuid()} may change nodes: {said}", ("scontrol ping",)
+    )
 
 
 def _hooks(config: str, settings: Settings) -> Line:
-    """Whether Slurm calls us, as far as the names of its programs tell."""
+    """Test that Slurm calls healthd, as far as the names of its programs show."""
     names = ("Prolog", "Epilog", "HealthCheckProgram")
     set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
     if not set_up:
-        message = "slurm.conf names no prolog, epilog or health check: jobs start on a node that is about to be drained"
+        message = (
+            "slurm.conf has no prolog, epilog or health check: jobs can start on a node that is about to be drained"
+        )
         return Line("Slurm hooks", State.LIMITED, message, (DOCUMENT,))
     said = ", ".join(f"{name}={value}" for name, value in set_up.items())
-    return works("Slurm hooks", f"slurm.conf has {said}; {DOCUMENT} says what they should call")
+    return works("Slurm hooks", f"slurm.conf has {said}; {DOCUMENT} lists the commands for them")
 
 
 def setting(config: str, name: str) -> str:
-    """The value of a setting in what `scontrol show config` prints, "" if it is not there. Array-like settings of newer
-    versions ("Epilog[0] = /a") count as the plain one."""
+    """Return a setting from the output of `scontrol show config`, "" if it is missing.
+
+    An array setting of newer versions ("Epilog[0] = /a") counts as the plain one.
+    """
     found = regex(rf"(?m)^{name}(?:\[0\])?\s*=\s*(.*?)\s*$").search(config)
     return str(found[1]) if found else ""

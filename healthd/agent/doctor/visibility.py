@@ -1,6 +1,6 @@
-"""What the checks can see on this node: from one round of them (healthd.agent.scheduler.one_round). Pure.
+"""Abilities of the checks on this node, from one round (healthd.agent.scheduler.one_round). Pure.
 
-A fault that a check finds is no matter of the doctor's; that a check cannot look is.
+The doctor does not report faults that checks find; it reports checks that cannot run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from healthd.common.model import CheckResult, Outcome
 from healthd.common.text import without_class
 from healthd.common.values import Value
 
-OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # beside these, the others are one line
-NAMED = 3  # of the checks that cannot look, so many with their reason
+OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with their own lines; the others share one line
+NAMED = 3  # checks that cannot run, printed with their reasons
 
 
 class Around(Value, frozen=True):
-    """What no check says: whether there is a BMC's device, and ipmitool; whether root looks."""
+    """Facts that no check reports: whether there is a BMC device and ipmitool, and whether the doctor runs as root."""
 
     ipmi_device: bool
     ipmitool: bool
@@ -38,7 +38,7 @@ def lines(results: Sequence[CheckResult], around: Around) -> Iterator[Line]:
 
 def _gpus(result: CheckResult) -> Line:
     if result.outcome is not Outcome.COMPLETED:
-        how = {Outcome.TIMED_OUT: "NVML hangs"}.get(result.outcome, "NVML cannot be asked")
+        how = {Outcome.TIMED_OUT: "NVML hangs"}.get(result.outcome, "NVML fails")
         return fails("GPUs", f"{how}: {result.error}", "nvidia-smi", "dmesg | grep -i nvrm")
     seen = {observation.name: observation for observation in result.observations}
     if "gpus" not in seen:
@@ -48,7 +48,7 @@ def _gpus(result: CheckResult) -> Line:
         return fails("GPUs", finding.message, f"healthd explain {finding.code}")
     driver = dict(seen["gpu_driver_info"].labels)["version"] if "gpu_driver_info" in seen else ""
     count = int(seen["gpus"].value)
-    message = f"NVML answers: driver {driver or 'of no known version'}, {count} GPU{'' if count == 1 else 's'}"
+    message = f"NVML answers: driver {driver or 'of unknown version'}, {count} GPU{'' if count == 1 else 's'}"
     if result.findings:
         finding = result.findings[0]
         return limited("GPUs", f"{message}; {finding.message}", f"healthd explain {finding.code}")
@@ -57,12 +57,10 @@ def _gpus(result: CheckResult) -> Line:
 
 def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
     if not around.ipmi_device:
-        message = (
-            "no /dev/ipmi0: the BMC's event log is not read (modprobe -a ipmi_devintf ipmi_si, if this machine has one)"
-        )
+        message = "no /dev/ipmi0: the BMC's event log is not read (if there is a BMC: modprobe -a ipmi_devintf ipmi_si)"
         return absent("IPMI", message)
     if not results:
-        return absent("IPMI", "check ipmi_sel is switched off")
+        return absent("IPMI", "check ipmi_sel is disabled")
     if not around.ipmitool:
         return limited("IPMI", "there is a BMC but no ipmitool: its event log is not read", "install ipmitool")
     (result,) = results
@@ -73,14 +71,14 @@ def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
 
 def _mounts(results: Sequence[CheckResult]) -> Line:
     if not results:
-        message = "no file system is watched: say which ones jobs need"
+        message = "no file system is monitored: configure those that jobs need"
         return limited("mounts", message, "healthd baseline --write", '[checks.mount."/data"] in healthd.toml')
     silent = [result for result in results if result.outcome is not Outcome.COMPLETED]
     broken = [result for result in results if result.findings and result not in silent]
-    count = f"{len(results)} watched"
+    count = f"{len(results)} monitored"
     if silent:
         message = "; ".join(f"{result.instance}: {result.error}" for result in silent[:NAMED])
-        return limited("mounts", f"{count}, {len(silent)} not answering: {message}", "healthd check mount")
+        return limited("mounts", f"{count}, {len(silent)} without answer: {message}", "healthd check mount")
     if broken:
         message = "; ".join(result.findings[0].message for result in broken[:NAMED])
         return limited("mounts", f"{count}; {message}", "healthd check mount")
@@ -89,17 +87,19 @@ def _mounts(results: Sequence[CheckResult]) -> Line:
 
 def _clock(result: CheckResult) -> Line:
     if result.outcome is not Outcome.COMPLETED:
-        return limited("clock", f"it cannot be asked how right it is: {result.error}", "timedatectl")
+        return limited("clock", f"its accuracy is unknown: {result.error}", "timedatectl")
     if result.findings:
         finding = result.findings[0]
         return limited(
-            "clock", f"{finding.message}; munge refuses what is minutes off", f"healthd explain {finding.code}"
+            "clock",
+            f"{finding.message}; munge rejects credentials if clocks differ by minutes",
+            f"healthd explain {finding.code}",
         )
-    return works("clock", "nothing is wrong with it")
+    return works("clock", "accurate")
 
 
 def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around: Around) -> Line:
-    """Return the line of the checks without a line of their own. `every`: all results, counted as in status."""
+    """Return the line of the checks without a line of their own. `all_results`: counted as in status."""
     blind = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not blind:
         nothing = sum(result.nothing is not None for result in every)
@@ -112,4 +112,4 @@ def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around
         said = "; ".join(f"{result.run}: {result.error}" for result in blind[:NAMED])
         more = f"; and {len(blind) - NAMED} more" if len(blind) > NAMED else ""
     fix = ("healthd check",) if around.is_root else ("sudo healthd doctor",)
-    return limited("checks", f"{len(blind)} of {len(results)} others cannot look: {said}{more}", *fix)
+    return limited("checks", f"{len(blind)} of {len(results)} other checks cannot run: {said}{more}", *fix)

@@ -1,1 +1,1 @@
-"""Prometheus metrics of the daemon, as text and as a page."""
+"""Prometheus metrics of the daemon, as text and as an HTTP page."""

@@ -157,7 +157,7 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
     # OpenSSL opens the checked descriptors: the paths may name other files by then.
     with _opened(tls.cert_file) as certificate, _opened(tls.key_file) as key:
         if os.fstat(key).st_mode & 0o007:
-            raise WebConfigError(f"{tls.key_file}: everybody may read the key: chmod 0640 {tls.key_file}")
+            raise WebConfigError(f"{tls.key_file}: every user may read the key: chmod 0640 {tls.key_file}")
         try:
             # Without `password` OpenSSL would ask the terminal for the password of an encrypted key.
             context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=lambda: "")
@@ -172,7 +172,7 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
             try:
                 context.load_verify_locations(f"/proc/self/fd/{authorities}")
             except OSError as error:
-                raise WebConfigError(f"{tls.client_ca_file}: no certificates of an authority: {_why(error)}") from None
+                raise WebConfigError(f"{tls.client_ca_file}: contains no CA certificates: {_why(error)}") from None
     return Web(config, context, expires, rejected)
 
 

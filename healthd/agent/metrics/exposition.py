@@ -1,10 +1,10 @@
-"""Families of metrics as text, in the two formats that Prometheus reads:
+"""Metric families as text, in the two formats that Prometheus reads:
 
     the text format 0.0.4   prometheus.io/docs/instrumenting/exposition_formats
     OpenMetrics 1.0         prometheus.io/docs/specs/om/open_metrics_spec
 
-prometheus-client writes them, each family by itself: what did not change since the last time is not written again, and
-where only values did, only these are (docs/adr/0034-the-text-of-the-page.md).
+prometheus-client writes each family separately. The text of an unchanged family is reused, and where only values
+changed, only these are replaced (docs/adr/0034-the-text-of-the-page.md).
 """
 
 from __future__ import annotations
@@ -19,28 +19,35 @@ if TYPE_CHECKING:
 
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # by name
 TOTAL = "_total"
-SERIES_KEPT = 2048  # what is the same of each round after round: more than most nodes have
+SERIES_KEPT = 2048  # cached names and labels of observations; more than most nodes have
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
-GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflated, of no time, by an unknown system (RFC 1952, 2.3)
-COMPRESSION = 4  # of 69 KiB it makes 3 % more than 6 does, in half the time
+GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no time, unknown system (RFC 1952, 2.3)
+COMPRESSION = 4  # for 69 KiB the result is 3 % larger than with 6, in half the time
 
 
 class Metric(NamedTuple):
-    """A family. name: a counter's ends in TOTAL, no gauge's does. series: labels -> value. All text is UTF-8 that can
-    be written."""
+    """A family.
+
+        name    ends in TOTAL for a counter, and only then
+        series  labels -> value
+
+    All text is UTF-8 that can be written.
+    """
 
     name: str
     help: str
     series: Mapping[Labels, float]
 
 
-Written: TypeAlias = "dict[str, tuple[Metric, str]]"  # by the family's name: as it was, and its text
+Written: TypeAlias = "dict[str, tuple[Metric, str]]"  # family name -> family and its text
 
 
 def text(metrics: Iterable[Metric], openmetrics: bool, kept: Written | None = None) -> str:
-    """The families, each name once, without the end that an OpenMetrics page has (`END`). kept: what was written the
-    last time in this format; now it is what is written this time."""
+    """Return the text of the families, without the end of an OpenMetrics page (`END`).
+
+    cache: texts of the last call in this format; replaced by those of this call.
+    """
     before = kept or {}
     written: Written = {}
     for metric in metrics:
@@ -67,8 +74,10 @@ def _text(metric: Metric, openmetrics: bool) -> str:
 
 
 def _text_again(was: Metric, words: str, metric: Metric) -> str | None:
-    """The text of a family, from that of what it was; None where more changed than values. Labels are what takes long
-    to write, and hardly ever change. A sample is one line, and its value stands last."""
+    """Return the text of a family with new values in its previous text; None if more than values changed.
+
+    Labels take most of the time to write, and hardly ever change. A sample is one line, and its value comes last.
+    """
     if was == metric:
         return words
     if (was.help, was.series.keys()) != (metric.help, metric.series.keys()):
@@ -88,7 +97,7 @@ def _accepted(openmetrics: bool) -> str:
 
 
 class _Family:
-    """What prometheus-client takes for a registry: all that it does with one is to collect."""
+    """A registry for prometheus-client, which only calls `collect`."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -107,7 +116,7 @@ class _Family:
 
 
 class Deflated(NamedTuple):
-    """The first part of a text, so that another may follow it. checksum, size: of it as it was."""
+    """The compressed first part of a text, to which another part can be appended. checksum, size: uncompressed."""
 
     data: bytes
     checksum: int
@@ -120,7 +129,10 @@ def deflated(first: bytes) -> Deflated:
 
 
 def gzipped(first: Deflated, rest: bytes) -> bytes:
-    """Both parts as one gzip member (RFC 1952). The rest is short: it is compressed in 8 KiB of memory, not in 256."""
+    """Return both parts as one gzip member (RFC 1952).
+
+    The second part is short: it is compressed in 8 KiB of memory instead of 256.
+    """
     stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
     end = struct.pack("<LL", zlib.crc32(rest, first.checksum), (first.size + len(rest)) & 0xFFFFFFFF)
     return GZIP_HEAD + first.data + stream.compress(rest) + stream.flush() + end

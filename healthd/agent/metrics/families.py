@@ -1,9 +1,9 @@
-"""What the daemon believes as Prometheus metrics: as text, for the page (http_server.py) and for a file that
-node_exporter's textfile collector reads.
+"""The state of the daemon as Prometheus metrics: for the page (http_server.py) and for node_exporter's textfile
+collector.
 
-What each is called, and what it says, stands in names.py. A check's observations are `healthd_<name>`; one that
-cannot be shown (a name or label that is not allowed, a name that means something else already, the same series twice)
-is left out and counted, so that no check breaks the page for the others.
+names.py defines names and meanings. A check's observations are `healthd_<name>`. An observation that cannot be exported
+(an invalid name or label, a name that is reserved, a duplicate series) is left out and counted, so that no check breaks
+the page for the others.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ METRIC_NAME = regex(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
 LABEL_NAME = regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = ("le", "quantile")
 REFUSED = "check_observations_refused"
-TAKEN = {taken for name in FAMILIES for taken in (name, name.removesuffix("_total"))}  # by healthd itself
+TAKEN = {taken for name in FAMILIES for taken in (name, name.removesuffix("_total"))}  # used by healthd itself
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 Row: TypeAlias = "tuple[Mapping[str, str], float]"
-Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # of a family, by its name in FAMILIES
+Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 
 
 def families(snapshot: Snapshot) -> list[Metric]:
-    """healthd's own metrics, then the checks' observations by name. Families without a series are left out. All of it
-    is the snapshot's: what changes without another one is in `processes`."""
+    """Return healthd's own metrics, then the checks' observations by name.
+
+    Families without a series are left out. All values come from the snapshot; `processes` has the values that change
+    without a new snapshot.
+    """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))
     own[REFUSED] = [({"check": check}, float(count)) for check, count in refused]
@@ -58,7 +61,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
 
 
 def processes(snapshot: Snapshot) -> list[Metric]:
-    """What healthd itself costs, as it is now."""
+    """Return the present cost of healthd itself."""
     return [metric for metric in (_family(name, rows) for name, rows in _processes(snapshot)) if metric.series]
 
 
@@ -80,14 +83,14 @@ def _own(s: Snapshot) -> Iterator[Rows]:
 
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
-    """As dcgm-exporter has them, where they are known: NVML's bus ids have eight digits of domain, and capitals."""
+    """Return labels as in dcgm-exporter: NVML's bus ids have eight digits of domain, and capitals."""
     labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "pci_bus_id": gpu.pci.upper().zfill(16), "modelName": gpu.name}
     labels |= {"pci": gpu.pci} if gpu.minor is None else {"pci": gpu.pci, "device": f"nvidia{gpu.minor}"}
     return {label: text for label, text in labels.items() if text}
 
 
 def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
-    """What may change while one stands is a value, never a label."""
+    """Yield the metrics of conditions. Properties that may change while one is open are values, never labels."""
 
     def rows(of: Callable[[Condition], float]) -> list[Row]:
         return [(condition_labels(c), float(of(c))) for c in conditions]
@@ -101,8 +104,8 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
         "condition_acknowledged_until_timestamp_seconds",
         [(condition_labels(c), c.ack.until) for c in conditions if c.ack],
     )
-    # Its own metric: a job that becomes known later must not make another series of the condition. "job" is a label
-    # of Prometheus's own.
+    # A separate metric: a job that becomes known later must not change the series of the condition. Prometheus itself
+    # uses the label "job".
     jobs = [({**condition_labels(c), "slurm_job": job}, 1.0) for c in conditions for job in c.job.split(",") if job]
     yield "condition_slurm_job", jobs
 
@@ -140,7 +143,7 @@ def _kernel_log(s: Snapshot) -> Iterator[Rows]:
 
 
 def _sources(s: Snapshot) -> Iterator[Rows]:
-    """What healthd listens to: kernel_log, journal (which fills what the ring buffer lost), device_removals."""
+    """Yield the metrics of event sources: kernel_log, journal (fills gaps of the ring buffer), device_removals."""
 
     def rows(of: Callable[[SourceStatus], float]) -> list[Row]:
         return [({"source": source.source}, float(of(source))) for source in s.sources]
@@ -170,7 +173,7 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
 
 
 def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
-    """Metrics of a drain that waits for the fleet. Without one there are no samples."""
+    """Yield the metrics of a drain that waits for the fleet limit. Without one there are no samples."""
     if hold is None:
         return
     if hold.times:
@@ -214,7 +217,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
 
 
 def _processes(s: Snapshot) -> Iterator[Rows]:
-    """What healthd itself costs. A lost worker may hang in the driver: no file is read that takes its memory lock."""
+    """Yield the cost of healthd itself. Files that take the memory lock are not read: a lost worker may hold it."""
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for name, pids in s.processes.items():
@@ -235,7 +238,7 @@ class _Cost(NamedTuple):
 
 
 def _process(pid: int) -> _Cost:
-    """From /proc/PID/stat (psutil would cost the daemon 3 MiB). Empty for a process that is gone."""
+    """Return the cost from /proc/PID/stat (psutil would cost the daemon 3 MiB); zeros for a missing process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -249,11 +252,11 @@ def _process(pid: int) -> _Cost:
 
 
 def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
-    """(families by name, [(check, how many observations were refused)])."""
+    """Return families by name, and (check, number of rejected observations)."""
     rows: dict[str, dict[Labels, float]] = {}
     checks: dict[str, set[str]] = {}
     refused: Counter[str] = Counter()
-    kinds: dict[str, str] = {}  # of those that only differ in being a counter the first is shown
+    kinds: dict[str, str] = {}  # of a gauge and a counter with one name, the first is exported
     for result in s.results:
         refused[result.check] += result.left_out
         for observation in result.observations:
@@ -278,8 +281,10 @@ def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
 
 @functools.lru_cache(SERIES_KEPT)
 def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
-    """(the metric of an observation, its series there); ("", ()) where it cannot be shown. A gauge must not look like a
-    counter: in the OpenMetrics text the two would be the same name."""
+    """Return the metric of an observation and its series; ("", ()) if it cannot be exported.
+
+    A gauge must not look like a counter: in the OpenMetrics text the two would have the same name.
+    """
     family = name.removesuffix(TOTAL)
     names = [label for label, _value in labels]
     is_valid = (
@@ -296,7 +301,7 @@ def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
 
 
 def _family(name: str, rows: Iterable[Row]) -> Metric:
-    """Each series once: Prometheus refuses a page on which one stands twice."""
+    """Return the family with each series once: Prometheus rejects a page with duplicates."""
     return Metric(PREFIX + name, FAMILIES[name].text, {_series(labels.items()): value for labels, value in rows})
 
 
@@ -305,12 +310,12 @@ def _series(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def _moment(moment: float) -> list[Row]:
-    """A time that is 0 has not happened yet: no sample."""
+    """Return a row for a time; none for 0, which has not happened yet."""
     return [({}, moment)] if moment else []
 
 
 def _clean(words: str) -> str:
-    """The text as the text format can carry it: UTF-8, without NUL (Prometheus stops reading there)."""
+    """Return text that the text format can carry: UTF-8 without NUL, at which Prometheus stops reading."""
     if words.isascii() and "\0" not in words:
         return words
     return words.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
@@ -320,15 +325,15 @@ def _clean(words: str) -> str:
 
 
 def render(snapshot: Snapshot) -> bytes:
-    """The page in the Prometheus text format."""
+    """Return the page in the Prometheus text format."""
     return standing(snapshot, openmetrics=False) + passing(snapshot, openmetrics=False)
 
 
 def standing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
-    """The first part of the page, which is the same until there is another snapshot. kept: as of `text`."""
+    """Return the first part of the page, which is the same until there is another snapshot. cache: as in `text`."""
     return text(families(snapshot), openmetrics, kept).encode()
 
 
 def passing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
-    """The rest of it, which each page has of its own. kept: as of `text`."""
+    """Return the second part of the page, which differs for each request. cache: as in `text`."""
     return (text(processes(snapshot), openmetrics, kept) + (END if openmetrics else "")).encode()

@@ -39,8 +39,8 @@ log = logging.getLogger("healthd")
 
 CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; what Prometheus allows a scrape
 CLIENTS = 16  # at a time
-MAX_HEAD_BYTES = 16 << 10  # of a request: its line and its headers
-PAGE_SECONDS = 1.0  # for so long a page is given to all who ask: making one takes the daemon's time
+MAX_HEAD_BYTES = 16 << 10  # of the request line and the headers
+PAGE_SECONDS = 1.0  # how long a page is reused for all clients: rendering one delays the daemon
 MOST_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX of malloc.h: mallopt(3)
@@ -59,10 +59,10 @@ h1 + p {{ color: #9198a1; }} a {{ color: #79c0ff; }} }}
 <p>Health of this node: <strong>{health}</strong></p>
 <ul>{conditions}</ul>
 <ul>
-<li><a href="metrics">metrics</a>: the node's health and what the checks read, for Prometheus</li>
-<li><a href="-/healthy">-/healthy</a>: whether the daemon runs (status 200), not whether the node is healthy</li>
+<li><a href="metrics">metrics</a>: the node's health and the readings of the checks, for Prometheus</li>
+<li><a href="-/healthy">-/healthy</a>: status 200 if the daemon runs, whether or not the node is healthy</li>
 </ul>
-<p>On the node, <code>healthd status</code> says more.</p>
+<p>For details, run <code>healthd status</code> on the node.</p>
 </body></html>
 """
 
@@ -81,10 +81,10 @@ class Pages:
     """
 
     def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
-        """Raises WebConfigError."""
+        """Create the pages. Raises WebConfigError."""
         self._get_snapshot = get_snapshot
         self._pages: dict[tuple[bool, bool], _MadePage] = {}
-        self._written: dict[bool, tuple[Written, Written]] = {False: ({}, {}), True: ({}, {})}  # of both parts
+        self._written: dict[bool, tuple[Written, Written]] = {False: ({}, {}), True: ({}, {})}  # for both parts
         self._making = threading.Lock()
         self._bad_accept_told = False
         self.files: WebFiles | None = None
@@ -115,7 +115,7 @@ class Pages:
         if path == "/-/healthy":
             health = health_of(self._get_snapshot()).value
             return Answer(200, TEXT, f"healthd is running. Health of the node: {health} (see /metrics).\n".encode())
-        return Answer(404, TEXT, b"There is / and /metrics and /-/healthy.\n")
+        return Answer(404, TEXT, b"Not found. Pages: / and /metrics and /-/healthy.\n")
 
     def _metrics(self, openmetrics: bool, zipped: bool) -> bytes:
         with self._making:
@@ -136,18 +136,18 @@ class Pages:
     def _wants_openmetrics(self, accept: str) -> bool:
         try:
             return choose_encoder(accept)[1].startswith(OPENMETRICS)
-        except Exception:  # the library takes it apart without care
+        except Exception:  # the library does not validate it
             if not self._bad_accept_told:
                 self._bad_accept_told = True
                 words = printable(accept[:80])
-                log.warning("metrics page: a client sent an Accept header that is none, and got plain text: %s", words)
+                log.warning("metrics page: a client sent an invalid Accept header and received plain text: %s", words)
             return False
 
 
 def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], None]]:
-    """Serve ADDRESS from a thread that sleeps until somebody asks. Port 0: any free one.
+    """Serve ADDRESS from a thread. Port 0: any free port.
 
-    Returns the port and a function that stops it. Raises OSError in one sentence.
+    Return the port and a function that stops the thread. Raises OSError with one sentence.
     """
     one_heap_for_all_threads()
     try:
@@ -172,7 +172,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
     def stop() -> None:
         stopping.set()
-        server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes nothing that is in use
+        server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread without closing a descriptor in use
         thread.join(1.0)
         server.server_close()
 
@@ -181,7 +181,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
 @dataclass(slots=True)
 class _Client:
-    """stream: what is spoken with it through: the connection, or TLS around it."""
+    """A connected client. stream: the connection, or TLS around it."""
 
     stream: socket.socket
     since: float  # monotonic
@@ -189,7 +189,7 @@ class _Client:
 
 
 class _MadePage(NamedTuple):
-    """standing: what is the same until there is another snapshot."""
+    """A rendered page. stable: the part that is the same until there is another snapshot."""
 
     snapshot: Snapshot
     standing: bytes | Deflated
@@ -198,10 +198,10 @@ class _MadePage(NamedTuple):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    # Not http.server's own: it asks the resolver for our name when it starts, which can hang.
+    # Not http.server.HTTPServer, which resolves the host name at the start, and can hang.
     allow_reuse_address = True
     daemon_threads = True
-    request_queue_size = 128  # in a crowd the kernel keeps them for a moment
+    request_queue_size = 128  # the kernel queues bursts of clients
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -210,7 +210,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._running = 0
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._spare: shortage.SpareDescriptor | None = None  # super() calls server_close() where it cannot bind
+        self._spare: shortage.SpareDescriptor | None = None  # super() calls server_close() if it cannot bind
         super().__init__(address, _Handler)
         try:
             self._spare = shortage.SpareDescriptor()
@@ -224,7 +224,8 @@ class _Server(socketserver.ThreadingTCPServer):
             self._spare.close()
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Accept a connection. When no descriptor is left, close what waits and pause: poll(2) would return at once."""
+        """Accept a connection. Without a free descriptor, close waiting connections and pause: poll(2) would return at
+        once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -238,7 +239,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def end_overdue(self) -> float | None:
-        """Hang up on those whose time is over. Returns the seconds until that of the next is; None: nobody is there."""
+        """Disconnect clients whose time is over. Return the seconds until the next one is due, None without clients."""
         now = time.monotonic()
         with self._lock:
             for client in self._clients.values():
@@ -250,11 +251,11 @@ class _Server(socketserver.ThreadingTCPServer):
     def verify_request(self, stream: object, _address: object) -> bool:
         assert isinstance(stream, socket.socket)
         with self._lock:
-            if len(self._clients) >= CLIENTS:  # a scrape asks at once, so those that have not asked go first
+            if len(self._clients) >= CLIENTS:  # a scrape sends its request at once: the others go first
                 oldest = min(self._clients, key=lambda one: (self._clients[one].asked, self._clients[one].since))
                 _hang_up(self._clients.pop(oldest))
             self._clients[stream] = _Client(stream, time.monotonic())
-            # Those hung up on need a moment to end: the one that comes now waits for it, rather than be refused.
+            # Disconnected clients need a moment to end: the new client waits for that instead of being rejected.
             return self._ended.wait_for(lambda: self._running < 2 * CLIENTS, CLIENT_SECONDS / 2)
 
     def process_request(self, stream: object, address: object) -> None:
@@ -282,7 +283,8 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(stream if client is None else client.stream)  # type: ignore[arg-type]
 
     def speaks_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Its client is hung up on through the TLS around it from here on. Nothing is said yet. Raises OSError."""
+        """Return TLS around the stream, before the handshake. From now on the client is disconnected through it. Raises
+        OSError."""
         with self._lock:
             if stream not in self._clients:
                 raise ConnectionAbortedError
@@ -298,7 +300,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, _request: object, client: object) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
+        if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client disconnected
             drop(METRICS, error, client)
 
 
@@ -307,14 +309,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = CLIENT_SECONDS
 
     def log_message(self, _words: str, *_args: object) -> None:
-        """A scrape is no news."""
+        """Do not log requests."""
 
     def version_string(self) -> str:
-        """Whose versions would tell an attacker more than a person."""
+        """Hide versions, which would help an attacker more than a user."""
         return "healthd"
 
     def setup(self) -> None:
-        """Shake hands, and read the whole head, within bounds: http.server would keep a hundred headers of 64 KiB."""
+        """Shake hands and read the whole head, within bounds: http.server would keep a hundred headers of 64 KiB."""
         stream, files = self.request, self.server.pages.files
         self.web = files.web() if files else None
         if self.web and self.web.context:
@@ -359,7 +361,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
-    """client_allowed_sans: one of the names in its certificate is among them. Raises ConnectionAbortedError."""
+    """Check client_allowed_sans: one name of the client's certificate must be listed. Raises ConnectionAbortedError."""
     tls = web.config.tls_server_config
     if tls and tls.client_allowed_sans:
         names = (stream.getpeercert() or {}).get("subjectAltName", ())
@@ -368,16 +370,16 @@ def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
 
 
 def _hang_up(client: _Client) -> None:
-    with suppress(OSError):  # its thread has closed it
-        # Of the connection below TLS: its thread may be reading, and is to see an end, not to lose its stream.
+    with suppress(OSError):  # its thread has closed it already
+        # The connection below TLS: its thread may be reading, and must receive an end of file, not lose its stream.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
 
 
 def one_heap_for_all_threads() -> None:
-    """Make malloc use one heap. To be called before there is a second thread.
+    """Make malloc use one heap. Call it before there is a second thread.
 
-    glibc gives threads that run at the same time heaps of their own, up to eight a core, and keeps them for ever: after
-    a crowd at the metrics page 3 MiB. Python's threads take turns. Other libraries than glibc have no such function.
+    glibc gives threads that run at the same time their own heaps, up to eight per core, and keeps them: 3 MiB after
+    many clients of the metrics page. Python's threads take turns. C libraries other than glibc have no such function.
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(ARENA_MAX, 1)

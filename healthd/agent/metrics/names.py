@@ -1,9 +1,9 @@
-"""healthd's own metrics: what each is called, which labels it has, and what its value says.
+"""Names, labels and meanings of healthd's own metrics.
 
 Names follow Prometheus' rules (prometheus.io/docs/practices/naming): prefix healthd_, base units, counters end in
-_total, a moment is `_timestamp_seconds`. No label is called `instance` or `job`: Prometheus gives each series its own.
-A label never says what may change while a thing stands (how bad it is, whether it is confirmed): another label value is
-another series, at which an alert's `for:` begins anew.
+_total, times end in `_timestamp_seconds`. No label is called `instance` or `job`: Prometheus adds these to each series.
+Properties that may change while an object exists (severity, confirmation) are not labels: another label value is
+another series, at which an alert's `for:` starts over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREFIX = "healthd_"
 
 
 class Family(NamedTuple):
-    """labels: all that a series of it may have. text: what the value says, with its unit, as HELP has it."""
+    """A metric family. labels: all labels that a series may have. text: meaning of the value with its unit, as HELP."""
 
     labels: tuple[str, ...]
     text: str
@@ -24,155 +24,160 @@ _CONDITION = ("check", "code", "subject")
 _CHECK = ("check", "name")
 _LIMIT = ("kind", "partition")
 
-# The forms of gpu, UUID, pci_bus_id, device and modelName are dcgm-exporter's (NVIDIA/dcgm-exporter,
+# gpu, UUID, pci_bus_id, device and modelName have the format of dcgm-exporter (NVIDIA/dcgm-exporter,
 # internal/pkg/rendermetrics): an eight-digit domain and capital digits, as NVML has them.
 FAMILIES = {
-    "build_info": Family(("version",), "Always 1; the label is the version of healthd that runs."),
+    "build_info": Family(("version",), "Always 1; the label is the running version of healthd."),
     "node_info": Family(("node",), "Always 1; the label is the node's name in Slurm."),
-    "mode_info": Family(("mode",), "Always 1; the label is what healthd may do: observe, drain or act."),
-    "start_timestamp_seconds": Family((), "When this healthd was started, in seconds since the epoch."),
+    "mode_info": Family(("mode",), "Always 1; the label is the mode: observe, drain or act."),
+    "start_timestamp_seconds": Family((), "Start time of this healthd, in seconds since the epoch."),
     "gpu_info": Family(
         ("gpu", "UUID", "pci_bus_id", "device", "modelName", "pci"),
-        "Always 1; a GPU that NVML told of. gpu, UUID, pci_bus_id, device and modelName are as dcgm-exporter has them, "
+        "Always 1; a GPU that NVML reports. gpu, UUID, pci_bus_id, device and modelName are as in dcgm-exporter, "
         "pci is the address in healthd's other series.",
     ),
-    # --- the node and what is wrong with it
-    "health": Family(("state",), "1 for the health that the node has, 0 for the others."),
+    # --- the node and its conditions
+    "health": Family(("state",), "1 for the current health of the node, 0 for the other values."),
     "condition_severity": Family(
         _CONDITION,
-        "How bad a condition is that stands, suspected ones too: 0 info, 1 warning, 2 degraded (drains), 3 critical "
-        "(drains and requeues).",
+        "Severity of a condition, including pending ones: 0 info, 1 warning, 2 degraded (drains), 3 critical (drains "
+        "and requeues).",
     ),
     "condition_open": Family(
-        _CONDITION, "1 for a condition that is confirmed, 0 while it is only suspected (not yet seen for long enough)."
+        _CONDITION, "1 for a confirmed condition, 0 while it is pending (not yet present for its confirm time)."
     ),
     "condition_enforced": Family(
-        _CONDITION, "0 for a condition that rests only on a log which users can forge, and decides nothing; else 1."
+        _CONDITION, "0 for a condition that is based only on a log that users can forge, and never drains; else 1."
     ),
     "condition_acknowledged": Family(
-        _CONDITION, "1 for a condition that a person knows of (healthd ack, or a resume), so that it does not act."
+        _CONDITION, "1 for a condition that an operator acknowledged (healthd ack, or a resume); it does not drain."
     ),
     "condition_since_timestamp_seconds": Family(
-        _CONDITION, "When a condition was confirmed, or first seen while it is suspected; seconds since the epoch."
+        _CONDITION, "When a condition was confirmed, or first reported while it is pending; seconds since the epoch."
     ),
     "condition_acknowledged_until_timestamp_seconds": Family(
-        _CONDITION, "Until when a healthd ack of a condition holds, in seconds since the epoch."
+        _CONDITION, "When the healthd ack of a condition expires, in seconds since the epoch."
     ),
     "condition_slurm_job": Family(
-        (*_CONDITION, "slurm_job"), "Always 1; the label is a Slurm job at the source of a condition that stands."
+        (*_CONDITION, "slurm_job"), "Always 1; the label is a Slurm job at the source of a condition."
     ),
     # --- the checks and their rounds
-    "check_runs_total": Family((*_CHECK, "outcome"), "Runs of a check since the start, by how they ended."),
-    "check_up": Family(_CHECK, "1 if the last run of a check completed, 0 if it could not look."),
-    "check_duration_seconds": Family(_CHECK, "How long the last run of a check took, in seconds."),
+    "check_runs_total": Family((*_CHECK, "outcome"), "Runs of a check since the start, by outcome."),
+    "check_up": Family(_CHECK, "1 if the last run of a check completed, else 0."),
+    "check_duration_seconds": Family(_CHECK, "Duration of the last run of a check, in seconds."),
     "check_last_completed_timestamp_seconds": Family(
         _CHECK, "When the last run of a check ended, if it completed; seconds since the epoch."
     ),
     "check_observations_refused": Family(
-        ("check",), "Readings of a check's last run that are not shown: no valid metric, or too many."
+        ("check",), "Readings of a check's last run that are not exported: invalid as a metric, or too many."
     ),
-    "rounds_total": Family((), "Rounds of checks begun since the start."),
+    "rounds_total": Family((), "Rounds of checks started since the start."),
     "round_started_timestamp_seconds": Family((), "When the last round began, in seconds since the epoch."),
-    "round_duration_seconds": Family((), "How long the last finished round took, in seconds; 0 before the first."),
+    "round_duration_seconds": Family((), "Duration of the last finished round, in seconds; 0 before the first."),
     "round_next_timestamp_seconds": Family((), "When the next round begins, in seconds since the epoch."),
-    "round_interval_seconds": Family((), "How far apart rounds are meant to be, in seconds."),
-    # --- what is listened to
-    "kernel_log_info": Family(("from",), "Always 1; the label is where kernel lines are read from."),
+    "round_interval_seconds": Family((), "Configured interval between rounds, in seconds."),
+    # --- sources of events
+    "kernel_log_info": Family(("from",), "Always 1; the label is the source of kernel lines."),
     "kernel_log_observed_only": Family(
-        (), "1 if what the kernel log says is shown and decides nothing, since users can forge its lines; else 0."
+        (), "1 if the kernel log is only displayed and never drains, because users can forge its lines; else 0."
     ),
     "kernel_log_lines_total": Family((), "Lines of the kernel log read since the start."),
-    "kernel_log_events_total": Family((), "Of these, lines that say something about the hardware."),
+    "kernel_log_events_total": Family((), "Lines of the kernel log since the start that a rule recognised."),
     "kernel_log_events_forgotten_total": Family(
-        (), "Events that were judged and are no longer kept: what repeats is counted without them."
+        (), "Events that were evaluated but are no longer kept; later repeats are counted without them."
     ),
     "kernel_log_last_line_timestamp_seconds": Family(
-        (), "The time of the last line of the kernel log, in seconds since the epoch."
+        (), "Time of the last line of the kernel log, in seconds since the epoch."
     ),
-    "source_up": Family(("source",), "1 if what is listened to is open and was last read without an error, else 0."),
+    "source_up": Family(("source",), "1 if the source is open and was last read without an error, else 0."),
     "source_last_read_timestamp_seconds": Family(
         ("source",), "When a source was last read without an error, in seconds since the epoch."
     ),
     "source_restarts_total": Family(
-        ("source",), "Times that a source died, or could not be opened, and was opened again or will be."
+        ("source",), "Times that a source failed or could not be opened; healthd opens it again."
     ),
-    "source_overruns_total": Family(("source",), "Times that something was overwritten or dropped before it was read."),
+    "source_overruns_total": Family(("source",), "Times that lines were overwritten or dropped before they were read."),
     "source_lost_total": Family(
-        ("source",), "Lines lost so, where their number is known; the journal may still have them."
+        ("source",), "Lines lost in overruns, if their number is known; the journal may still have them."
     ),
-    "source_malformed_total": Family(("source",), "Lines that were no record, or too long, and are not read."),
-    "source_rotations_total": Family(("source",), "Times that the file of a source became another or was cut."),
-    # --- Slurm and what is done
+    "source_malformed_total": Family(("source",), "Lines that were malformed or too long, and were skipped."),
+    "source_rotations_total": Family(("source",), "Times that the file of a source was rotated or truncated."),
+    # --- Slurm and decisions
     "slurm_commands_total": Family(
-        ("command", "result"), "Slurm commands run since the start, by how they ended: ok, error or timeout."
+        ("command", "result"), "Slurm commands run since the start, by result: ok, error or timeout."
     ),
     "slurm_read_timestamp_seconds": Family((), "When the node was last read from Slurm, in seconds since the epoch."),
-    "slurm_problem": Family((), "1 if Slurm could not be read or changed when last tried, else 0."),
-    "slurm_drain_desired": Family((), "1 if an open condition wants the node drained, in mode observe too; else 0."),
+    "slurm_problem": Family((), "1 if the last attempt to read or change the node in Slurm failed, else 0."),
+    "slurm_drain_desired": Family((), "1 if an open condition requires a drain, even in mode observe; else 0."),
     "slurm_drained_by": Family(
-        ("owner",), "Always 1; the label is whose the drain is, as last read: healthd, other, or unrecorded_healthd."
+        ("owner",),
+        "Always 1; the label is the owner of the drain, as last read: healthd, other, or unrecorded_healthd.",
     ),
     "slurm_drained_since_timestamp_seconds": Family(
         (),
-        "When the drain that stands was set, in seconds since the epoch: healthd's own when it began to stand, any "
-        "other's by Slurm's time of its reason.",
+        "When the current drain was set, in seconds since the epoch: for healthd's own drain its first Reason, for "
+        "others Slurm's time of the present Reason.",
     ),
     "slurm_drain_info": Family(
-        ("owner", "reason"), "Always 1; the labels are whose the drain that stands is, and its Reason in Slurm."
+        ("owner", "reason"), "Always 1; the labels are the owner of the current drain, and its Reason in Slurm."
     ),
     "fleet_count_available": Family(
         (),
-        "0 while a drain is wanted or set and the nodes that healthd keeps drained cannot be counted, else 1. Drains "
-        "are held then.",
+        "0 while a drain is due or set and the nodes that healthd keeps drained cannot be counted, else 1. At 0, "
+        "drains wait.",
     ),
     "fleet_limit_drain_waiting": Family(
-        _LIMIT, "Always 1: a drain that is wanted is held back, since healthd holds as many nodes as it may."
+        _LIMIT, "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows."
     ),
-    "fleet_limit_nodes_drained": Family(_LIMIT, "Nodes that healthd held drained at the last count."),
-    "fleet_limit_nodes": Family(_LIMIT, "Nodes of that partition."),
-    "fleet_limit_nodes_allowed": Family(_LIMIT, "How many of them healthd may hold drained."),
+    "fleet_limit_nodes_drained": Family(_LIMIT, "Nodes that healthd kept drained at the last count."),
+    "fleet_limit_nodes": Family(_LIMIT, "Nodes of the partition."),
+    "fleet_limit_nodes_allowed": Family(_LIMIT, "Nodes of the partition that healthd may keep drained."),
     "fleet_limit_waiting_since_timestamp_seconds": Family(
-        (), "Since when a drain waits for the fleet, in seconds since the epoch."
+        (), "Since when a drain waits for the fleet limit, in seconds since the epoch."
     ),
-    "fleet_limit_next_try_timestamp_seconds": Family((), "When that drain is tried again, in seconds since the epoch."),
-    "decision": Family(("action",), "1 for what was last decided, 0 for the others."),
-    "decision_withheld": Family((), "1 if something would be done but for the mode, a pause or a limit; else 0."),
+    "fleet_limit_next_try_timestamp_seconds": Family(
+        (), "When the waiting drain is tried again, in seconds since the epoch."
+    ),
+    "decision": Family(("action",), "1 for the last decision, 0 for the other actions."),
+    "decision_withheld": Family((), "1 if the mode, a pause or a limit prevents an action; else 0."),
     "commands_total": Family(
         ("command",),
-        "What people told healthd since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
+        "Commands of operators since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
     ),
-    "paused": Family((), "1 while a healthd pause holds, else 0."),
+    "paused": Family((), "1 while healthd is paused, else 0."),
     "paused_until_timestamp_seconds": Family((), "When the pause ends, in seconds since the epoch."),
     # --- healthd itself
     "config_last_reload_successful": Family(
-        (), "1 if the settings were read without an error when last tried, 0 if the old ones were kept."
+        (), "1 if the last reload of the settings succeeded, 0 if the old ones were kept."
     ),
-    "config_reload_failures_total": Family((), "Times since the start that changed settings were refused."),
+    "config_reload_failures_total": Family((), "Reloads since the start in which the settings were rejected."),
     "resource_blocked": Family(
-        ("resource",), "Always 1: a lost worker still hangs in it, and checks that use it cannot run."
+        ("resource",), "Always 1: a lost worker still hangs in the resource, and checks that use it cannot run."
     ),
     "workers_started_total": Family((), "Worker processes started since the start."),
-    "workers_abandoned_total": Family((), "Workers that were overdue and were given up."),
-    "ledger_copy_failures_total": Family((), "Copies of the ledger to the state directory that failed."),
-    "stream_lines_waiting": Family((), "Lines of the event stream that are not yet on the disk."),
-    "stream_write_failures_total": Family((), "Times that lines of the event stream could not be written."),
-    "stream_lines_dropped_total": Family((), "Lines of the event stream that are lost: too many waited for the disk."),
+    "workers_abandoned_total": Family((), "Overdue workers that were abandoned since the start."),
+    "ledger_copy_failures_total": Family((), "Failed copies of the ledger to the state directory."),
+    "stream_lines_waiting": Family((), "Lines of the event stream that are not yet on disk."),
+    "stream_write_failures_total": Family((), "Failed writes of the event stream."),
+    "stream_lines_dropped_total": Family(
+        (), "Lines of the event stream that were lost because too many waited for the disk."
+    ),
     "stream_journal_lost_total": Family(
-        (), "Lines of the event stream that the journal did not take; they are in the file."
+        (), "Lines of the event stream that the journal did not accept; they are in the file."
     ),
     "inputs_dropped_total": Family(
-        ("from",), "Inputs that healthd made a mistake with and left out, by where they came from; its log has why."
+        ("from",), "Inputs that healthd dropped because of an internal error, by source; its log has the reason."
     ),
     "resource_shortages_total": Family(
         ("resource",),
         "Times that healthd could not get a thread, a process or a file descriptor (threads, processes, "
-        "file_descriptors); the work is tried again.",
+        "file_descriptors); healthd retries.",
     ),
     "process_resident_memory_bytes": Family(
         ("process",), "Resident memory in bytes, of the daemon and of all workers together."
     ),
     "process_cpu_seconds_total": Family(
         ("process",),
-        "CPU time in seconds of the daemon, and of its children: workers and Slurm commands, ended ones too.",
+        "CPU time in seconds of the daemon, and of its children: workers and Slurm commands, including ended ones.",
     ),
 }

@@ -1,4 +1,4 @@
-"""What the daemon shows: the verdict file, the metrics page, the line in `systemctl status`."""
+"""Publishes the state of the daemon: the verdict file, the metrics page, the line in `systemctl status`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-FILES_SECONDS = 10.0  # for so long the daemon waits once for certificates, which may lie on a mount that hangs
+FILES_SECONDS = 10.0  # how long the daemon waits once for certificates, which may be on a hung mount
 
 
 class _Served(NamedTuple):
-    """What serving the metrics came to: the troubles of the addresses, that of the web configuration."""
+    """Result of serving the metrics: problems of the addresses, and the problem of the web configuration."""
 
     metrics_troubles: tuple[str, ...]
     web_trouble: str
 
 
 class Publisher:
-    """`settings`: the present ones; a reload replaces them.
+    """Publishes snapshots. `settings`: those in force; a reload replaces them.
 
-    shown             what was published last; it is set before the metrics page is served
+    snapshot          the last published snapshot; set before the metrics page is served
     verdict_word      the first word of the verdict file
-    verdict_trouble   why the verdict file could not be written; "" = it was
-    metrics_troubles  why the metrics are not served at an address where they are wanted
-    web_trouble       what is wrong with the web configuration or its certificates; "" = nothing
+    verdict_problem   why the verdict file could not be written; "" = it was
+    metrics_problems  why the metrics are not served at a configured address
+    web_problem       the problem of the web configuration or its certificates; "" = none
     """
 
     shown: Snapshot
@@ -58,15 +58,17 @@ class Publisher:
         self._served: _Served | Exception = _Served((), "")
 
     def has_news(self, rests_on: object) -> bool:
-        """Whether something changed on which the published state rests."""
+        """Return True if an input of the published state has changed."""
         before, self._rests_on = self._rests_on, rests_on
         return rests_on != before
 
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
-        """Show this. The verdict file is written after each round, once an interval in a long one, and when its word
-        changes. Returns whether it was.
+        """Publish a snapshot. Return True if the verdict file was written.
 
-        `drain`: the prolog shall keep jobs out; `until`: when the verdict expires (epoch).
+        It is written after each round, once an interval in a long round, and when its word changes.
+
+            drain  the prolog must keep jobs out
+            until  when the verdict expires (epoch)
         """
         self.shown = snapshot
         line = verdict_line(snapshot, drain, until)
@@ -80,9 +82,12 @@ class Publisher:
         return True
 
     def _write_verdict(self, line: str) -> None:
-        """Replace the verdict file. Where no new file can be made (no inode, no block, no descriptor) the old file is
-        overwritten. If that fails too, a verdict that admits jobs is removed, so that nothing reads it for the three
-        rounds until it expires; one that keeps jobs out stays and expires."""
+        """Replace the verdict file.
+
+        If no new file can be created (no inode, no block, no descriptor), the old file is overwritten. If that fails
+        too, a verdict that admits jobs is removed, so that the prolog does not use it for the three rounds until it
+        expires. A verdict that keeps jobs out stays and expires.
+        """
         path = os.path.join(self.settings.runtime_dir, VERDICT_FILE)
         try:
             try:
@@ -92,7 +97,7 @@ class Publisher:
             except OSError:
                 overwrite_file(path, line)
         except OSError as error:
-            problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not know of new faults"
+            problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not get new faults"
             if self.verdict_trouble != problem:
                 log.error("%s", problem)
             self.verdict_trouble = problem
@@ -111,16 +116,18 @@ class Publisher:
                 os.unlink(name, dir_fd=folder)
 
     def serve_metrics(self) -> None:
-        """Serve the metrics page on each address where it is wanted; its library is imported only then. What does not
-        succeed (somebody else has the port, the certificate is missing) is shown, and each round tries again: a node
-        without metrics is still watched.
+        """Serve the metrics page on each configured address. Its library is imported only then.
 
-        A thread does it, which is waited for FILES_SECONDS once: a file on a mount that hangs holds up it alone. No
-        thread is started once all addresses are served and there is no web configuration to read again."""
+        A failure (the port is in use, the certificate is missing) is reported, and each round tries again: the node is
+        monitored without metrics too.
+
+        A thread does it. It is waited for once, for FILES_TIMEOUT_SECONDS: a file on a hung mount blocks only the
+        thread. No thread is started once all addresses are served and there is no web configuration to reload.
+        """
         config = self.settings.metrics
         if not self._waiting() and (self._pages is None or self._pages.files is None):
             return
-        import healthd.agent.metrics.http_server  # noqa: F401  here: it takes a moment, which is no hung mount's
+        import healthd.agent.metrics.http_server  # noqa: F401  not in the thread, where the import would look like a hung mount
 
         if self._serving is None or not self._serving.is_alive():
             thread = threading.Thread(target=self._serve, name="metrics files", daemon=True)
@@ -133,7 +140,7 @@ class Publisher:
             self._serving.join(FILES_SECONDS)
         served: _Served | Exception
         if self._serving.is_alive():
-            problem = f"metrics page: {config.web_config}: no answer: does it, or a certificate, lie on a hung mount?"
+            problem = f"metrics page: {config.web_config}: no answer; the file or a certificate may be on a hung mount"
             served = _Served(self.metrics_troubles, problem)
         else:
             served = self._served
@@ -145,14 +152,14 @@ class Publisher:
         self.metrics_troubles, self.web_trouble = served
 
     def _waiting(self) -> list[tuple[str, int]]:
-        """The addresses that are not served yet."""
+        """Return the configured addresses that are not served yet."""
         wanted = listen_addresses(self.settings.metrics.listen, "metrics.listen")
         return [address for address in wanted if address not in self._stop_metrics]
 
     def _serve(self) -> None:
         try:
             self._served = self._try_to_serve()
-        except Exception as error:  # the daemon's thread raises it
+        except Exception as error:  # raised in the daemon's thread
             self._served = error
 
     def _try_to_serve(self) -> _Served:
@@ -161,7 +168,7 @@ class Publisher:
         config, waiting = self.settings.metrics, self._waiting()
         problems, web_trouble = [], ""
         try:
-            if self._pages is None:  # asked from their own threads
+            if self._pages is None:  # called from the threads of clients
                 self._pages = Pages(lambda: self.shown, config.web_config)
             for address in waiting:
                 try:

@@ -1,1 +1,1 @@
-"""Recordings of a node: what the checks read, as one file that can be replayed."""
+"""Recordings of a node: all inputs of the checks in one file that can be replayed."""

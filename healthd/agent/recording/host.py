@@ -1,9 +1,9 @@
-"""A Host that notes what it is asked, and one that answers from a recording: the same in Tree and NVML.
+"""A Host that records the questions of the checks and their answers, and one that answers from a recording.
 
-NVML is recorded call by call, below nvml.py, which runs on a recording as on pynvml. Nothing here knows a function of
-NVML. A call is known by its words, "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", in which the call that gave a
-device stands for it. Structures are kept field by field; those that a call fills (passed by reference) are part of its
-answer. An error is NVML's number and words.
+NVML is recorded call by call, below nvml.py, which runs on a recording as on pynvml. This module knows no function of
+NVML. The text of a call identifies it: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", in which the call that
+returned a device represents the device. Structures are kept field by field; structures that a call fills (passed by
+reference) are part of its answer. An error is kept as NVML's number and message.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _Simple: Any = ctypes.c_int.__mro__[1]
-FIRST_ONLY = ("run", "stat", "readlink")  # only the program or path is the question, not the deadline or the place
+FIRST_ONLY = ("run", "stat", "readlink")  # the program or path is the question, not the deadline or the position
 
 
 class RecordedSystem:
-    """Stands for a `Tree`: it asks another one, and notes its answers."""
+    """Replacement for a `Tree` that forwards to another one and records its answers."""
 
     def __init__(self, recorder: Recorder, asked: Tree) -> None:
         self._recorder = recorder
@@ -44,7 +44,7 @@ class RecordedSystem:
 
 
 class ReplayedSystem:
-    """Stands for a `Tree`: it answers from a recording."""
+    """Replacement for a `Tree` that answers from a recording."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
@@ -71,7 +71,7 @@ def replaying_host(recording: Recording, player: Player) -> Host:
 
 
 def question(name: str, arguments: Sequence[Any]) -> str:
-    """ "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
+    """Return the text of a question: "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
     asked = arguments[:1] if name in FIRST_ONLY else arguments
     return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
 
@@ -111,24 +111,24 @@ def _words_of(number: int) -> str:
 
 
 class Handle:
-    """Stands for a handle of NVML: `words` is the call that gave it."""
+    """Replacement for a handle of NVML: `call` is the call that returned it."""
 
     def __init__(self, words: str) -> None:
         self.words = words
 
 
 class RecordedLibrary:
-    """pynvml, or what behaves like it, with each call noted."""
+    """pynvml or a compatible library, with each call recorded."""
 
     def __init__(self, recorder: Recorder, library: Any) -> None:
         self._recorder = recorder
         self._library = library
-        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); the object is kept so that no other gets that id
+        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); keeping the object keeps its id unique
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name, None)
         if found is None or isinstance(found, int | str):
-            # Whether the binding has a name, and the value of a constant, are answers too.
+            # The existence of a name in the binding, and the value of a constant, are answers too.
             self._recorder.ask(f"pynvml {name}", lambda: found)
             if found is None:
                 raise AttributeError(name)
@@ -173,7 +173,7 @@ class RecordedLibrary:
 
 
 class ReplayedLibrary:
-    """What RecordedLibrary noted, as if it were pynvml."""
+    """A recording in the form of pynvml."""
 
     NVMLError = ReplayedError
 
@@ -188,7 +188,7 @@ class ReplayedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         if name == "nvmlShutdown":
-            return lambda: None  # it asks nothing
+            return lambda: None  # it reads nothing
         if self._player.has(f"pynvml {name}"):
             found = self._player.answer(f"pynvml {name}")
             if found is None:
@@ -215,7 +215,7 @@ class ReplayedLibrary:
 
 
 def _put(target: Any, source: Any) -> None:
-    """Put what the call left there into the target of byref()."""
+    """Put the recorded result into the target of byref()."""
     if isinstance(target, _Simple):
         target.value = source
     elif isinstance(target, ctypes.Array):
@@ -232,11 +232,11 @@ def _is_type(name: str) -> bool:
 
 
 def _referred(reference: Any) -> Any:
-    """The object that byref() was given."""
+    """Return the object that byref() was given."""
     return reference._obj
 
 
-# --- the words of a call
+# --- text of a call
 
 
 def call_words(name: str, arguments: Sequence[Any], words_of: Callable[[Any], str]) -> str:
@@ -244,7 +244,7 @@ def call_words(name: str, arguments: Sequence[Any], words_of: Callable[[Any], st
 
 
 def _words(value: Any, words_of: Callable[[Any], str]) -> str:
-    """The words of an argument. A structure is its fields that are not zero: its version and what is asked for."""
+    """Return the text of an argument. A structure is its fields that are not zero: its version and the request."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -272,17 +272,17 @@ def _members(structure: Any, words_of: Callable[[Any], str]) -> Iterator[tuple[s
 
 
 def _layout(kind: Any) -> list[tuple[str, Any]]:
-    """(name, type) of each field, inherited ones too."""
+    """Return (name, type) of each field, including inherited ones."""
     return [(entry[0], entry[1]) for owner in reversed(kind.__mro__) for entry in vars(owner).get("_fields_", ())]
 
 
 def _field(structure: Any, name: str) -> Any:
-    """The field as ctypes has it: pynvml's classes make text of bytes, and fail if it is no text."""
+    """Return the field as ctypes has it: pynvml's classes decode bytes, and fail if they are not text."""
     return getattr(type(structure), name).__get__(structure)
 
 
 def fields_of(structure: Any) -> Any:
-    """The fields of a structure by name, or the bytes of a union. Addresses are left out."""
+    """Return the fields of a structure by name, or the bytes of a union. Addresses are left out."""
     if isinstance(structure, ctypes.Union):
         return bytes(structure).hex()
     return {
@@ -310,11 +310,11 @@ def _structure(name: str, fields: Any) -> Any:
 
 
 def _fill(structure: Any, fields: Any) -> None:
-    """Raises ValueError if this binding's structure is another."""
+    """Fill a structure. Raises ValueError if the structure of this binding differs."""
     if isinstance(structure, ctypes.Union):
         data = bytes.fromhex(fields)
         if len(data) != ctypes.sizeof(structure):
-            raise ValueError(f"the installed nvidia-ml-py has another {type(structure).__name__}")
+            raise ValueError(f"the installed nvidia-ml-py has a different {type(structure).__name__}")
         ctypes.memmove(ctypes.addressof(structure), data, len(data))
         return
     layout = dict(_layout(type(structure)))

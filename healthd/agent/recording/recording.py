@@ -1,10 +1,11 @@
-"""A recording: what the checks asked of a node and what it answered, as one file that is judged again elsewhere.
+"""A recording: the questions of the checks and the answers of a node, as one file that can be evaluated elsewhere.
 
-`Recorder` notes each question and its answer while a worker looks; `Player` answers from what was noted. Both know
-only the words of a question ("read /proc/uptime"), so a new question needs nothing here. A question that was never
-asked is `NotRecorded`: the check could not look, which is unknown and never healthy.
+`Recorder` writes each question and its answer while a worker runs; `Player` answers from a recording. Both use only the
+text of a question ("read /proc/uptime"), so a new question needs no change here. A question that is not in the
+recording raises `NotRecorded`: the check fails, and its result is unknown, never healthy.
 
-The file is gzip of JSON. It may come from anybody: it unpacks to plain data and errors of the standard library only.
+The file is gzip of JSON. It may come from an untrusted source: it unpacks to plain data and errors of the standard
+library only.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from healthd.host import system
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
-MAX_BYTES = 64 << 20  # of JSON, uncompressed: a file may be a zip bomb, and a node can have large files
+MAX_BYTES = 64 << 20  # of uncompressed JSON: a file may be a zip bomb, and a node can have large files
 
 Pack = Callable[[Any], Any]
 
 
 class NotRecorded(HealthdError, ValueError):
-    """This was not asked when the recording was made."""
+    """The question is not in the recording."""
 
 
 class RecordingError(HealthdError):
-    """A file that is no recording, in one sentence."""
+    """A file is not a valid recording. The message is one sentence."""
 
 
 class Run(Value, frozen=True):
-    """One run of a check. `ended`: epoch; `silent_seconds`: as in results.result_of.
+    """One run of a check. `ended`: epoch; `silent_seconds`: as in results.make_result.
 
-    answered     the worker answered, if only that the check failed: only then a replay looks again
-    unanswered   the question in which it hung or died, "" if none
-    asked        question -> its answers in order; the last one holds for all that follow
+    answered    the worker answered, even if the check failed; only then a replay runs the check
+    unanswered  the question in which it hung or died, "" if none
+    asked       question -> its answers in order; the last one repeats
     """
 
     check: str
@@ -72,7 +73,7 @@ class Run(Value, frozen=True):
 
 
 class KernelLine(Value, frozen=True):
-    """A line of the kernel log that means something to healthd. `history`: it was there before the round."""
+    """A line of the kernel log with a meaning for healthd. `history`: it was there before the round."""
 
     time: float
     text: str
@@ -80,9 +81,14 @@ class KernelLine(Value, frozen=True):
 
 
 class Recording(Value, frozen=True):
-    """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings) of those
-    enabled. `kernel_lines`: None if no log was read; `kernel_error`: why it could not be read. `baseline`: (check,
-    instance, its settings that were the baseline's)."""
+    """A recording of one round.
+
+    fake_nvml     a fake NVML replaced the driver
+    checks        (check, instance, settings) of the enabled checks
+    kernel_lines  None if no log was read
+    kernel_error  why the log could not be read
+    baseline      (check, instance, settings from the baseline)
+    """
 
     healthd: str
     node: str
@@ -98,17 +104,19 @@ class Recording(Value, frozen=True):
     baseline: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     def run_of(self, name: RunName, turn: int = 0) -> Run | None:
-        """The first run of this name, or another one; beyond the last the last one. A run that looked once more in the
-        same round has all that was asked in its first."""
+        """Return the run of this name with index `turn`; beyond the last run, the last one.
+
+        A run that was repeated in the same round has all its questions in the first run.
+        """
         runs = [run for run in self.runs if run.name == name]
         return runs[min(turn, len(runs) - 1)] if runs else None
 
 
-# --- answers as JSON: plain data is itself, anything else is a table with one key that says what it is
+# --- answers as JSON: plain data as it is, other values as a table whose only key is the type
 
 
 def pack(value: Any, other: Pack | None = None) -> Any:
-    """`other` packs a value of any other kind. Raises TypeError."""
+    """Return a value as JSON. `pack_other` packs other types. Raises TypeError."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -132,7 +140,7 @@ def pack(value: Any, other: Pack | None = None) -> Any:
 
 
 def unpack(data: Any, others: Mapping[str, Pack] | None = None) -> Any:
-    """The value that `pack` was given; an error is returned, not raised. Raises ValueError."""
+    """Return the value that `pack` was given; an error is returned, not raised. Raises ValueError."""
     if isinstance(data, list):
         return [unpack(item, others) for item in data]
     if not isinstance(data, dict):
@@ -177,9 +185,9 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 
 class Recorder:
-    """Notes line by line, each question before it is asked: a worker that then hangs or dies loses nothing.
+    """Writes line by line, each question before it is asked, so that a worker that then hangs or dies loses nothing.
 
-    Each process has its own file in `directory`: one that hung, and was abandoned, may write more at any time.
+    Each process has its own file in `directory`: a worker that hung and was abandoned may write more at any time.
     """
 
     def __init__(self, directory: str) -> None:
@@ -188,11 +196,11 @@ class Recorder:
         self._room = MAX_BYTES
 
     def begin(self, check: str, instance: str) -> None:
-        """Questions belong to this run from now on."""
+        """Assign the following questions to this run."""
         self._write({"check": check, "instance": instance})
 
     def ask(self, words: str, ask: Callable[[], T], other: Pack | None = None) -> T:
-        """Note what `ask` answers or raises, and do the same."""
+        """Record what `query` returns or raises, and do the same."""
         self._write([words])
         try:
             answer = ask()
@@ -212,23 +220,23 @@ class Recorder:
     def _write(self, item: Any) -> None:
         line = json.dumps(item, separators=(",", ":")).encode() + b"\n"
         if len(line) > self._room:
-            return  # the replay has no answer for this
+            return  # the replay has no answer for this question
         self._room -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # no OSError: it would be taken for the answer
-            raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
+        except OSError as error:  # not OSError, which would be taken for the answer
+            raise RuntimeError(f"cannot write the recording: {error.strerror}") from None
 
 
 class Notes(Value, frozen=True):
-    """What was asked in one run. `unanswered`: the last question, if nothing came back."""
+    """Questions and answers of one run. `unanswered`: the last question, if it has no answer."""
 
     asked: dict[str, list[Any]]
     unanswered: str = ""
 
 
 def read_notes(directory: str) -> dict[RunName, Notes]:
-    """What the workers of one round wrote. If a run began again in another worker, that worker's notes count."""
+    """Return the notes of one round. If a run was repeated in another worker, the later notes count."""
     runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
         runs.update(_notes_of(os.path.join(directory, name)))
@@ -258,7 +266,7 @@ def _lines(path: str) -> Iterator[Any]:
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):  # a worker that hung may still be writing
-                with suppress(ValueError):  # a line is cut off if the disk was full
+                with suppress(ValueError):  # a line is truncated if the disk was full
                     yield json.loads(line)
 
 
@@ -266,11 +274,16 @@ def _lines(path: str) -> Iterator[Any]:
 
 
 class Player:
-    """Gives the answers that the same run got. A question that this run did not ask (another check had, and the worker
-    remembered) gets the last answer of any run."""
+    """Returns the answers that the same run got.
+
+    A question that this run did not ask (another check had, and the worker cached the answer) gets the last answer of
+    any run.
+    """
 
     def __init__(self, recording: Recording) -> None:
-        self._runs = {run.name: run.asked for run in reversed(recording.runs)}  # the first one of a name has it all
+        self._runs = {
+            run.name: run.asked for run in reversed(recording.runs)
+        }  # the first run of a name has all answers
         self._any = {words: answers[-1:] for run in recording.runs for words, answers in run.asked.items()}
         self.begin("", "")
 
@@ -279,7 +292,7 @@ class Player:
         self._turns: Counter[str] = Counter()
 
     def answer(self, words: str, others: Mapping[str, Pack] | None = None) -> Any:
-        """The answer; raises the error that came instead, or NotRecorded."""
+        """Return the answer. Raises the recorded error, or NotRecorded."""
         answers = self._asked.get(words) or self._any.get(words)
         if not answers:
             raise NotRecorded(f"not in the recording: {words}")
@@ -297,34 +310,34 @@ class Player:
 
 
 def encode(recording: Recording) -> bytes:
-    """The same bytes for the same recording."""
+    """Return the file. The same recording gives the same bytes."""
     data = {"format": FORMAT, "version": VERSION, **dump(recording)}
-    text = json.dumps(data, separators=(",", ":"))  # in that node's order: findings follow that of the settings
+    text = json.dumps(data, separators=(",", ":"))  # in the node's order: findings follow the order of the settings
     return gzip.compress(text.encode(), mtime=0)
 
 
 def decode(data: bytes, where: str) -> Recording:
-    """Raises RecordingError with one sentence that names `where`."""
+    """Return the recording. Raises RecordingError with one sentence that names `where`."""
     try:
         text = _inflated(data)
         table = json.loads(text)
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
-            raise ValueError("it says nothing of healthd")
+            raise ValueError("it has no healthd header")
         version = table.pop("version", None)
         if version != VERSION:
-            raise RecordingError(f"{where}: is of version {str(version)[:20]}, this healthd reads version {VERSION}")
+            raise RecordingError(f"{where}: has version {str(version)[:20]}; this healthd reads version {VERSION}")
         return load(Recording, table)
     except ConvertError as error:
         raise RecordingError(f"{where}: is not a recording of healthd: {_plain(error)}") from None
     except (ValueError, RecursionError, OverflowError, EOFError, OSError, zlib.error) as error:
-        raise RecordingError(f"{where}: is not a recording of healthd, or cut off: {_plain(error)}") from None
+        raise RecordingError(f"{where}: is not a recording of healthd, or is truncated: {_plain(error)}") from None
 
 
 def _inflated(data: bytes) -> bytes:
     inflate = zlib.decompressobj(wbits=31)
     text = inflate.decompress(data, MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
-        raise ValueError(f"it holds more than {MAX_BYTES >> 20} MiB")
+        raise ValueError(f"it contains more than {MAX_BYTES >> 20} MiB")
     if not inflate.eof:
         raise EOFError("its end is missing")
     return text
@@ -335,7 +348,7 @@ def _plain(error: BaseException) -> str:
 
 
 def read(path: str) -> Recording:
-    """Raises RecordingError."""
+    """Return the recording. Raises RecordingError."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # each worker reads it again
             raise RecordingError(f"{path}: is not a file")
@@ -349,7 +362,7 @@ def read(path: str) -> Recording:
 
 
 def write(path: str, recording: Recording) -> int:
-    """Write the file, whole or not at all, readable by its owner only. Returns its size. Raises OSError."""
+    """Write the file, whole or not at all, readable only by its owner. Return its size. Raises OSError."""
     data = encode(recording)
     replace_file(path, data)
     return len(data)

@@ -1,1 +1,1 @@
-"""What the daemon reports: status, explanations, log, systemd."""
+"""Reports of the daemon: status, explanations, the log and systemd notifications."""

@@ -1,6 +1,6 @@
-"""What ends a condition, and which remedy it needs: the one source for status, check, explain, list, runbooks and docs.
+"""Endings and remedies of conditions. This is the only source for status, check, explain, list, runbooks and docs.
 
-Pure. The words are those of the documents (docs/json.md): `clears` "reboot", `severity` "critical".
+Pure. The values are those of the JSON documents (docs/json.md): `clears` "reboot", `severity` "critical".
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _USUAL = {"pass": "check", "gpu_reset": "gpu_reset", "reboot": "reboot", "operat
 
 
 def ends(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaired: str = "") -> str:
-    """Return what ends a condition: "24 h without a repeat, or a reboot".
+    """Return the ending of a condition: "24 h without a repeat, or a reboot".
 
     Args:
-        clears: what it waits for.
-        window_seconds: the time without a repeat that ends it as well; 0 = none.
-        clear_after: how many clean runs of its check end it; 0 = not known.
-        repaired: the `healthd repaired` command of this condition; "" = in general.
+            clears: the event that clears the condition.
+            window_seconds: time without a repeat that also clears it; 0 = none.
+            clear_after: number of clean runs of its check that clear it; 0 = unknown.
+            repaired: the `healthd repaired` command for this condition; "" = the general form.
     """
     cause = _CAUSES.get(clears, "")
     if clears == "pass" and clear_after:
@@ -36,10 +36,10 @@ def ends(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaire
 
 
 def remedy_of(clears: str, severity: str, declared: str = "") -> str:
-    """Return the remedy of a condition (model.Remedy).
+    """Return the remedy of a condition (`model.Remedy`).
 
-    `declared`: that of its code. It holds only while the condition drains and waits for no person: a part that failed
-    again is repaired, and a warning leaves the node in service.
+    The remedy that a code declares applies only while the condition drains and does not wait for an operator. A part
+    that failed again must be repaired, and a warning leaves the node in service.
     """
     if clears == "operator":
         return "repaired"

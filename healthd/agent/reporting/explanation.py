@@ -1,6 +1,7 @@
-"""`healthd explain` as a document (docs/json.md), and that as text: what a code means, and what healthd does *here*.
+"""The document of `healthd explain` (docs/json.md) and its text: the meaning of a code and what healthd does on this
+node.
 
-The texts are the checks' own; what healthd does with a fault is fault_course.py's, by the settings of this node.
+The checks provide the texts. fault_timeline.py computes from the settings of this node what healthd does.
 """
 
 from __future__ import annotations
@@ -26,24 +27,30 @@ from healthd.common.page import Page, date
 from healthd.common.text import printable, regex
 
 RUNBOOKS = "docs/runbooks"
-RESUMES = "healthd lifts its own drain when every check that can drain has completed clean."
+RESUMES = "healthd removes its own drain after a clean run of every check that can drain."
 
 
 _KERNEL_LOG = "kernel_log.source"
-MODE_UNKNOWN = "default; which one is in force is not known"
+MODE_UNKNOWN = "default; the mode in force is unknown"
 
 
 class Running(NamedTuple):
-    """What the daemon that runs here has beside its settings. mode: its own, which a flag or an older file gave it.
-    paused_until: epoch seconds, 0 = not paused."""
+    """State of the running daemon that its settings do not have.
+
+    mode          the mode in force; a flag or an older file may differ from the settings
+    paused_until  epoch seconds, 0 = not paused
+    """
 
     mode: Mode
     paused_until: float
 
 
 class Here(NamedTuple):
-    """What decides on this node. `loaded`: None where the settings could not be read: then the defaults count.
-    `running`: None where no daemon answers."""
+    """The settings and the daemon of this node.
+
+    loaded   None if the settings could not be read; the defaults apply
+    running  None if no daemon answers
+    """
 
     loaded: Loaded | None
     running: Running | None = None
@@ -57,11 +64,11 @@ class Here(NamedTuple):
 
     @property
     def mode(self) -> tuple[Mode, str]:
-        """The mode, and where it came from."""
+        """Return the mode and its origin."""
         if self.running and self.loaded is None:
             return self.running.mode, "the running daemon"
         if self.running and self.running.mode is not self.settings.mode:
-            return self.running.mode, f"the running daemon; the settings say {self.settings.mode.value}"
+            return self.running.mode, f"the running daemon; settings: {self.settings.mode.value}"
         return self.settings.mode, self.origin("mode") if self.loaded else MODE_UNKNOWN
 
     def policy(self) -> Policy:
@@ -70,7 +77,8 @@ class Here(NamedTuple):
         return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
 
     def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
-        """The runs of a check, and whether each is enabled. A check that has none is told by its defaults."""
+        """Return the runs of a check, and whether each is enabled. A check without runs is explained by its
+        defaults."""
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
         found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
@@ -79,21 +87,23 @@ class Here(NamedTuple):
 
 
 def anchor(code: str) -> str:
-    """The place of a code on its check's page: GitHub's anchor of the heading that is the code. "gpu_xid/79" is
-    `gpu_xid79`: the code in lower case without its "/"."""
+    """Return GitHub's anchor of the heading of a code on its check's page: "gpu_xid79" for "gpu_xid/79"."""
     return code.lower().replace("/", "")
 
 
 def runbook(check: Check, code: str) -> str:
-    """The page of a built-in check's code, "" for a site's."""
+    """Return the page of a code; "" for a code of a site check."""
     return "" if check.path else f"{RUNBOOKS}/{check.name}.md#{anchor(code)}"
 
 
 def of_code(
     query: str, code: str, part: str, explain: Explain, check: Check | None, here: Here, line: Finding | None = None
 ) -> dict[str, Any]:
-    """`check`: None for a name that only stands in messages. `line`: what a kernel line that was asked about is found
-    to be."""
+    """Return the document of a code.
+
+    check  None for a name that occurs only in messages
+    line   the finding of the kernel line that the user passed
+    """
     config = next((config for config, _ in _configs(check, part, here)), CheckConfig())
     findings = findings_of(code, explain, config)
     findings = [line, *findings[1:]] if line else findings
@@ -131,16 +141,16 @@ _PLACE = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,6
 
 
 def _filled_in(todo: str, code: str, part: str) -> str:
-    """Return the text with its commands for this code and part, as far as they are given."""
+    """Return the text with this code and part in its commands, as far as they are known."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
     return _PLACE.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 
 
 def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
-    """Yield sentences: what ends the worst finding of a code, then where a milder one ends in another way.
+    """Yield sentences about the ending of the worst finding of a code, then about milder findings with another ending.
 
-    A sentence that ends in a command has no full stop: it would be pasted with the command. `code`: "" for a name that
-    is no condition, which `healthd repaired` does not take.
+    A sentence that ends with a command has no full stop, which would be pasted with the command. `code` is "" for a
+    name that is not a condition: `healthd repaired` does not accept it.
     """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
     first = ends_of(findings[0], config.clear_after, command)
@@ -148,11 +158,11 @@ def _ends_of(findings: Sequence[Finding], code: str, part: str, config: CheckCon
     for finding in findings[1:]:
         other = ends_of(finding, config.clear_after, command)
         if other != first:
-            yield _ended(f"Where it is {finding.severity.name.lower()}: after {other}", command)
+            yield _ended(f"If it is {finding.severity.name.lower()}: after {other}", command)
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
         yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
     if code and findings[0].clears is not Clears.OPERATOR:
-        yield f"At once: {command}"
+        yield f"To clear it now: {command}"
 
 
 def _ended(sentence: str, command: str) -> str:
@@ -160,12 +170,12 @@ def _ended(sentence: str, command: str) -> str:
 
 
 def ends_of(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
-    """Return what ends a finding, in the words of `healthd status`."""
+    """Return the ending of a finding, in the words of `healthd status`."""
     return ends(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
 def _configs(check: Check | None, part: str, here: Here) -> list[tuple[CheckConfig, bool]]:
-    """Of the instance that the part names, if one has this name; else of all."""
+    """Return the settings of the instance that the part names, else of all instances."""
     runs = here.runs(check) if check else {}
     named = [each for name, each in runs.items() if part and name.instance == part]
     return named or list(runs.values())
@@ -174,7 +184,7 @@ def _configs(check: Check | None, part: str, here: Here) -> list[tuple[CheckConf
 def _here(
     code: str, part: str, explain: Explain, check: Check, here: Here, line: Finding | None
 ) -> list[dict[str, Any]]:
-    """What becomes of it on this node: one document for each way in which the instances of the check differ."""
+    """Return what healthd does on this node: one document for each group of instances that behave alike."""
     found: list[dict[str, Any]] = []
     for config, enabled in _configs(check, part, here):
         one = _of_run(code, explain, check, config, enabled, here, line)
@@ -220,7 +230,7 @@ def _of_run(
 
 
 def _disabled_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
-    """Return the setting that switches the detection of this code off, "" if it is on."""
+    """Return the setting that disables the detection of this code, "" if it is enabled."""
     if heard and here.settings.kernel_log.source == "off":
         return _KERNEL_LOG
     if explain.needs and not getattr(config, explain.needs, True):
@@ -248,13 +258,13 @@ def _deciders(
     observed: bool,
     disabled_by: str,
 ) -> Iterator[dict[str, Any]]:
-    """The settings that decide it, and where each came from."""
+    """Yield the settings that decide, with their values and origins."""
 
     def row(place: str, value: object) -> dict[str, Any]:
         return {"setting": place, "value": dump(value), "from": here.origin(place)}
 
     def place(setting: str) -> str:
-        """Where it is set: in the instance's own table, or in the check's."""
+        """Return the path of a setting: in the table of the instance if it is set there, else in the check's table."""
         own = place_of(check.name, config.name, setting)
         return own if here.loaded and own in here.loaded.origins else place_of(check.name, "", setting)
 
@@ -294,24 +304,24 @@ def _deciders(
 # --- as text
 
 _DOES = {
-    Does.WAITS: "it is only suspected: healthd status shows it, nothing more is done",
-    Does.RECORDS: "it is recorded, nothing more: the node stays in service",
-    Does.WARNS: "it warns in status, metrics and log, and changes nothing in Slurm",
-    Does.DRAINS: "it drains the node: running jobs finish, nothing new starts",
-    Does.REQUEUES: "it drains the node and requeues {victims}",
+    Does.WAITS: "it is pending: healthd status shows it, and nothing else happens",
+    Does.RECORDS: "it is recorded; the node stays in service",
+    Does.WARNS: "it is a warning in status, metrics and log, and changes nothing in Slurm",
+    Does.DRAINS: "healthd drains the node: running jobs finish, new jobs do not start",
+    Does.REQUEUES: "healthd drains the node and requeues {victims}",
 }
 _VICTIMS = {
-    Requeue.PART.value: "the batch jobs that the broken part serves",
-    Requeue.NODE.value: "all batch jobs of the node",
+    Requeue.PART.value: "the batch jobs that use the part",
+    Requeue.NODE.value: "all batch jobs on the node",
 }
 _WOULD = {
-    Does.DRAINS: 'it would drain the node in mode "drain" or "act": running jobs finish, nothing new starts',
-    Does.REQUEUES: 'it would drain the node in mode "drain", and in mode "act" also requeue {victims}',
+    Does.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, new jobs do not start',
+    Does.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" also requeue {victims}',
 }
 
 
 def does_words(step: Document, victims: str) -> str:
-    """One step of a course: "it drains the node: ..."."""
+    """Return the text of one step: "it drains the node: ..."."""
     does, would = Does(step["does"]), Does(step["would"])
     if does is would:
         return _DOES[does].format(victims=victims)
@@ -321,7 +331,7 @@ def does_words(step: Document, victims: str) -> str:
 
 
 def sentences(run: Document) -> Iterator[str]:
-    """What healthd does with one code in one run of its check, as a list of sentences."""
+    """Yield sentences about what healthd does with one code in one run of its check."""
     of = {row["setting"]: row["value"] for row in run["settings"]}
     victims = _VICTIMS[of.get("slurm.requeue", Requeue.PART.value)]
     for number, each in enumerate(run["timelines"]):
@@ -330,17 +340,17 @@ def sentences(run: Document) -> Iterator[str]:
         if not number:
             yield from (f"{words[:1].upper()}{words[1:]}." for words in told)
         elif each["steps"] != run["timelines"][0]["steps"]:
-            yield f"Where it is {each['severity']}: {'; '.join(told)}."
+            yield f"If it is {each['severity']}: {'; '.join(told)}."
     if run["observed"]:
         yield (
-            "The kernel log is read from a file, in which a user can forge lines: what it says is shown and decides "
-            "nothing."
+            "The kernel log is read from a file in which users can forge lines. Its lines are displayed, and never "
+            "drain or requeue."
         )
     reasons = [f"{row['setting']} = {_written(row['value'])} ({row['from']})" for row in run["settings"]]
     if capped := [words for words in reasons if words.partition(" ")[0].endswith(".enforce")]:
         yield f"It never drains: {capped[0]}."
     elif "profile" in of:
-        yield "It never drains: what it is compared with was only guessed, by the profile of this machine's type."
+        yield "It never drains: the expected value is a guess from the profile of this machine type."
     if _drains(run, "would"):
         yield from _limits(run, of)
 
@@ -348,8 +358,8 @@ def sentences(run: Document) -> Iterator[str]:
 def _when(steps: Sequence[Document], place: int, run: Document) -> str:
     after = steps[place]["after_seconds"]
     if after:
-        return f"after {duration(after)}{' (at once where it is sure)' if run['at_once'] else ''}"
-    return "at first sight" if len(steps) > 1 else "at once"
+        return f"after {duration(after)}{' (at once if the evidence is conclusive)' if run['at_once'] else ''}"
+    return "at first" if len(steps) > 1 else "at once"
 
 
 def _drains(run: Document, word: str) -> bool:
@@ -360,30 +370,30 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
     if of.get("mode") == Mode.OBSERVE.value:
         origin = next(row["from"] for row in run["settings"] if row["setting"] == "mode")
         if origin == MODE_UNKNOWN:
-            yield "Whether anything is changed in Slurm is not known: neither the settings nor a daemon tell the mode."
+            yield "The mode is unknown (no settings, no running daemon). In mode observe, nothing changes in Slurm."
         else:
-            yield f'Nothing is changed in Slurm: mode is "observe" ({origin}).'
+            yield f'healthd changes nothing in Slurm: mode is "observe" ({origin}).'
     if run["paused_until"]:
-        yield f"Nothing is changed in Slurm: healthd is paused until {date(run['paused_until'])}."
+        yield f"healthd is paused until {date(run['paused_until'])}, and changes nothing in Slurm."
     if run["shared"] is not False:
         cause = (
             "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"
         )
         yield (
-            f"{cause} a drain first waits a random time. Limit: healthd keeps at most {_share(of, 'limit')} drained "
-            "for such faults. Past that, this drain waits."
+            f"{cause} a drain first waits for a random time. Fleet limit: healthd keeps at most {_share(of, 'limit')} "
+            "drained for shared faults. Above the limit, this drain waits."
         )
     if not run["shared"]:
         yield (
-            f"Limit: healthd keeps at most {_share(of, 'own_hardware_limit')} drained for faults of the node's own "
-            "hardware. Past that, this drain waits."
+            f"Fleet limit: healthd keeps at most {_share(of, 'own_hardware_limit')} drained for faults of the node's "
+            "own hardware. Above the limit, this drain waits."
         )
 
 
 def _share(of: Mapping[str, Any], name: str) -> str:
     least = of[f"fleet.{name}_min_nodes"]
     nodes = f"{least} {'node' if least == 1 else 'nodes'}"
-    return f"{of[f'fleet.{name}_percent']:g} % of a partition (but at least {nodes})"
+    return f"{of[f'fleet.{name}_percent']:g} % of a partition (at least {nodes})"
 
 
 def _written(value: object) -> str:
@@ -395,7 +405,7 @@ def _written(value: object) -> str:
 
 
 def text(document: Document, page: Page) -> str:
-    """The document as people read it."""
+    """Return the text of the document."""
     narrow = Page(min(page.width, 100), page.colour)
     return "\n".join(_TEXTS[document["what"]](document, narrow)) + "\n"
 
@@ -403,23 +413,23 @@ def text(document: Document, page: Page) -> str:
 def _code_text(d: Document, page: Page) -> Iterator[str]:
     head = f"{page.heading(d['code'])}  {page.paint(d['severity'])}"
     head += f", if it lasts {page.paint(d['worsens'])}" if d["worsens"] else ""
-    yield f"{head} (some of it {', '.join(d['also'])})" if d["also"] else head
+    yield f"{head} (also {', '.join(d['also'])})" if d["also"] else head
     if d["part"]:
-        yield from page.wrap(f"of {d['part']}")
+        yield from page.wrap(f"part: {d['part']}")
     if d["message"]:
-        yield from page.wrap(f"The line says: {d['message']}")
-    yield from _section("What it means", d["meaning"], page)
+        yield from page.wrap(f"message: {d['message']}")
+    yield from _section("Meaning", d["meaning"], page)
     yield from _section("Why it matters", d["matters"], page)
     if d["settings_problem"]:
-        yield from _section("What healthd does here", "", page)
-        problem = f"The settings could not be read, so this is by the defaults: {d['settings_problem']}"
+        yield from _section("On this node", "", page)
+        problem = f"The settings could not be read; this describes the defaults: {d['settings_problem']}"
         yield from page.wrap(problem, "  ")
     elif d["here"]:
-        yield from _section("What healthd does here", "", page)
+        yield from _section("On this node", "", page)
     for run in d["here"]:
         yield from _run_text(run, d["check"], page)
     drains = any(_drains(run, "does") for run in d["here"])
-    yield from _section("What ends it", "\n".join([d["ends"], *([RESUMES] if drains else [])]), page)
+    yield from _section("When it clears", "\n".join([d["ends"], *([RESUMES] if drains else [])]), page)
     yield from _section("What to do", d["todo"], page)
     for step in d["steps"]:
         yield from (*page.wrap(f"{step['when']}:", "  "), f"    {printable(step['command'])}")
@@ -429,14 +439,16 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     if run["instances"]:
         yield from page.wrap(f"{check} {', '.join(run['instances'])}:", "  ")
     if not run["set_up"]:
-        yield from page.wrap(f"Not checked here: there is no [checks.{check}.NAME]. With one:", "  ")
+        yield from page.wrap(f"Not checked on this node: there is no [checks.{check}.NAME]. With one:", "  ")
     elif not run["enabled"]:
-        yield from page.wrap("Not checked here: the check is off (enabled = false). If you turn it on:", "  ")
+        yield from page.wrap(
+            "Not checked on this node: the check is disabled (enabled = false). If it were enabled:", "  "
+        )
     elif run["disabled_by"]:
-        yield from page.wrap(f"Not checked here: {run['disabled_by']} is off. If you turn it on:", "  ")
+        yield from page.wrap(f"Not checked on this node: {run['disabled_by']} is off. If it were on:", "  ")
     elif run["required_setting"]:
         yield from page.wrap(
-            f"Not checked here: [checks.{check}] {run['required_setting']} is empty. "
+            f"Not checked on this node: [checks.{check}] {run['required_setting']} is empty. "
             "Set it, or run healthd baseline --write. Then:",
             "  ",
         )
@@ -445,7 +457,7 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     if run["settings"]:
         yield ""
         rows = [(row["setting"], _written(row["value"]), row["from"]) for row in run["settings"]]
-        yield from (f"  {line}" for line in page.table(("decided by", "value", "from"), rows))
+        yield from (f"  {line}" for line in page.table(("setting", "value", "from"), rows))
 
 
 def _section(title: str, words: str, page: Page) -> Iterator[str]:
@@ -455,11 +467,11 @@ def _section(title: str, words: str, page: Page) -> Iterator[str]:
         yield from page.item(paragraph, "  ") if paragraph.startswith("- ") else page.wrap(paragraph, "  ")
 
 
-# --- other things than a code
+# --- documents of checks, kernel lines and Reasons
 
 
 def code_row(code: Document) -> tuple[str, str, str, str]:
-    """A row of render.codes."""
+    """Return a row for `render.codes`."""
     return code["code"], code["severity"], code["ends"], _first_sentence(code["meaning"])
 
 
@@ -468,7 +480,7 @@ def _first_sentence(text: str) -> str:
 
 
 def of_check(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
-    """codes: as `healthd list --codes --json` has them."""
+    """Return the document of a check. codes: rows of `healthd list --codes --json`."""
     return {
         "query": query,
         "what": "check",
@@ -487,7 +499,7 @@ def _check_text(d: Document, page: Page) -> Iterator[str]:
 
 
 def of_kernel_line(query: str, message: str) -> dict[str, Any]:
-    """A line of the kernel log that is no fault."""
+    """Return the document of a kernel line that is not a fault."""
     return {"query": query, "what": "kernel_line", "message": message}
 
 
@@ -501,13 +513,13 @@ def of_foreign_reason(query: str, origin: str, meaning: str, todo: str) -> dict[
 
 def _others_text(d: Document, page: Page) -> Iterator[str]:
     yield from page.wrap(d["query"])
-    yield from _section("Whose it is", f"{d['origin'][:1].upper()}{d['origin'][1:]}.", page)
-    yield from _section("What it means", d["meaning"], page)
+    yield from _section("Origin", f"{d['origin'][:1].upper()}{d['origin'][1:]}.", page)
+    yield from _section("Meaning", d["meaning"], page)
     yield from _section("What to do", d["todo"], page)
 
 
 def of_several(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
-    """Codes that the words may mean, as in of_check."""
+    """Return the document of a query that matches several codes. codes: as in `of_check`."""
     return {"query": query, "what": "ambiguous", "why": why, "codes": list(codes)}
 
 

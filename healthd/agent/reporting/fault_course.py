@@ -1,7 +1,7 @@
-"""What becomes of a fault on this node, from its first sight on: what `healthd explain` and the runbooks tell. Pure.
+"""Timeline of a fault on this node from its first sighting on, for `healthd explain` and the runbooks. Pure.
 
-It is no second rule: a finding as the check makes it goes through the same functions as in the daemon (as the site
-wants it, absorbed, judged, decided), at each moment at which that can change what is done.
+This module has no rules of its own. A finding passes through the same functions as in the daemon (configure, absorb,
+judge, decide) at each time at which the result can change.
 """
 
 from __future__ import annotations
@@ -34,23 +34,27 @@ from healthd.common.model import (
     Worsens,
 )
 
-BEGAN = 1_000_000_000.0  # when the fault is seen first: any time
+BEGAN = 1_000_000_000.0  # time of the first sighting; any time will do
 _BOOT = "this boot"
 _IN_SERVICE = NodeState("", frozenset({"IDLE"}))
 
 
 class Does(enum.Enum):
-    """What healthd does with a fault from a moment on."""
+    """Reaction of healthd to a fault."""
 
-    WAITS = "waits"  # it is only suspected: it must last first
+    WAITS = "waits"  # pending: the fault must last for its confirm time
     RECORDS = "records"
     WARNS = "warns"
     DRAINS = "drains"
-    REQUEUES = "requeues"  # it drains, and requeues the fault's victims
+    REQUEUES = "requeues"  # it drains, and requeues the jobs that the fault hit
 
 
 class Step(NamedTuple):
-    """From `after_seconds` after the first sight on. `does`: by the settings; `would`: in mode "act"."""
+    """Reaction of healthd from `after_seconds` after the first sighting on.
+
+    effect         with the settings of this node
+    effect_in_act  in mode "act"
+    """
 
     after_seconds: float
     severity: Severity
@@ -59,7 +63,7 @@ class Step(NamedTuple):
 
 
 def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
-    """A finding of this code for each severity that it may have, the worst first; not yet as the site wants it."""
+    """Return a finding of this code for each possible severity, the worst first, before the site's settings apply."""
     by = explain.worsens
     finding = Finding(
         severity_with(explain, config),
@@ -77,7 +81,7 @@ def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Findin
 
 
 def _milder(finding: Finding, severity: Severity, explain: Explain, config: CheckConfig) -> Finding:
-    """Return the finding with this severity of `explain.also`, and with what ends it then."""
+    """Return the finding with this severity of `explain.also`, and with the ending of that severity."""
     if severity >= Severity.DEGRADED:
         return replace(finding, severity=severity)
     recorded = explain.recorded if severity is Severity.INFO else None
@@ -86,7 +90,7 @@ def _milder(finding: Finding, severity: Severity, explain: Explain, config: Chec
 
 
 def _seconds(config: CheckConfig, setting: str) -> float:
-    """A setting that a site's Config lacks counts as none."""
+    """Return the value of a duration setting; 0 for a setting that a site check's Config lacks."""
     found = getattr(config, setting, 0.0)
     return float(found) if isinstance(found, int | float) else 0.0
 
@@ -94,9 +98,12 @@ def _seconds(config: CheckConfig, setting: str) -> float:
 def course(
     finding: Finding, config: CheckConfig, policy: Policy, heard: bool = False, observed: bool = False
 ) -> tuple[Step, ...]:
-    """What healthd does while the fault lasts, on a node in service that nobody holds: each moment at which that
-    changes. `finding`: as the check makes it. `heard`: the kernel log told it; `observed`: by a file that users can
-    forge."""
+    """Return each change in healthd's reaction while the fault lasts, on a node that is in service and not drained.
+
+    finding          as the check makes it
+    from_kernel_log  the kernel log reported it
+    observed         the kernel log is a file in which users can forge lines
+    """
     wanted = as_configured(finding, config)
     moments = {0.0, wanted.confirm_seconds, wanted.worsens.after_seconds if wanted.worsens else 0.0}
     conditions: dict[ConditionKey, Condition] = {}
@@ -118,13 +125,13 @@ def course(
 def _seen(
     conditions: Mapping[ConditionKey, Condition], finding: Finding, config: CheckConfig, now: float
 ) -> dict[ConditionKey, Condition]:
-    """After a run of the check that saw it."""
+    """Return the conditions after a run of the check that reported the finding."""
     result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
     return absorb_result(conditions, result, config.clear_after, _BOOT, ())
 
 
 def _heard(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
-    """After the kernel said it."""
+    """Return the conditions after a kernel line that reported the finding."""
     event = KernelEvent("", time=now, last_time=now, sequence=1, boot_id=_BOOT, observed=observed)
     check = finding.code.partition("/")[0]
     return absorb_events({}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), _BOOT, ())

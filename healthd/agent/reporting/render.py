@@ -1,7 +1,7 @@
-"""What people read: the documents of `check` and `status`, settings, checks and explanations as text. Pure.
+"""Text of the documents of `check` and `status`, of settings, checks and codes. Pure.
 
-`document` is what `--json` prints (docs/json.md), so that people and programs are told the same. No text of a document
-reaches the terminal as a control character.
+`document` is the document that `--json` prints (docs/json.md), so text and JSON agree. No text of a document reaches
+the terminal as a control character.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 
 from healthd.agent.reporting.endings import ends
 from healthd.agent.reporting.next_steps import next_steps, repaired
-from healthd.common.duration import duration as duration  # also for those who show what this shows
+from healthd.common.duration import duration as duration  # re-exported for the other commands
 from healthd.common.page import SEVERITIES, Page, ago, ahead, date, plain
-from healthd.common.text import printable
+from healthd.common.text import printable, regex
 
 Document = Mapping[str, Any]
 
-FEW = 8  # up to so many checks that found nothing have a row each; more are one paragraph
-MOST_SHOWN = 20  # conditions in full; what drains always is
+FEW = 8  # up to this many checks without findings have a row each; more share one paragraph
+MOST_SHOWN = 20  # conditions printed in full; those that drain are always printed
 
 # --- healthd check
 
 
 def check(document: Document, page: Page, replayed: bool = False) -> str:
-    """A row for each run with its worst finding; then the findings, and what could not be looked at."""
-    then = f", when it was recorded on {date(document['time'])}" if replayed else ""
+    """Return a row for each run with its worst finding, then the findings, then the checks without a result."""
+    then = f", recorded on {date(document['time'])}" if replayed else ""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}"]
     listening = document.get("from_daemon", {}).get("checks", ())
     looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
@@ -39,7 +39,7 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     lines += _quiet([r for r in quiet if r not in of_log], "", page)
     if of_log:
         names = ", ".join(sorted(map(_name, of_log)))
-        lines += page.wrap(f"{_counted(len(of_log), 'check')} found no fault in this boot's kernel log: {names}")
+        lines += page.wrap(f"{_counted(len(of_log), 'check')} found no fault in the kernel log of this boot: {names}")
     lines += _without_result(document, page)
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
@@ -49,15 +49,15 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
             lines += page.wrap(f"clears after: {_ends(c)}", "    ")
             seconds = confirms.get((c["code"], c["subject"]), 0.0)
             if seconds:
-                lines += page.wrap(f"the daemon counts it once it has lasted {duration(seconds)}", "    ")
+                lines += page.wrap(f"the daemon opens a condition once it has lasted {duration(seconds)}", "    ")
             if c["history"]:
                 lines += page.wrap(
-                    f"in this boot's kernel log{_times(c)}, last {ago(c['last_seen'], document['time'])}: history, "
-                    "no judgement of now",
+                    f"in the kernel log of this boot{_times(c)}, last {ago(c['last_seen'], document['time'])}: "
+                    "history, not evidence of a present fault",
                     "    ",
                 )
     if document["limits"]:
-        lines += ["", page.heading("Trouble")]
+        lines += ["", page.heading("Problems of healthd")]
         lines += [line for sentence in document["limits"] for line in page.wrap(sentence, "  ")]
     lines += _heard(document, page)
     lines += _not_known(document, page)
@@ -65,25 +65,25 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
 
 
 def _heard(document: Document, page: Page) -> Iterator[str]:
-    """What the daemon says of checks that only listen; why it cannot say it is among what is not known."""
+    """Yield what the daemon reports for checks that only read the kernel log. `_not_known` prints why it cannot."""
     heard = document.get("from_daemon")
     if heard is None or heard["problem"]:
         return
     names, now = ", ".join(heard["checks"]), document["time"]
-    only_listen = "only listens" if len(heard["checks"]) == 1 else "only listen"
-    yield from ("", page.heading("Heard by the daemon"))
-    yield from page.wrap(f"{names} {only_listen} to the kernel log: there is nothing to look at now", "  ")
+    only_listen = "only reads" if len(heard["checks"]) == 1 else "only read"
+    yield from ("", page.heading("Reported by the daemon"))
+    yield from page.wrap(f"{names} {only_listen} the kernel log, and cannot run on request", "  ")
     log = _kernel_log(heard["kernel_log"], now)
-    yield from page.wrap(f"{log}; the daemon was started {ago(heard['since'], now)}", "  ")
+    yield from page.wrap(f"kernel log: {log}; the daemon was started {ago(heard['since'], now)}", "  ")
     for c in heard["conditions"]:
         yield from (*_finding(c, page), *page.wrap(_story(c, now), "    "))
         yield from (_step(*step) for step in next_steps(c, heard["conditions"], ()))
     if not heard["conditions"]:
-        yield "  nothing stands"
+        yield "  no open conditions"
 
 
 def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
-    """healthd record: what the round found, what was kept and where, and what did not answer (sentences)."""
+    """Return the text of `healthd record`: the findings, the file, and sentences about what did not answer."""
     lines = [
         "",
         page.heading("Recorded"),
@@ -92,11 +92,11 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
         ),
         *(line for sentence in silent for line in page.wrap(sentence, "  ")),
         *page.wrap(
-            "It holds this node's name, addresses and serial numbers of its parts, names of processes, the settings of "
-            "the checks, and what their programs printed. Look at it with: zcat FILE | jq .".replace("FILE", path),
+            "It contains the node's name, addresses and serial numbers of its parts, names of processes, the settings "
+            "of the checks, and the output of their programs. To inspect it: zcat FILE | jq .".replace("FILE", path),
             "  ",
         ),
-        *page.wrap(f"On any machine: healthd check --replay {path}", "  "),
+        *page.wrap(f"To replay it on any machine: healthd check --replay {path}", "  "),
     ]
     return check(document, page) + _text(lines)
 
@@ -106,31 +106,31 @@ def _bytes(size: int) -> str:
 
 
 def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """The runs that have a row each, and those that found nothing if they are too many for that."""
+    """Return the runs that have a row each, and the runs without findings if they are too many for rows."""
     quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
 
 
-def _quiet(quiet: Sequence[Document], when: str, page: Page) -> Iterator[str]:
-    """Yield which checks passed, and which had nothing to check, by the reason."""
+def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -> Iterator[str]:
+    """Yield the checks that passed, and those with nothing to check by reason."""
     passed = sorted(_name(r) for r in quiet if not r["nothing_to_check"])
     if passed:
-        yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}")
+        yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}", indent)
     reasons: dict[str, list[str]] = {}
     for r in quiet:
         if nothing := r["nothing_to_check"]:
             fix = f" ({nothing['fix']})" if nothing["fix"] else ""
             reasons.setdefault(f"{nothing['reason']}{fix}", []).append(_name(r))
     if reasons:
-        yield f"{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
+        yield f"{indent}{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
         for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
-            yield from page.wrap(f"{reason}: {', '.join(sorted(names))}", "  ")
+            yield from page.wrap(f"{reason}: {', '.join(sorted(names))}", f"{indent}  ")
 
 
-def _without_result(document: Document, page: Page) -> Iterator[str]:
-    """Yield the checks that a round does not run, by the reason."""
+def _without_result(document: Document, page: Page, indent: str = "") -> Iterator[str]:
+    """Yield the checks that a round does not run, by reason."""
     words = {
-        "kernel_log_only": ("listens to the kernel log", "listen to the kernel log"),
+        "kernel_log_only": ("only reads the kernel log", "only read the kernel log"),
         "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
         "off": ("is off (enabled = false)", "are off (enabled = false)"),
         "not_set_up": ("is not set up", "are not set up"),
@@ -140,7 +140,7 @@ def _without_result(document: Document, page: Page) -> Iterator[str]:
         names = [name for name in document["without_result"].get(why, ()) if name not in ran]
         if names and not (why == "kernel_log_only" and document.get("from_daemon")):
             words_of = of_one if len(names) == 1 else of_more
-            yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}")
+            yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}", indent)
 
 
 def _name(result: Document) -> str:
@@ -148,7 +148,7 @@ def _name(result: Document) -> str:
 
 
 def _worst(result: Document) -> tuple[str, str]:
-    """Return severity and name of the worst finding, and how many more there are; or why nothing was checked."""
+    """Return severity and name of the worst finding and the number of others, or why nothing was checked."""
     findings = result["findings"]
     if not findings:
         nothing = result["nothing_to_check"]
@@ -177,12 +177,12 @@ def _times(c: Document) -> str:
 
 def _not_known(document: Document, page: Page) -> Iterator[str]:
     if document["unknown"]:
-        yield from ("", page.heading("Not known"))
+        yield from ("", page.heading("No result"))
         names: dict[str, list[str]] = {}
         for sentence in document["unknown"]:
             name, _, why = str(sentence).partition(" ")
             names.setdefault(why, []).append(name)
-        for why, several in names.items():  # a hung driver keeps all GPU checks waiting: one sentence for all
+        for why, several in names.items():  # a hung driver blocks all GPU checks: print one sentence
             yield from page.wrap(f"{', '.join(several)}{':' if len(several) > 1 else ''} {why}", "  ")
 
 
@@ -190,27 +190,21 @@ def _not_known(document: Document, page: Page) -> Iterator[str]:
 
 
 def status(document: Document, now: float, page: Page, flags: str = "") -> str:
-    """`flags`: the words with which this daemon is reached ("--runtime-dir run"), quoted for a shell."""
+    """Return the status: health and drain, open conditions, problems of healthd, Slurm, checks, the service.
+
+    `flags`: quoted options that reach this daemon ("--runtime-dir run").
+    """
     d = document
-    lines = [
-        f"{plain(d['node'])}: {page.paint(d['health'])}{_drained(d['slurm'])}",
-        *(line for sentence in d["limits"] for line in page.wrap(sentence, "  ")),
-        *page.wrap(
-            f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}", "  "
-        ),
-    ]
-    if d["pause"]:
-        lines += page.wrap(
-            f"paused by {d['pause']['who']}, ends {ahead(d['pause']['until'], now)}: {d['pause']['why']}", "  "
-        )
-        lines.append(_step("to end that now", " ".join(filter(None, ("healthd unpause", flags))), "  "))
-    if slow := d.get("detection_pause"):
-        lines += page.wrap(
-            f"slow jobs are not told: paused by {slow['who']}, ends {ahead(slow['until'], now)}: {slow['why']}", "  "
-        )
-        lines.append(_step("to end that now", " ".join(filter(None, ("healthd failslow unpause", flags))), "  "))
-    lines += _troubles(d, now, page)
-    lines += ["", page.heading("Conditions")]
+    lines = [f"{plain(d['node'])}: {page.paint(d['health'])}{_drained(d['slurm'])}"]
+    problems = dict(zip(d["problems"], d["problem_commands"], strict=True))
+    for limit in d["limits"]:
+        lines += page.wrap(limit, "  ")
+        # The same problem has its command among the problems of healthd: print both here, once.
+        for sentence in [sentence for sentence in problems if _reason(sentence) and _reason(sentence) in limit]:
+            if command := problems.pop(sentence):
+                lines.append(_step("next", command))
+    lines += _pauses(d, now, page, flags)
+    lines += ["", page.heading("Open conditions")]
     shown = _most_urgent(d["conditions"])
     for c in shown:
         lines += [*_finding(c, page), *page.wrap(_story(c, now), "    ")]
@@ -220,14 +214,86 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     if not d["conditions"]:
         lines.append("  none")
     for incident in d["incidents"]:
-        then, more = incident["then"][:MOST_SHOWN], len(incident["then"]) - MOST_SHOWN
+        later, more = incident["then"][:MOST_SHOWN], len(incident["then"]) - MOST_SHOWN
         and_more = f" and {more} more" if more > 0 else ""
-        lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(then)}{and_more}", "  ")
+        lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(later)}{and_more}", "  ")
     for c in d["cleared"][-3:]:
         lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)} ({c['cleared_by']})", "  ")
-    lines += _not_known(d, page)
+    lines += _troubles(problems, d["blocked"], page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
-    lines += ["", page.heading("Kernel log"), *page.wrap(_kernel_log(d["kernel_log"], now), "  ")]
+    lines += ["", page.heading("Checks"), *_checks(d, now, page)]
+    lines += _not_known(d, page)
+    service = f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}"
+    lines += ["", page.heading("Service"), *page.wrap(service, "  ")]
+    log = d["kernel_log"]
+    if any(log.get("problem", "") in sentence for sentence in (*d["limits"], *d["problems"])):
+        log = {**log, "problem": ""}  # printed above
+    lines += page.wrap(f"kernel log: {_kernel_log(log, now)}", "  ")
+    return _text(lines)
+
+
+def _drained(slurm: Document) -> str:
+    """Return the drain for the first line: ", drained (by healthd), 1 job requeued"; "" without a drain.
+
+    As in Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
+    """
+    state = set(slurm["state"] or ())
+    if "DRAIN" not in state:
+        return ""
+    owner = {"healthd": "by healthd", "unrecorded_healthd": "by an earlier healthd"}.get(
+        slurm["owner"], "not by healthd"
+    )
+    drained = bool(state & {"IDLE", "DOWN"}) and "COMPLETING" not in state
+    jobs = len(slurm.get("requeued", ()))
+    requeued = f", {_counted(jobs, 'job')} requeued" if jobs else ""
+    return f", {'drained' if drained else 'draining'} ({owner}){requeued}"
+
+
+def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
+    if pause := d["pause"]:
+        text = f"paused by {pause['who']}, ends {ahead(pause['until'], now)}: {pause['why']}"
+        yield from page.wrap(text, "  ")
+        yield _step("to end the pause now", " ".join(filter(None, ("healthd unpause", flags))))
+    if pause := d.get("detection_pause"):
+        text = f"slow-job detection paused by {pause['who']}, ends {ahead(pause['until'], now)}: {pause['why']}"
+        yield from page.wrap(text, "  ")
+        yield _step("to end this pause now", " ".join(filter(None, ("healthd failslow unpause", flags))))
+
+
+def _troubles(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:
+    """Yield what keeps healthd from its work, each problem with the next command."""
+    if problems or blocked:
+        yield from ("", page.heading("Problems of healthd"))
+    for sentence, command in problems.items():
+        yield from page.wrap(sentence, "  ")
+        if command:
+            yield _step("next", command)
+    for resource, pid in blocked.items():
+        yield from page.wrap(f"worker {pid} hangs in {resource}; checks that need {resource} do not run", "  ")
+        yield _step("next", f"ps -o pid,stat,etime,wchan:30,args -p {int(pid)}")
+
+
+def _reason(problem: str) -> str:
+    """Return the cause in a problem: "no such file" of "kernel log: no such file"."""
+    return problem.partition(": ")[2]
+
+
+def _step(when: str, command: str, indent: str = "    ") -> str:
+    """Return a command to paste. It ends the line, and is never wrapped."""
+    return f"{indent}{when}: {printable(command)}"
+
+
+def _most_urgent(conditions: Sequence[Document]) -> list[Document]:
+    """Return all conditions that drain, then the others up to MOST_SHOWN. Both keep their order: the worst first."""
+
+    def drains(c: Document) -> bool:
+        return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
+
+    return sorted(conditions, key=lambda c: not drains(c))[: max(MOST_SHOWN, sum(map(drains, conditions)))]
+
+
+def _checks(d: Document, now: float, page: Page) -> Iterator[str]:
+    """Yield the runs with a finding or without a result as a table, and the others as paragraphs."""
     with_a_row, quiet = _told_apart(d["results"])
     rows = [
         (
@@ -240,65 +306,13 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         for r in with_a_row
     ]
     if rows:
-        lines += ["", *page.table(("check", "outcome", "last run", "took", "finding", ""), rows)]
+        head = ("check", "outcome", "last run", "took", "finding", "")
+        yield from (f"  {line}" for line in page._replace(width=page.width - 2).table(head, rows))
     if quiet:
-        oldest = f" (the oldest run {ago(min(map(_end, quiet)), now)})"
-        lines += ["", *_quiet(quiet, oldest, page)]
+        yield from _quiet(quiet, f" (the oldest run {ago(min(map(_end, quiet)), now)})", page, "  ")
+        yield from _without_result(d, page, "  ")
     if not d["results"]:
-        lines += ["", "no check has run yet"]
-    lines += _without_result(d, page) if quiet else []
-    return _text(lines)
-
-
-def _drained(slurm: Document) -> str:
-    """Return for the first line whether the node is drained, and by what: ", drained (by healthd), 1 job requeued".
-
-    As Slurm counts it: jobs on a DOWN node have ended, an epilog on a COMPLETING one has not.
-    """
-    state = set(slurm["state"] or ())
-    if "DRAIN" not in state:
-        return ""
-    whose = {"healthd": "by healthd", "unrecorded_healthd": "by an earlier healthd"}.get(
-        slurm["owner"], "not by healthd"
-    )
-    drained = bool(state & {"IDLE", "DOWN"}) and "COMPLETING" not in state
-    jobs = len(slurm.get("requeued", ()))
-    requeued = f", {_counted(jobs, 'job')} requeued" if jobs else ""
-    return f", {'drained' if drained else 'draining'} ({whose}){requeued}"
-
-
-def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:
-    """What keeps healthd from its work, each with what to type, above all that it found."""
-    hold = d["slurm"].get("fleet_hold")
-    if not (d["problems"] or d["blocked"] or hold):
-        return
-    yield from ("", page.heading("Trouble"))
-    for sentence, command in zip(d["problems"], d["problem_commands"], strict=True):
-        yield from page.wrap(sentence, "  ")
-        if command:
-            yield _step("next", command)
-    for resource, pid in d["blocked"].items():
-        yield from page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
-        yield _step("next", f"ps -o pid,stat,etime,wchan:30,args -p {int(pid)}")
-    if hold:
-        times = f", held {_counted(hold['times'], 'time')}" if hold["times"] else ""
-        when = f"since {ago(hold['since'], now)}{times}; tried again {ahead(hold['until'], now)}"
-        yield from page.wrap(f"the drain waits for the fleet {when}", "  ")
-        yield _step("next", "sinfo -R")
-
-
-def _step(when: str, command: str, indent: str = "    ") -> str:
-    """A command as it is to be typed: it stands alone at the line's end, and is never folded."""
-    return f"{indent}{when}: {printable(command)}"
-
-
-def _most_urgent(conditions: Sequence[Document]) -> list[Document]:
-    """All that drains, then the others as they stand, the worst first."""
-
-    def drains(c: Document) -> bool:
-        return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
-
-    return sorted(conditions, key=lambda c: not drains(c))[: max(MOST_SHOWN, sum(map(drains, conditions)))]
+        yield "  no check has run yet"
 
 
 def _end(result: Document) -> float:
@@ -309,12 +323,12 @@ def _round(d: Document, now: float) -> str:
     last = d["round"]
     if not last.get("number"):
         return "no round yet"
-    words = f"round {last['number']} began {ago(last['started'], now)}"
-    return f"{words}, the next {ahead(last['next_at'], now)}" if last.get("next_at") else words
+    text = f"round {last['number']} began {ago(last['started'], now)}"
+    return f"{text}, the next {ahead(last['next_at'], now)}" if last.get("next_at") else text
 
 
 def _story(c: Document, now: float) -> str:
-    """Return the history of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
+    """Return the state of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
     parts = [f"{c['state']} since {ago(c['since'], now)}"]
     if c["count"] > 1:
         parts.append(f"seen {c['count']} times, last {ago(c['last_seen'], now)}")
@@ -323,33 +337,46 @@ def _story(c: Document, now: float) -> str:
     if c["history"]:
         parts.append("from before healthd's first start")
     if c.get("observed"):
-        parts.append("only observed: users can forge lines of this log")
+        parts.append("reported only: users can forge lines of this log")
     if c.get("ack"):
-        parts.append(f"known to {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
+        parts.append(f"by {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
     return f"{', '.join(parts)}; clears after: {_ends(c)}"
 
 
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
-    yield from page.wrap(f"wants: {d['decision']['text']}", "  ")
-    s = d["slurm"]
+    """Yield the node's state in Slurm, the decision, and a drain that waits for the fleet limit.
+
+    The decision omits the Reason: it is in the line of the state, or consists of the conditions above.
+    """
+    s, hold = d["slurm"], d["slurm"].get("fleet_hold")
     if s["state"] is None:
-        yield from page.wrap(
-            "has: not asked" if not s["read_at"] else f"has: not known, last read {ago(s['read_at'], now)}", "  "
-        )
+        yield "  state: " + (f"unknown, last read {ago(s['read_at'], now)}" if s["read_at"] else "not queried")
     else:
-        reason = f' "{s["reason"]}"' if s["reason"] else ""
-        user = f" by {s['reason_user']}" if s["reason_user"] else ""
-        owner = f" ({s['owner']})" if s["owner"] else ""
-        yield from page.wrap(f"has: {'+'.join(s['state'])}{reason}{user}{owner}; read {ago(s['read_at'], now)}", "  ")
+        reason = f', reason "{s["reason"]}"' if s["reason"] else ""
+        user = f" set by {s['reason_user']}" if s["reason_user"] else ""
+        yield from page.wrap(f"state: {'+'.join(s['state'])}{reason}{user}, read {ago(s['read_at'], now)}", "  ")
+    yield from page.wrap(f"decision: {_without_reason(d['decision']['text'], s['reason'])}", "  ")
+    if hold:
+        times = f", delayed {_counted(hold['times'], 'time')}" if hold["times"] else ""
+        when = f"since {ago(hold['since'], now)}{times}; next attempt {ahead(hold['until'], now)}"
+        yield from page.wrap(f"the drain waits for the fleet limit {when}", "  ")
+        yield _step("next", "sinfo -R")
+
+
+_REASON = regex(r'(?: with|, reason) "healthd: [^"]*"|: healthd: [^;"]*')
+
+
+def _without_reason(decision: str, reason: str) -> str:
+    return _REASON.sub("", decision.replace(f": {reason}", "") if reason else decision)
 
 
 def _kernel_log(k: Document, now: float) -> str:
     if not k["alive"]:
-        return f"{k['source']}: not read{': ' + k['problem'] if k.get('problem') else ''}"
+        return f"{k['source']}, not read{': ' + k['problem'] if k.get('problem') else ''}"
     lost = f", {_counted(k['lost_total'], 'line')} lost" if k.get("lost_total") else ""
     last = f", last line {ago(k['last_line'], now)}" if k.get("last_line") else ""
-    heard = f"{_counted(k.get('lines_total', 0), 'line')}, {_counted(k.get('events_total', 0), 'event')}"
-    return f"{k['source']}: {heard}{lost}{last}"
+    counts = f"{_counted(k.get('lines_total', 0), 'line')}, {_counted(k.get('events_total', 0), 'event')}"
+    return f"{k['source']}, {counts}{lost}{last}"
 
 
 def _counted(number: int, what: str) -> str:
@@ -360,7 +387,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def settings(rows: Iterable[tuple[str, Any, str]], page: Page) -> str:
-    """healthd config show: (setting, value, origin)."""
+    """Return the text of `healthd config show`. Rows: (setting, value, origin)."""
     return _text(
         page.table(("setting", "value", "from"), [(name, _value(value), origin) for name, value, origin in rows])
     )
@@ -379,7 +406,7 @@ def _value(value: Any) -> str:
 
 
 def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) -> str:
-    """healthd baseline --diff: (setting, what was, what is, whether that is not known)."""
+    """Return the text of `healthd baseline --diff`. Rows: (setting, old value, new value, is unknown)."""
     if not changes:
         return f"{plain(path)}: nothing has changed\n"
     rows = [(setting, was or "-", now or "-") for setting, was, now, _unknown in changes]
@@ -387,12 +414,12 @@ def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) 
 
 
 def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
-    """healthd list: (check, every, timeout, what it looks at)."""
-    return _text(page.table(("check", "every", "timeout", "looks at"), list(rows)))
+    """Return the text of `healthd list`. Rows: (check, interval, timeout, subject)."""
+    return _text(page.table(("check", "interval", "timeout", "checks"), list(rows)))
 
 
 def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
-    """healthd list --codes: (code, severity, what ends it, meaning)."""
+    """Return the text of `healthd list --codes`. Rows: (code, severity, ending, meaning)."""
     return _text(page.table(("code", "severity", "clears after", "meaning"), list(rows)))
 
 

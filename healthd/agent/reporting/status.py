@@ -1,4 +1,4 @@
-"""What the running daemon believes, as one value: for `healthd status`, the metrics and the verdict file."""
+"""State of the running daemon as one value: the source of `healthd status`, the metrics and the verdict file."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ from healthd.common.model import (
 )
 from healthd.common.values import Value
 
-NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
+NAMED_JOBS = 5  # jobs that the text of a decision names as not requeued
 
 
 class Problem(NamedTuple):
-    """A problem of healthd itself. next: a command that can be pasted into a shell; "" = there is none."""
+    """A problem of healthd itself. next: a command to paste into a shell; "" = there is none."""
 
     sentence: str
     next: str = ""
 
 
 def labelled(label: str, problem: str) -> str:
-    """Return "LABEL: TROUBLE", or "" if there is no trouble."""
+    """Return "LABEL: PROBLEM", or "" if there is no problem."""
     return f"{label}: {problem}" if problem else ""
 
 
 def command_for_kernel_log(log: KernelLogStatus) -> str:
-    """Return the command that shows why the kernel log is not read. The settings explain a log that is read but only
-    observed, or switched off."""
+    """Return the command that shows why the kernel log is not read.
+
+    If the log is switched off, or read but only observed, the command shows the settings that say so.
+    """
     if log.source == "off" or (log.alive and log.observed):
         return "healthd config show | grep kernel_log"
     known = {"kmsg": "ls -l /dev/kmsg; dmesg | tail -1", "journal": "journalctl -k -n 1"}
@@ -60,7 +62,7 @@ def command_for_kernel_log(log: KernelLogStatus) -> str:
 
 
 class Snapshot(Value, frozen=True):
-    """results: the last run of each check; outcomes: (check, instance, outcome) -> how often since the start."""
+    """State of the daemon at `now`. results: last run of each check; outcomes: (check, instance, outcome) -> count."""
 
     version: str
     node_name: str
@@ -80,11 +82,11 @@ class Snapshot(Value, frozen=True):
     incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
     detection_pause: DetectionPause | None = None
-    commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
+    commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> count since the start
     fleet_hold: FleetHold | None = None
     fleet_counted: bool = True
-    requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's drain in force was set
-    drained_since: float = 0.0  # when the drain that stands was set, ours or another's; 0 = none, or not known
+    requeued: tuple[str, ...] = ()  # jobs requeued by this process since healthd set its current drain
+    drained_since: float = 0.0  # when the current drain was set, by whichever tool; 0 = none, or unknown
     quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0
@@ -93,26 +95,26 @@ class Snapshot(Value, frozen=True):
     config_reload_failures_total: int = 0
     config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
+    dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> count since the start
     shortages: dict[str, int] = field(default_factory=dict)  # resource (host/shortage.py) -> count since the start
     cleared: tuple[Condition, ...] = ()
-    meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
-    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one
-    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> checks (registry.without_result)
+    meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> meaning of its value
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, for codes that declare one
+    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # reason -> checks
     problems: tuple[Problem, ...] = ()
-    processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
+    processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 
 
 def decision_words(decision: Decision, owner: str = "") -> str:
-    """The decision as a person reads it. `owner`: whose drain stands (policy.Owner)."""
+    """Return the decision as text. `owner`: the owner of the current drain (`policy.Owner`)."""
     if isinstance(decision, Drain):
         words = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
         if owner in ("other", "unrecorded_healthd"):
-            words = f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
+            words = f"requeue the jobs that the fault hit; the drain is not healthd's and stays: {decision.reason}"
         return words + _spared(decision.spared)
     if isinstance(decision, Resume):
         return f"resume: {decision.why}"
-    return f"{decision.why}; would {decision.would}" if decision.would else decision.why
+    return f"would {decision.would} ({decision.why})" if decision.would else decision.why
 
 
 def _spared(jobs: Sequence[tuple[str, str]]) -> str:
@@ -124,7 +126,7 @@ def _spared(jobs: Sequence[tuple[str, str]]) -> str:
 
 
 def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, Any]:
-    """Return one condition. `remedies`: by code, where the code declares one."""
+    """Return the document of one condition. `remedies`: by code, for codes that declare one."""
     severity, clears = c.severity.name.lower(), c.clears.name.lower()
     declared = remedies[c.code].value if c.code in remedies else ""
     return {
@@ -177,18 +179,18 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 
 def limits_of(s: Snapshot) -> tuple[str, ...]:
-    """Return sentences: what healthd needs on this node and does not have."""
+    """Return sentences about what healthd requires on this node and does not have."""
     log = s.kernel_log
     return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 
 
 def health_of(s: Snapshot) -> Health:
-    """Return the health that people are shown: at best a warning while healthd is limited."""
+    """Return the reported health: at best a warning while healthd itself is limited."""
     return shown_health(s.verdict.health, limits_of(s))
 
 
 def status_json(s: Snapshot) -> dict[str, Any]:
-    """The document of `healthd status --json`."""
+    """Return the document of `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
     spared = s.decision.spared if isinstance(s.decision, Drain) else ()
     return {
@@ -248,8 +250,9 @@ def _inventory_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:
-    """The verdict file: `WORD EXPIRES REASON`. `drain` only for what was decided and allowed."""
-    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # without what an operator knows of
+    """Return the line of the verdict file: `WORD EXPIRES REASON`. WORD is `drain` only if a drain is decided and
+    allowed."""
+    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # without acknowledged conditions
     worst = named[0] if named else None
     why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
     if allowed_drain:

@@ -1,4 +1,4 @@
-"""What the service manager is told, and where the log goes: to systemd if it started us, else to plain stderr.
+"""Notifications to the service manager, and the destination of the log: the journal under systemd, else stderr.
 
 systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3), sd_watchdog_enabled(3),
 host/journald.py.
@@ -17,16 +17,16 @@ from healthd.host import journald
 from healthd.host.journald import journal_entry, stderr_is_the_journal
 
 IDENTIFIER = "healthd"
-PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; no other waits
+PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; others do not wait
 
 
 def ready(status: str = "") -> None:
-    """Start-up, or a reload that `reloading` announced, is over."""
+    """Notify that the start, or a reload announced by `reloading`, has finished."""
     _notify("READY=1", f"STATUS={status}" if status else "", patience_seconds=PATIENCE_SECONDS)
 
 
 def status(text: str) -> None:
-    """One line for `systemctl status`."""
+    """Set the status line of `systemctl status`."""
     _notify(f"STATUS={text}")
 
 
@@ -39,19 +39,19 @@ def stopping(status: str = "") -> None:
 
 
 def watchdog() -> None:
-    """We live. Due more often than every `watchdog_seconds`."""
+    """Send a keep-alive. It is due more often than every `watchdog_seconds`."""
     _notify("WATCHDOG=1")
 
 
 def is_managed() -> bool:
-    """Whether a service manager started us and listens to us."""
+    """Return True if a service manager started this process and reads its notifications."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def watchdog_seconds() -> float | None:
-    """The time without `watchdog` after which systemd aborts us; None if nobody watches this process.
+    """Return the seconds without `watchdog` after which systemd aborts this process; None without a watchdog.
 
-    ValueError if the service manager wrote nonsense.
+    Raises ValueError if the service manager's value is invalid.
     """
     text, pid = os.environ.get("WATCHDOG_USEC"), os.environ.get("WATCHDOG_PID")
     if text is None or (pid is not None and pid != str(os.getpid())):
@@ -62,28 +62,32 @@ def watchdog_seconds() -> float | None:
 
 
 def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
-    """Tell the service manager, if there is one. If it does not listen, we neither stop nor wait: libsystemd's own
-    sd_notify() waits for ever if the manager's queue is full."""
+    """Notify the service manager, if there is one.
+
+    If it does not read, this function neither fails nor waits. libsystemd's sd_notify() waits forever if the manager's
+    queue is full.
+    """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
-    # A line break would begin another assignment.
+    # A line break would start another assignment.
     lines = (printable(" ".join(line.split())) for line in assignments if line)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(patience_seconds)
             sender.sendto("\n".join(lines).encode("utf-8", "replace"), regex("^@").sub("\0", path))
     except OSError as error:
-        logging.getLogger(__name__).warning("the service manager does not listen: %s", error)
+        logging.getLogger(__name__).warning("cannot notify the service manager: %s", error)
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
-    """Send everything that the program logs to one place from now on."""
+    """Send everything that the program logs to one destination from now on."""
     logging.basicConfig(level=level, handlers=[log_handler()], force=True)
 
 
 def log_handler() -> logging.Handler:
-    """A handler for the journal, with priority and fields, if stderr leads there; else for stderr as it is now."""
+    """Return a handler for the journal, with priority and fields, if stderr leads there; else for the current
+    stderr."""
     if stderr_is_the_journal():
         from systemd import journal
 
@@ -96,8 +100,10 @@ def log_handler() -> logging.Handler:
 
 
 class OneLine(logging.Formatter):
-    """A message is one line without control characters, whatever a process's name in it holds: what begins a line of
-    the log is healthd's. A traceback keeps its lines."""
+    """Formatter that prints a message as one line without control characters, whatever a process name in it contains.
+
+    Each line of the log therefore begins with text of healthd. A traceback keeps its lines.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -108,10 +114,10 @@ class OneLine(logging.Formatter):
 
 
 class JournalSender:
-    """Sends entries to journald without ever waiting for it.
+    """Sends entries to journald without waiting.
 
-    libsystemd's own sender waits when journald does not read, which a journald on a dying disk does not. Entries
-    that are not taken are counted, and the next one that is taken says how many.
+    libsystemd's own sender waits while journald does not read, for example on a failing disk. Entries that journald
+    does not accept are counted, and the next accepted entry reports the count.
     """
 
     def __init__(self, path: str = journald.SOCKET) -> None:
@@ -120,12 +126,12 @@ class JournalSender:
 
     def __call__(self, text: str, /, **fields: object) -> None:
         if self.lost:
-            text += f" ({self.lost} earlier log lines lost: the journal did not take them)"
+            text += f" ({self.lost} earlier log lines lost: the journal did not accept them)"
         entry = journal_entry({"MESSAGE": text, **fields})
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(entry, self._path)
-        except OSError:  # queue full, no journald, entry too long: there is nobody left to tell
+        except OSError:  # queue full, no journald or entry too long: there is no other place to report it
             self.lost += 1
         else:
             self.lost = 0

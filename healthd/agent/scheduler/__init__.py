@@ -1,1 +1,1 @@
-"""When each check runs, and what becomes of its result."""
+"""Schedule of the checks, and the handling of their results and of kernel events."""

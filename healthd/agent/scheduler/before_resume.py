@@ -1,8 +1,8 @@
-"""What checks want run on this node before it is resumed: `healthd validate`, once in each drain of ours.
+"""Programs that must run on this node before a resume: `healthd validate`, once in each drain by healthd.
 
-It runs beside everything else, as a child of the daemon: kernel events are heard and checks come round meanwhile. The
-resume waits until it has ended and its check has looked at what it left, `Program.seconds` and that look at most: what
-was ended then, or could not be started, is told, and holds nothing.
+A program runs as a child of the daemon; kernel events and checks continue meanwhile. The resume waits until the program
+has ended and its check has evaluated the result, but at most `Program.seconds` plus the wait for the check. A program
+that was terminated or could not be started is reported, and does not block the resume.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
-ENDING_SECONDS = 10.0  # so long before the end of its time it is asked to end
-LOOK_SECONDS = 900.0  # so long its check is waited for, which looks within a minute
-BUSY_SECONDS = 5.0  # how often a node is looked at on which such a program runs that is not ours
+ENDING_SECONDS = 10.0  # a program is terminated this long before its time limit, then killed
+LOOK_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
+BUSY_SECONDS = 5.0  # polling interval while an operator's program of this kind runs
 Results = Mapping[RunName, CheckResult]
 
 
 class Stage(enum.Enum):
-    """How far a drain is: nothing was run in it; it runs; its check is to look; that is over."""
+    """Progress of a drain: nothing has run; a program runs; its check is pending; done."""
 
     BEFORE = "before"
     RUNNING = "running"
@@ -34,13 +34,13 @@ class Stage(enum.Enum):
 
 
 class Sight(NamedTuple):
-    """What is known of the node now.
+    """State of the node.
 
-    drained   our drain stands in Slurm, and healthd may change that
-    idle      ... and Slurm shows that no job is left here
-    causes    a fault that drains stands, apart from what these checks found themselves
-    clean     nothing keeps the node from its resume, apart from what these checks found themselves
-    failed    what these checks found themselves keeps it
+    is_drained        healthd's drain is in force in Slurm, and healthd may change that
+    is_idle           ... and Slurm shows no job on the node
+    has_other_causes  a fault drains the node, other than findings of these checks
+    is_clean          nothing blocks the resume, other than findings of these checks
+    has_failed        findings of these checks block the resume
     """
 
     drained: bool
@@ -51,8 +51,11 @@ class Sight(NamedTuple):
 
 
 def after(stage: Stage, sight: Sight) -> Stage:
-    """Where a drain is now, before anything is started or ends. A new fault, or the end of the drain, lets it begin
-    anew, and ends what runs. What has failed is not tried again by itself: a fault that comes and goes would pass."""
+    """Return the stage of a drain before a program is started or ends.
+
+    A new fault or the end of the drain starts over and ends a running program. A failed program is not retried
+    automatically: an intermittent fault would pass.
+    """
     if not sight.drained or sight.causes:
         return Stage.BEFORE
     if stage is Stage.BEFORE and sight.failed:
@@ -61,13 +64,16 @@ def after(stage: Stage, sight: Sight) -> Stage:
 
 
 def keeps(stage: Stage, sight: Sight) -> bool:
-    """Whether the resume waits."""
+    """Return True if the resume waits."""
     return sight.drained and not sight.causes and stage is not Stage.OVER
 
 
 def found_by(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
-    """Whether one of these checks found what keeps a node drained. What was found in an earlier boot (`before`: when
-    this one was first seen; 0 = in this boot) is no reason not to look again: a repair may lie between."""
+    """Return True if a finding of these checks keeps the node drained.
+
+    Findings from an earlier boot do not count, because a repair may lie between. `before`: when this boot was first
+    observed; 0 = in this boot.
+    """
     return any(
         c.run in runs and c.severity >= Severity.DEGRADED and c.state is ConditionState.OPEN and c.opened_at >= before
         for c in conditions
@@ -75,12 +81,14 @@ def found_by(conditions: Collection[Condition], runs: Collection[RunName], befor
 
 
 class BeforeResume:
-    """`argv_of`: the command for a program's arguments; `is_busy`: whether such a program, of whoever, runs on this
-    node.
+    """Runs the programs.
 
-    waits_for what the resume waits for, in words; "" = for nothing
-    problem   why the last one told nothing; "" = it did
-    stage     of the drain that stands
+    `make_command` returns the command for a program's arguments. `is_busy` returns True if any such program runs on
+    this node.
+
+        waiting_reason  why the resume waits; "" = it does not wait
+        problem         why the last program gave no result; "" = it did
+        stage           of the current drain
     """
 
     def __init__(
@@ -102,21 +110,23 @@ class BeforeResume:
         self._asked_to_end = False
         self._again_at, self._busy_until = FOREVER, FOREVER
         self._look_until = FOREVER
-        self._ended: dict[RunName, float] = {}  # epoch; whose check has not looked since
+        self._ended: dict[RunName, float] = {}  # epoch; runs whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
 
     @property
     def deadline(self) -> float:
-        """Monotonic."""
+        """When `step` is due, monotonic."""
         if self._child is None:
             return min(self._again_at, self._look_until)
         return self._child.deadline - (0.0 if self._asked_to_end else ENDING_SECONDS)
 
     def step(self, programs: Mapping[RunName, Program], sight: Sight, results: Results) -> RunName | None:
-        """Go on: end, take note, start. A reload may have changed the programs. Returns the check whose program has
-        just ended: it looks at once."""
+        """Advance: terminate, record an end, start. A reload may have changed the programs.
+
+        Return the check whose program has just ended: it runs at once.
+        """
         if not programs:
             self.drop()
             return None
@@ -140,11 +150,11 @@ class BeforeResume:
     def _words(self, programs: Mapping[RunName, Program]) -> str:
         seconds = sum(program.seconds for program in programs.values())
         if self.stage is Stage.BEFORE:
-            return "the node is idle and every check that can drain has completed clean: then it is validated"
-        return f"it is validated, which takes {seconds:.0f} s at most"
+            return "the node is idle and every check that can drain has completed clean; then a validation runs"
+        return f"the validation has ended ({seconds:.0f} s at most)"
 
     def _go_on(self) -> RunName | None:
-        """Ask the one that runs to end when its time is nearly over; take note of its end."""
+        """Terminate the running program when its time is nearly over, and record its end."""
         child, running = self._child, self._running
         if child is None or running is None:
             return None
@@ -163,18 +173,21 @@ class BeforeResume:
         said = " ".join((err.strip() or out.decode("utf-8", "replace").strip()).splitlines()[-1:])[:200]
         if child.status is None or self._asked_to_end:
             self.problem = f"{_called(program)} did not end within {program.seconds:.0f} s"
-        elif child.status not in (0, 1, 2):  # all well, slow, failed: its check says which
-            self.problem = f"{_called(program)} told nothing (status {child.status}): {said}"
+        elif child.status not in (0, 1, 2):  # passed, slow or failed: its check reports which
+            self.problem = f"{_called(program)} gave no result (status {child.status}): {said}"
         else:
             self.problem = ""
         level = logging.WARNING if self.problem else logging.INFO
-        words = self.problem or f"{_called(program)} has ended with status {child.status}"
+        words = self.problem or f"{_called(program)} ended with status {child.status}"
         log.log(level, "before the resume: %s", words)
         self._ended[name] = self._now()
 
     def _start_next(self) -> None:
-        """The next one, once no other such program runs here. One by hand has its own time, and is not waited for
-        longer than ours would take."""
+        """Start the next program once no other such program runs on this node.
+
+        A program that an operator started has its own time limit. The wait for it is limited to the time of healthd's
+        own programs.
+        """
         self._again_at = FOREVER
         if self._ahead and self._is_busy() and self._monotonic() < self._busy_until:
             self._again_at = self._monotonic() + BUSY_SECONDS
@@ -195,9 +208,9 @@ class BeforeResume:
             self.stage, self._look_until = Stage.LOOKING, self._monotonic() + LOOK_SECONDS
 
     def drop(self) -> None:
-        """End what runs: a job may come, a fault stands, or the daemon ends. It is asked, and not waited for."""
+        """Terminate the running program without waiting: a job may come, a fault is open, or the daemon stops."""
         if self._child is not None:
-            log.info("before the resume: what ran is ended")
+            log.info("before the resume: the running program is terminated")
             self._child.terminate()
             self._child.leave()
         self._child = self._running = None

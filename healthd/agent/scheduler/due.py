@@ -1,7 +1,7 @@
-"""What is due. Pure; times are seconds of CLOCK_MONOTONIC, so that setting the clock moves nothing.
+"""Due runs. Pure; times are seconds of CLOCK_MONOTONIC, so that a clock step has no effect.
 
-Checks of one interval run in one round, at the same phase of it; nodes have different phases, so that a cluster does
-not read a file server or its controller in the same second.
+Checks with the same interval run in one round, at the same phase of the interval. Nodes have different phases, so that
+a cluster does not query a file server or its controller in the same second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.common.values import Value
 
 
 class ScheduledRun(Value, frozen=True):
-    """One run of a check that comes round, and the `resource` that it may hang in."""
+    """A recurring run of a check, and the `resource` that it may hang in."""
 
     name: RunName
     resource: str
@@ -31,14 +31,15 @@ class ScheduledRun(Value, frozen=True):
         return self.name.instance
 
 
-@functools.lru_cache(maxsize=64)  # asked for each run, several times a round
+@functools.lru_cache(maxsize=64)  # called for each run, several times per round
 def phase(node_name: str, interval_seconds: float) -> float:
-    """Where in the interval this node's rounds lie: the same after every restart."""
+    """Return the offset of this node's rounds in the interval. It survives restarts."""
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """When the run comes round: at once if it never ran, else at the node's phase, at least a tenth of it later."""
+    """Return when a run is due: at once if it never ran, else at the node's phase, at least a tenth of the interval
+    later."""
     if last_run is None:
         return 0.0
     interval = run.interval_seconds
@@ -55,9 +56,9 @@ def due(
     node_name: str,
     now: float,
 ) -> list[ScheduledRun]:
-    """The runs that are due: GPU checks first (the worker holds NVML only for them), else in the order given.
+    """Return the due runs: GPU checks first (the worker holds NVML only for them), others in the given order.
 
-    `early`: runs that are wanted before their round, and when.
+    `early`: runs that are due before their round, with their times.
     """
     wanted = [
         run
@@ -74,7 +75,7 @@ def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
 def again(
     waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], wanted: Collection[RunName]
 ) -> list[ScheduledRun]:
-    """What still waits in a round, with those of `runs` that are wanted once more, unless they wait anyway."""
+    """Return the waiting runs of a round, with `repeated` added from `runs` unless they wait already."""
     queue = list(waiting)
     known = {run.name for run in queue}
     return gpus_first([*queue, *(run for run in runs if run.name in wanted and run.name not in known)])
@@ -86,7 +87,7 @@ def next_due(
     early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
-    """When something is due next; infinity if never."""
+    """Return when the next run is due; infinity if none is."""
     return min(
         (min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) for run in runs),
         default=float("inf"),

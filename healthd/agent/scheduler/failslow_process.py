@@ -1,8 +1,8 @@
-"""The daemon's side of the live process (`python -m healthd.failslow.live`), which watches jobs for fail-slow.
+"""The daemon's side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
 
-It is there only while the check `failslow` has a source. The daemon never waits for it and reads single bytes from it
-only (healthd/failslow/live/process.py has them): one that hangs, ends or takes too much memory is ended and started
-again, later each time. What it found the check reads from a file.
+The process runs only while the check `failslow` has a source. The daemon never waits for it, and reads only single
+bytes from it (healthd/failslow/live/process.py defines them). A process that hangs, ends or uses too much memory is
+ended and restarted, with increasing delays. The check reads the results from a file.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from healthd.host.wakeup import FOREVER
 log = logging.getLogger("healthd")
 
 RUN = RunName("failslow")
-HUNG_SECONDS = 180.0  # it says something each minute
+HUNG_SECONDS = 180.0  # the process sends a byte each minute
 FIRST_AGAIN_SECONDS, LONGEST_AGAIN_SECONDS = 1.0, 300.0
-PROVEN_SECONDS = 600.0  # one that lived so long is started again at once
+PROVEN_SECONDS = 600.0  # a process that ran this long is restarted without a longer delay
 MOST_MEMORY_BYTES = 384 << 20
 STOP_SECONDS = 0.5
 CHANGED = b"c"
 
 
 class Watching:
-    """`trouble`: why it does not run though it should, "" = it does or need not."""
+    """Starts and monitors the live process. `problem`: why it does not run although it should; "" = no problem."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Watching:
         self._hung_seconds, self._most_memory_bytes = hung_seconds, most_memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._left: subprocess.Popen[bytes] | None = None  # not even SIGKILL ends it: nobody takes its place
+        self._left: subprocess.Popen[bytes] | None = None  # a process that SIGKILL does not end: no other is started
         self._began = self._spoke = self._start_at = 0.0
         self._again_seconds = FIRST_AGAIN_SECONDS
         self.reconfigure(configured)
 
     def reconfigure(self, configured: Configured) -> None:
-        """At the start and after a reload, which costs nothing of what was learned of running jobs."""
+        """Apply settings at the start and after a reload. The process keeps its state about running jobs."""
         settings = configured.settings
         self._place = {"runtime_dir": settings.runtime_dir, "root": settings.root, "fake_nvml": settings.nvml.fake}
         self._wanted = _wanted(configured)
@@ -64,7 +64,7 @@ class Watching:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"watched": self._wanted}).encode() + b"\n")
-            except OSError:  # it hangs, or ended just now: the next one is told at its start
+            except OSError:  # it hangs or has just ended: the next process gets the settings at its start
                 self._end()
 
     @property
@@ -82,24 +82,24 @@ class Watching:
             yield self._channel.fileno(), False
 
     def step(self) -> bool:
-        """True: what the check reads has changed."""
+        """Advance. Return True if the file that the check reads has changed."""
         said = self._hear()
         now = self._monotonic()
         if self._process is not None:
             if now - self._spoke >= self._hung_seconds:
-                self._fail(f"it said nothing for {now - self._spoke:.0f} s")
+                self._fail(f"no message for {now - self._spoke:.0f} s")
             elif said and (used := _memory_bytes(self._process.pid)) > self._most_memory_bytes:
-                self._fail(f"it took {used >> 20} MiB of memory")
+                self._fail(f"it used {used >> 20} MiB of memory")
         elif self._wanted and now >= self._start_at:
             self._start(now)
         return CHANGED in said
 
     def close(self) -> None:
-        """It ends by itself when its channel does; one that does not is killed."""
+        """Close the channel, at which the process ends. Kill it if it does not."""
         self._wanted = {}
         self._end()
         if self._left is not None:
-            self._left.returncode = 0  # nobody waits for it: it outlives us on purpose
+            self._left.returncode = 0  # avoids a warning: it may outlive the daemon
 
     def _start(self, now: float) -> None:
         if self._left is not None:
@@ -111,7 +111,7 @@ class Watching:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             shortage.record_failed_start(error)
-            self._put_off(now, f"it cannot be started: {error}")
+            self._put_off(now, f"cannot start it: {error}")
             return
         setup = json.dumps({"place": self._place, "watched": self._wanted})
         try:
@@ -126,7 +126,7 @@ class Watching:
         except OSError as error:
             shortage.record_failed_start(error)
             ours.close()
-            self._put_off(now, f"it cannot be started: {error}")
+            self._put_off(now, f"cannot start it: {error}")
             return
         finally:
             theirs.close()
@@ -148,7 +148,7 @@ class Watching:
             return b""
         self._spoke = self._monotonic()
         if self.problem:
-            log.info("fail-slow is watched again")
+            log.info("fail-slow monitoring runs again")
         self.problem = ""
         return said
 
@@ -160,8 +160,8 @@ class Watching:
         self._put_off(now, why)
 
     def _put_off(self, now: float, why: str) -> None:
-        log.warning("fail-slow is not watched: %s; the next attempt is in %.0f s", why, self._again_seconds)
-        self.problem = f"fail-slow is not watched: {why}"
+        log.warning("fail-slow monitoring does not run: %s; next attempt in %.0f s", why, self._again_seconds)
+        self.problem = f"fail-slow monitoring does not run: {why}"
         self._start_at = now + self._again_seconds
         self._again_seconds = min(2 * self._again_seconds, LONGEST_AGAIN_SECONDS)
 
@@ -183,13 +183,13 @@ class Watching:
 
 
 def _wanted(configured: Configured) -> Mapping[str, Any]:
-    """The check's table, {} where nothing is to be watched."""
+    """Return the table of the check; {} if monitoring is not configured."""
     table = configured.loaded.tables.get(RUN, {})
     return dump(table) if table.get("client") or table.get("sample") else {}
 
 
 def _memory_bytes(pid: int) -> int:
-    """What of its memory is in RAM."""
+    """Return the resident memory of a process, 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Whether jobs can run on this node: some checks are only for an idle node."""
+"""Presence of jobs on this node: some checks run only on an idle node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from healthd.host.job_processes import has_no_jobs
 
 
 class JobPresence:
-    """
+    """Presence of jobs.
+
     is_drained        Slurm shows this node drained and idle; the daemon sets it
     is_without_jobs   Slurm's cgroups have shown no job since the end of the last one
     """

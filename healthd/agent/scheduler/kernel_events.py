@@ -1,7 +1,6 @@
-"""The daemon's ears: kernel events become conditions, the jobs at their source are named, the log is told.
+"""Intake of kernel events in the daemon: events become conditions, get their jobs, and are logged.
 
-What is heard is judged by a pure function (agent/conditions/intake.py). A mistake with one event costs no other event
-anything.
+A pure function evaluates the events (agent/conditions/intake.py). A mistake with one event does not affect others.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ log = logging.getLogger("healthd")
 
 JOURNAL_SECONDS = 20.0
 JOURNAL_LINES = 10_000
-# Of each kind so many events have a line in healthd's own log in so many seconds; the others are counted. Any user can
-# cause kernel lines without end (a loop of segfaults). What drains always has its line.
+# Per kind at most MAX_LOG_LINES events in LOG_PERIOD_SECONDS have a line in healthd's log; the others are counted. Any
+# user can cause endless kernel lines (a loop of segfaults). Events that drain always have a line.
 MOST_TOLD, TOLD_SECONDS = 10, 60.0
-INCIDENT_SECONDS = 600.0  # how much of the log is searched for other events of the same incident
+INCIDENT_SECONDS = 600.0  # how far back the log is searched for other events of an incident
 Kinds = tuple[str, ...]
 
 
 class Hearing:
-    """What it hears it returns as the kinds of the events that are news: some checks look at once then.
+    """Takes kernel events. Methods return the kinds of new events, because some checks run at once after an event.
 
-    configured   the present one; a reload replaces it
-    incidents    condition -> the first condition of the same fault
+    configured   the settings in force; a reload replaces them
+    incidents    condition -> first condition of the same fault
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Hearing:
         self.job_at_source = job_at_source
         self.incidents: dict[ConditionKey, ConditionKey] = {}
         self.events_forgotten = 0
-        self._told: dict[str, list[float]] = {}  # kind -> when each of its last lines was logged, at most MOST_TOLD
+        self._told: dict[str, list[float]] = {}  # kind -> times of its last log lines, at most MAX_LOG_LINES
         self._untold: Counter[str] = Counter()
         self._untold_since = 0.0
         self._memory = memory
@@ -74,18 +73,18 @@ class Hearing:
         return min(self.kernel.deadline, self.job_at_source.deadline)
 
     def listen(self) -> Kinds:
-        """Take in what the kernel said since the last call."""
+        """Take the lines that the kernel wrote since the last call."""
         news = self.hear(self.kernel.read())
         self._tell_how_many_more()
         self.hear_of_jobs()
         if self.kernel.status.source not in self._memory.ledger.cursors:
-            self.note_cursor()  # from now on every line is news, also one that comes while we are down
+            self.note_cursor()  # from now on every line counts as new, also those written while healthd is stopped
         return news
 
     # --- events
 
     def hear(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Take in events, and save them with the log's cursor in one go: so each event counts once."""
+        """Take events and save them together with the log's cursor, so that each event counts once."""
         if not events:
             return ()
         news = self._take_in_what_can_be(events)
@@ -94,8 +93,10 @@ class Hearing:
         return tuple(dict.fromkeys(news))
 
     def _take_in_what_can_be(self, events: Sequence[KernelEvent]) -> Kinds:
-        """If healthd makes a mistake with some of them, halving finds which: the others are taken in, and those count
-        as lines that could not be read."""
+        """Take the events that can be taken.
+
+        If an event causes an exception, halving finds it. It counts as an unreadable line; the other events are taken.
+        """
         before = self._memory.ledger, self.events_forgotten
         try:
             return self.take_in(events)
@@ -118,17 +119,17 @@ class Hearing:
         known = set(memory.conditions)
         memory.take(heard.ledger)
         self._count_forgotten(heard.forgotten)
-        with guard.at(KERNEL_LOG):  # to tell of the news matters less than the news
+        with guard.at(KERNEL_LOG):  # a mistake in logging must not affect the intake
             self._tell(heard, {event.sequence: event.lines for event in before.events})
             if not known.issuperset(memory.conditions):
                 self._tell_incidents()
         return tuple(event.kind for event in heard.news)
 
     def know(self, inventory: Inventory) -> None:
-        """What this node has was read. What was heard before it was known at all is named now."""
+        """Take the inventory that the worker read. Earlier events get the names of their parts now."""
         memory, before = self._memory, self._memory.ledger
         after = replace(before, inventory=inventory)
-        with guard.at(KERNEL_LOG):  # a name matters less than what was heard
+        with guard.at(KERNEL_LOG):  # a mistake in names must not affect the intake
             after = intake.with_inventory(before, inventory, self.configured.listeners)
         memory.take(after)
         with guard.at(KERNEL_LOG):
@@ -138,16 +139,16 @@ class Hearing:
 
     def _with_jobs(self, taken: intake.Coalesced) -> intake.Coalesced:
         gpus = self._memory.ledger.inventory.gpus
-        with guard.at(KERNEL_LOG):  # whose jobs they are is not needed to judge them
+        with guard.at(KERNEL_LOG):  # the evaluation does not need the jobs
             return taken._replace(events=self.job_at_source.name(taken.events, taken.touched, gpus, self._now()))
         return taken
 
     def _tell(self, heard: intake.Heard, before: Mapping[int, int]) -> None:
-        """Tell the log. `before`: how many lines each event had."""
+        """Log new events. `lines_before`: number of lines that each event had."""
         found = (finding for mine in heard.findings.values() for finding in mine)
         drain = {sequence for f in found if f.severity >= Severity.DEGRADED for sequence in f.events}
         for event in heard.news:
-            # A growing event is told again at ten lines, a hundred, ...: a storm must not become one in the journal.
+            # A growing event is logged again at 10, 100, ... lines, so that a storm does not flood the journal.
             if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
                 drains = event.sequence in drain and not event.observed
                 if self._has_a_line(event.kind) or drains:
@@ -164,28 +165,29 @@ class Hearing:
         return has_one
 
     def _tell_how_many_more(self) -> None:
-        """Once a minute how many events had no line of their own."""
+        """Log once a minute how many events had no line of their own."""
         if self._untold and not 0.0 <= self._now() - self._untold_since < TOLD_SECONDS:
             kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(self._untold.items()))
-            log.info("kernel: more events than have a line each here: %s", kinds)
+            log.info("kernel: further events, not logged one by one: %s", kinds)
             self._untold.clear()
             self._untold_since = 0.0
 
     def _count_forgotten(self, events: int) -> None:
         before, self.events_forgotten = self.events_forgotten, self.events_forgotten + events
         if events and len(str(self.events_forgotten)) > len(str(before or "")):
-            sentence = "%d kernel events were judged and are no longer kept: more than %d came in a day"
+            sentence = "%d kernel events were evaluated but are no longer kept: more than %d came in a day"
             log.warning(sentence, self.events_forgotten, KEEP_EVENTS)
 
     def _tell_incidents(self) -> None:
-        """Which conditions are one fault: the log says it when one opens, the status shows it while they stand."""
+        """Find conditions with one cause. The log reports them when one opens; the status shows them while they are
+        open."""
         ledger = self._memory.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]
         found = incidents.causes(ledger.conditions, events, ledger.inventory)
         for follows, first in found.items():
             if self.incidents.get(follows) != first:
-                log.warning("incident: %s is of one incident with %s", follows, first)
+                log.warning("incident: %s belongs to the incident of %s", follows, first)
         standing = self._memory.conditions
         self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
@@ -198,7 +200,7 @@ class Hearing:
     # --- jobs at the source of events
 
     def hear_of_jobs(self) -> None:
-        """If Slurm uses no cgroups, it tells a moment later which jobs were at the source."""
+        """Take jobs that Slurm reports a moment later, if it uses no cgroups."""
         ledger, may_ask_slurm = self._memory.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.at(SLURM):
@@ -207,10 +209,10 @@ class Hearing:
             self._memory.take(intake.told_of_jobs(ledger, jobs, self.configured.listeners))
             self._memory.save()
 
-    # --- how far the log was read, and what of it was lost
+    # --- cursor of the log, and lost lines
 
     def note_cursor(self) -> None:
-        """Note how far the log was read, to save it together with what was read."""
+        """Record the position in the log, to be saved together with the events up to it."""
         if self.kernel.cursor is not None:
             cursors = {**self._memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
             self._memory.change(cursors=cursors)
@@ -220,7 +222,8 @@ class Hearing:
         self.note_cursor()
 
     def journal_request(self) -> Request | None:
-        """A request for lines that the ring buffer lost. The worker reads the journal, whose files are on a disk."""
+        """Return a request for lines that the ring buffer lost. The worker reads the journal, whose files are on a
+        disk."""
         gap = self.kernel.gap()
         if gap is None:
             return None
@@ -230,7 +233,7 @@ class Hearing:
         return Request("journal", JOURNAL_SECONDS, asked)
 
     def hear_from_journal(self, reply: Reply) -> Kinds:
-        """Take in what the journal had for a gap in the ring buffer."""
+        """Take the lines of the journal for a gap in the ring buffer."""
         asked = reply.request.asked
         assert isinstance(asked, ReadJournal)
         gap = Gap(asked.since_usec, asked.until_usec, asked.history)
@@ -243,6 +246,6 @@ class Hearing:
             events = self.kernel.filled(gap, lines, asked.limit)
         except Exception as error:
             guard.drop(KERNEL_LOG, error, "the journal's lines")
-            self.kernel.not_filled(gap, f"healthd makes a mistake with the journal's lines: {guard.words(error)}")
+            self.kernel.not_filled(gap, f"internal error in healthd with the journal's lines: {guard.words(error)}")
             return ()
         return self.hear(events)

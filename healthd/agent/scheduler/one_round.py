@@ -1,4 +1,5 @@
-"""One round of checks, now: for `healthd check`. No ledger, no past and no daemon; findings count at face value."""
+"""One round of checks at once, for `healthd check`: without ledger, past and daemon. Findings count without
+confirmation."""
 
 from __future__ import annotations
 
@@ -39,15 +40,18 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MOST_READS = 1000  # of 1000 kernel lines each: so a log that is written faster than it is read ends too
+MOST_READS = 1000  # of 1000 kernel lines each: bounds the reading of a log that grows faster than it is read
 
-KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
+KernelLog = Callable[[], list[RawLine]]  # returns the lines with a meaning for healthd; raises OSError
 
 
 class Look(NamedTuple):
-    """What one round found. `results`: in the order of the runs; a recording keeps `runs` and what follows.
+    """Result of one round.
 
-    `kernel_log`: the lines read, or why it could not be read; None if there was none to read. `remedies`: by code.
+    results     in the order of the runs
+    runs        these and the following fields are kept in a recording
+    kernel_log  the lines read, or why they could not be read; None if there was no log to read
+    remedies    by code
     """
 
     node_name: str
@@ -63,7 +67,7 @@ class Look(NamedTuple):
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
-    """What a round would run now: checks that only listen need a kernel log."""
+    """Return the runs of a round at this time. Checks that only read the kernel log need a log."""
     return [name for name in loaded.checks if checks[name.check].runs or kernel_log]
 
 
@@ -75,10 +79,11 @@ def look(
     then: Recording | None = None,
     besides: Sequence[CheckResult] = (),
 ) -> Look:
-    """Run every check of `loaded` once. Ends within the checks' deadlines, whatever hangs.
+    """Run every check of `loaded` once. It ends within the checks' deadlines, whatever hangs.
 
-    `then`: the recording of a round to be done again (the runner's workers have it too): its times count, and a check
-    that did not answer is not asked. `besides`: results that exist already.
+    replayed       the recording of a round to be repeated (the workers have it too): its times apply, and a check that
+                   did not answer then does not run
+    extra_results  results that exist already
     """
     settings = loaded.settings
     use_patterns(settings.kernel_log.patterns)
@@ -119,8 +124,10 @@ def look(
 
 
 def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
-    """The last result of each run, in the order of the first ones. If it could not look any more, what the earlier ones
-    found stands."""
+    """Return the last result of each run, in the order of the first ones.
+
+    If the last run did not complete, the findings of the earlier ones count.
+    """
     last: dict[RunName, CheckResult] = {}
     for result in looked:
         before = last.get(result.run)
@@ -131,8 +138,10 @@ def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
-    """The result of a check that looks and listens: what the log holds, beside what the run found. A log that cannot
-    be read casts no doubt on the run."""
+    """Return the result of a check that runs and reads the kernel log, with the findings of both.
+
+    An unreadable log does not affect the result of the run.
+    """
     if ran.run != heard.run:
         return ran
     found = {finding.key for finding in ran.findings}
@@ -141,19 +150,19 @@ def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
 
 
 def _at_face_value(condition: Condition) -> Condition:
-    """A pending condition counts without its confirm time: there is no second look here."""
+    """Return a pending condition as open: there is no second run that could confirm it."""
     if condition.state is not ConditionState.PENDING:
         return condition
     return replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
 
 
-# --- what the worker does
+# --- runs in the worker
 
 
 def _run_all(
     loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_id: str, recording: Recording | None
 ) -> tuple[list[CheckResult], list[Run]]:
-    """GPU checks run first, and the driver is closed right after them."""
+    """Run all checks. GPU checks run first, and the driver is closed right after them."""
     scheduled = [
         ScheduledRun(name, checks[name.check].resource(name.instance), 1.0, config.timeout_seconds)
         for name, config in loaded.checks.items()
@@ -174,7 +183,7 @@ def _run_all(
         if then is not None and not then.answered:
             reply = Reply(request, then.outcome, then.seconds, then.error)
         elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
-            reply = Reply(request, Outcome.TIMED_OUT, 0.0, "the round was out of time before its turn")
+            reply = Reply(request, Outcome.TIMED_OUT, 0.0, "the round ran out of time before this run")
         else:
             reply = ask(runner, request)
         now = time.monotonic()
@@ -209,7 +218,7 @@ def ask(runner: Runner, request: Request) -> Reply:
     return reply
 
 
-# --- what the kernel log holds
+# --- the kernel log
 
 
 def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
@@ -222,8 +231,11 @@ def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
 def _listen(
     ledger: Ledger, listening: Sequence[tuple[Check, CheckConfig]], log: list[RawLine] | OSError, then: Recording | None
 ) -> tuple[list[CheckResult], Ledger]:
-    """A result for each check that listens. What this boot's log holds is history and counts as INFO, as at a daemon's
-    start. All checks are judged together, so each result has the duration of all."""
+    """Return a result for each check that reads the kernel log.
+
+    Lines of this boot are history and count as INFO, as at a daemon's start. All checks are evaluated together, so each
+    result has the total duration.
+    """
     began, now, seconds = time.monotonic(), time.time(), 0.0
     if isinstance(log, OSError):
         outcome, error = Outcome.FAILED, f"{log.filename}: cannot be read: {log.strerror}"
@@ -253,7 +265,7 @@ def _listen(
 
 
 def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, ...]:
-    """The findings, at the severity that counts."""
+    """Return the findings at the severity of their conditions."""
     conditions = {condition.key: condition for condition in (*ledger.cleared, *ledger.conditions)}
     found = []
     for finding in findings:
@@ -265,14 +277,14 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
 
 
 def kernel_log_of(settings: Settings) -> KernelLog | None:
-    """How to read this machine's kernel log; None if another tree is looked at, or the settings want none read."""
+    """Return a reader of this machine's kernel log; None for another root, or if the settings disable the log."""
     if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
         return None
     return lambda: read_kernel_log(settings.kernel_log.accept_injected)
 
 
 def read_kernel_log(accept_injected: bool) -> list[RawLine]:
-    """The lines of the ring buffer that mean something. Raises OSError."""
+    """Return the lines of the ring buffer that have a meaning for healthd. Raises OSError."""
     source = open_source("kmsg", accept_injected=accept_injected)
     lines = []
     try:
@@ -285,11 +297,11 @@ def read_kernel_log(accept_injected: bool) -> list[RawLine]:
     return lines
 
 
-# --- as a document
+# --- JSON
 
 
 def look_json(found: Look) -> dict[str, Any]:
-    """The document of `healthd check --json` (docs/json.md)."""
+    """Return the document of `healthd check --json` (docs/json.md)."""
     return {
         "version": healthd.__version__,
         "node": found.node_name,

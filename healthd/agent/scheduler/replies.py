@@ -1,6 +1,6 @@
-"""Replies of the worker: results of checks become conditions, other replies go to the task that asked.
+"""Replies of the worker: results of checks become conditions; other replies go to the tasks that requested them.
 
-A result becomes conditions by a pure function (agent/conditions/intake.py).
+A pure function turns a result into conditions (agent/conditions/intake.py).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from healthd.host.wakeup import poll
 
 log = logging.getLogger("healthd")
 
-BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays a kernel line
+BURST_SECONDS = 0.02  # the longest wait for the worker alone; it delays kernel lines
 
 
 class Received(NamedTuple):
-    """What the daemon passes on: the end of a round, a reply with lines of the journal, a new inventory."""
+    """Input for the daemon: the end of a round, a reply with lines of the journal, a new inventory."""
 
     round_ended: bool = False
     journal: Reply | None = None
@@ -61,10 +61,11 @@ class Received(NamedTuple):
 
 
 class ReplyHandler:
-    """
+    """Handles the worker's replies.
+
     results    the last result of each run since the start
-    outcomes   how many runs ended so, by check, instance and outcome
-    changes    how often the outcome of a run, or what it found that drains, has changed
+    outcomes   number of runs by check, instance and outcome
+    changes    number of changes in outcomes and in findings that drain
     """
 
     def __init__(
@@ -102,8 +103,11 @@ class ReplyHandler:
         return self._scheduler.configured
 
     def step(self) -> Received:
-        """Handle the replies that are there. Most checks take less than a millisecond: wait for them in a burst rather
-        than run the rest of the loop after each."""
+        """Handle the available replies.
+
+        Most checks take less than a millisecond. In a burst, waiting for them is cheaper than a turn of the loop after
+        each.
+        """
         until = self._monotonic() + BURST_SECONDS
         received = self._handled(self._queue.step())
         while received == Received() and self._client.busy and self._client.answers_within(until - self._monotonic()):
@@ -117,13 +121,13 @@ class ReplyHandler:
         return received
 
     def handle(self, reply: Reply, received: Received) -> Received:
-        """Handle one reply. Return `received` with what the daemon passes on."""
+        """Handle one reply. Return `received` with its input for the daemon added."""
         try:
             return self._handle(reply, received)
         except Exception as error:
             guard.drop(WORKER, error, op_of(reply.request.kind))
-            why = f"healthd makes a mistake with the answer: {words(error)}"
-            with guard.at(WORKER):  # a failed run is neither good nor bad news
+            why = f"internal error in healthd with the answer: {words(error)}"
+            with guard.at(WORKER):  # a failed run is no evidence about health
                 return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
 
@@ -147,7 +151,7 @@ class ReplyHandler:
             elif kind is TakeInventory and not why:
                 return received._replace(inventory=self.inventory.ended(reply))
             elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
-                self._queue.add_task(reply.request)  # again when the worker that hangs in it has ended
+                self._queue.add_task(reply.request)  # again when the hung worker has ended
             elif kind is ReadClusterName and not why:
                 assert isinstance(reply.answer, str)
                 self._memory.stream.set_cluster(reply.answer)
@@ -194,7 +198,7 @@ class ReplyHandler:
         return now - self._overdue_since.get(resource, now)
 
     def _note(self, result: CheckResult) -> None:
-        """Keep the last result of a run. An outcome that is new and not "completed" is logged."""
+        """Keep the last result of a run. A new outcome other than "completed" is logged."""
         name, outcome = result.run, result.outcome
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
@@ -211,8 +215,7 @@ class ReplyHandler:
         return {name.check for name in self.results} - failed
 
     def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
-        """Return the runs that have not run since a moment (epoch). A run right before it counts: none is repeated so
-        soon."""
+        """Return the runs that have not run since a moment (epoch). A run shortly before it counts as well."""
         before = moment - EARLY_AGAIN_SECONDS
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
@@ -221,7 +224,7 @@ class ReplyHandler:
         self.results = {name: result for name, result in self.results.items() if name in self._configured.runs}
 
     def forget_unless_idle(self) -> None:
-        """If jobs can run on this node, drop what checks for an idle node found."""
+        """If jobs can run on this node, drop the results of checks for an idle node."""
         if self._jobs.is_idle:
             return
         only_when_idle = self._configured.only_when_idle
@@ -231,7 +234,7 @@ class ReplyHandler:
     # --- the ledger's copy and the stream
 
     def add_tasks(self, round_ended: bool) -> None:
-        """Have the worker copy the ledger and write the stream, if due. A failed write is tried again after a round."""
+        """Request a copy of the ledger and a write of the stream, if due. A failed write is retried after a round."""
         if self.ledger_copy.is_due(round_ended):
             self._queue.add_task(self.ledger_copy.request())
         if self.delivery.is_due and (round_ended or not self.delivery.problem):
@@ -240,8 +243,10 @@ class ReplyHandler:
             self._queue.add_task(self.files.request())
 
     def finish(self, seconds: float) -> None:
-        """Before the end, within this time: write the stream and copy the ledger. A worker that is busy with something
-        else is not waited for."""
+        """Write the stream and copy the ledger before the daemon ends, within `seconds`.
+
+        A worker that is busy with other work is not waited for.
+        """
         until, under_way = self._monotonic() + seconds, self._client.request
         if under_way is not None and (under_way.resource != "state_dir" or not self._ends(None, until)):
             return
@@ -262,7 +267,9 @@ class ReplyHandler:
 
 
 def weighed(result: CheckResult) -> tuple[object, ...]:
-    """Return what the verdict takes from a run besides conditions. A finding can end though no condition changes: after
-    `healthd repaired`, the next run no longer reports it."""
+    """Return the inputs that the verdict takes from a run, besides conditions.
+
+    A finding can end without a change of conditions: after `healthd repaired`, the next run no longer reports it.
+    """
     bad = {(finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED}
     return result.outcome, result.error, bad

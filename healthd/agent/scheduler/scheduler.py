@@ -1,4 +1,4 @@
-"""Scheduler: which checks run, how often, and which ones run at once after an event."""
+"""Scheduler: decides which checks run, how often, and which run at once after an event."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from healthd.common.guard import WORKER
 from healthd.common.model import RunName
 from healthd.host.host import Host
 
-OPENING_SECONDS = 60.0  # for 8 GPUs whose driver is not held: 1-3 s each to initialise
+OPENING_SECONDS = 60.0  # for 8 GPUs whose driver no process holds open: 1-3 s each to initialise
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it runs when an epilog reports the end of a job
 
 
 class Scheduler:
-    """
+    """Schedules the checks.
+
     configured   the settings in force
-    queue        the work of the worker: due checks, and tasks between them
+    queue        work of the worker: due checks, and tasks between them
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Scheduler:
         self._jobs = jobs
         self._host = Host(settings.root)
         self._driver_is_unheld = self._read_driver_is_unheld()
-        # by (the driver is unheld, this node is idle)
+        # by (driver is idle, node is idle)
         self._scheduled: dict[tuple[bool, bool], list[ScheduledRun]] = {}
         self.queue = WorkerQueue(
             client,
@@ -63,8 +64,11 @@ class Scheduler:
         self._driver_is_unheld = self._read_driver_is_unheld()
 
     def scheduled(self) -> list[ScheduledRun]:
-        """Return the runs that come round. While no other process holds the driver, GPU checks run rarely: opening it
-        takes seconds for each GPU, and closing it resets the volatile ECC counts."""
+        """Return the recurring runs.
+
+        While no other process holds the driver open, GPU checks run rarely: opening it takes seconds per GPU, and
+        closing it resets the volatile ECC counts.
+        """
         key = self._driver_is_unheld, self._jobs.is_idle
         if key not in self._scheduled:
             self._scheduled[key] = list(self._make_scheduled(*key))
@@ -82,7 +86,7 @@ class Scheduler:
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:
-        """Return the runs whose results the verdict requires. Checks for an idle node count only on a drained one."""
+        """Return the runs whose results the verdict requires. Checks for an idle node count only on a drained node."""
         drained = self._jobs.is_drained
         return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
@@ -91,20 +95,21 @@ class Scheduler:
         return [run.name for run in self.scheduled() if kind in self.configured.checks[run.check].after_events]
 
     def runs_after_job(self) -> list[RunName]:
-        """Return the runs that are due at the end of a job. If the driver is closed after each job, GPU checks are not:
-        opening it takes seconds."""
+        """Return the runs that are due at the end of a job.
+
+        GPU checks are excluded if the driver is closed after each job: opening it takes seconds.
+        """
         unheld = self._read_driver_is_unheld()
         return [n for n in self.runs_after(JOB_END) if not (unheld and self.configured.check(n).uses == "nvml")]
 
     def run_after(self, kinds: Iterable[str]) -> None:
         """Run the checks for events of these kinds now."""
         for kind in kinds:
-            with guard.at(WORKER, kind):  # an early run matters less than the event
+            with guard.at(WORKER, kind):  # a mistake here must not affect the event
                 self.queue.run_after_event(self.runs_after(kind))
 
     def _again_after(self, reply: Reply) -> list[RunName]:
-        """Return the runs that are due once more in this round: it reports a GPU that was lost, or a driver that hung,
-        while the round ran."""
+        """Return the runs to repeat in this round: the reply reports a lost GPU or a hung driver."""
         if not reply.nvml_trouble:
             return []
         return [name for name in self.runs_after(NVML_TROUBLE) if name != reply.run]

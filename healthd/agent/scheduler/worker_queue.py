@@ -1,7 +1,7 @@
-"""What the worker does and when: the checks that are due, one after another, and tasks between them.
+"""Queue of the worker: due checks one after another, and tasks between them.
 
-A round is all runs that are due together. GPU checks come first and NVML is closed right after them, so that the driver
-is held as briefly as can be. A round that takes too long ends without its last checks rather than late.
+A round consists of all runs that are due together. GPU checks come first and NVML is closed right after them, so that
+the driver is held open as briefly as possible. A round that takes too long ends without its last checks.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ log = logging.getLogger("healthd")
 
 TASK_SECONDS = 20.0
 EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
-# In one round, whoever wishes for more: so a round ends, also one of checks that time out and have each other look
-# once more. What is wished for beyond that is in the next one, which begins at once.
+# Limit per check, so that a round ends even if checks time out and request repeats of each other. Further repeats run
+# in the next round, which begins at once.
 MOST_TURNS = 2
 
 
 class Step(NamedTuple):
-    """What a step of the worker's side brought: the replies, usually none or one, and whether a round ended."""
+    """Result of one step: the replies, usually none or one, and whether a round ended."""
 
     replies: list[Reply]
     round_ended: bool
 
 
 class WorkerQueue:
-    """
-    scheduled     returns the runs that come round
-    request_for   returns the request for a run
-    after         returns the runs that are due once more in this round after a reply
+    """The queue.
+
+    scheduled      returns the recurring runs
+    request_for    returns the request for a run
+    repeats_after  returns the runs to repeat in this round after a reply
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class WorkerQueue:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._commanded_at = -FOREVER  # when the last round for a command began, or will
+        self._commanded_at = -FOREVER  # begin of the last or next round for a command
         self._quarantined: set[str] = set()
         self._running = False
         self._began = 0.0
-        self._turns: Counter[RunName] = Counter()  # of each run in the round in progress
+        self._turns: Counter[RunName] = Counter()  # number of runs in the round in progress
         self._due_of: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
@@ -82,7 +83,7 @@ class WorkerQueue:
 
     @property
     def deadline(self) -> float:
-        """When there is something to do even if nothing wakes us (monotonic)."""
+        """When the next step is due without other input (monotonic)."""
         if self._runner.busy:
             return self._runner.deadline
         if self._queue or self._task() or self._runner.nvml_open:
@@ -90,8 +91,8 @@ class WorkerQueue:
         return self._next_due()
 
     def _next_due(self) -> float:
-        """When something is due (monotonic). It is computed again only if what it depends on has changed, since this is
-        asked after every check of a round."""
+        """Return when a run is due (monotonic). Cached until its inputs change: it is called after every check of a
+        round."""
         scheduled = self._scheduled()
         if scheduled is not self._due_of:
             self._due_of = scheduled
@@ -110,23 +111,28 @@ class WorkerQueue:
             self.run_early(run.name, self._monotonic())
 
     def run_after_command(self) -> None:
-        """Run all checks now. Commands that repeat within EARLY_AGAIN_SECONDS share one more round at the end of that
-        time, so that a script that acknowledges in a loop does not cause a round for each call."""
+        """Run all checks now.
+
+        Commands that repeat within MIN_REPEAT_SECONDS share one more round at the end of that time, so that a script
+        that acknowledges in a loop does not cause a round for each call.
+        """
         now = self._monotonic()
         if now < self._commanded_at:
-            return  # that round is still to come
+            return  # that round has not begun yet
         self._commanded_at = max(now, self._commanded_at + EARLY_AGAIN_SECONDS)
         for run in self._scheduled():
             self.run_early(run.name, self._commanded_at)
 
     def run_after_event(self, names: Iterable[RunName]) -> None:
-        """Run these checks now, but not before EARLY_AGAIN_SECONDS after their last run: events come in storms."""
+        """Run these checks now, but not within MIN_REPEAT_SECONDS after their last run: events come in storms."""
         for name in names:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Give the worker other work, for when no check is due. A task waits while a worker hangs in its resource. Of
-        several tasks of a kind only the newest is kept."""
+        """Give the worker other work for times without due checks.
+
+        A task waits while a worker hangs in its resource. Only the newest task of a kind is kept.
+        """
         kind = (request.resource, request.kind)
         self._tasks = deque(e for e in self._tasks if (e.resource, e.kind) != kind)
         self._tasks.append(request)
@@ -140,12 +146,12 @@ class WorkerQueue:
     # --- work
 
     def step(self) -> Step:
-        """Go on, also with what is due by now."""
+        """Advance, including runs that have become due."""
         self._queue_what_is_due()
         return self.go_on()
 
     def go_on(self) -> Step:
-        """The same with what is under way: in a burst of answers nothing else has happened."""
+        """Advance without looking for due runs: in a burst of answers nothing else has changed."""
         ended = []
         reply = self._runner.step()
         if self._quarantined != (quarantined := self._runner.quarantined.keys()):
@@ -172,7 +178,7 @@ class WorkerQueue:
             log.info("the worker that hung in %s has ended", resource)
         for run in self._scheduled():
             if run.resource in freed:
-                # Not again and again at once, if a check takes just longer than it may.
+                # Wait, in case the check always takes slightly longer than its time limit.
                 again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
                 self.run_early(run.name, max(self._monotonic(), again_at))
 
@@ -197,7 +203,7 @@ class WorkerQueue:
         self._queue = deque(schedule.gpus_first([*self._queue, *new]))
 
     def _queue_once_more(self, names: Collection[RunName]) -> None:
-        """Before NVML is closed: what a GPU check met is told in this round."""
+        """Queue repeats before NVML is closed, so that they run in this round."""
         waiting = {run.name for run in self._queue}
         again = {name for name in names if name not in waiting and self._turns[name] < MOST_TURNS}
         if again and self._running:
@@ -205,25 +211,27 @@ class WorkerQueue:
             self._queue = deque(schedule.again(self._queue, self._scheduled(), again))
 
     def _has_had_its_turn(self, run: ScheduledRun, now: float) -> bool:
-        """Whether the round in progress has run it, and nobody wished for it since: a round that takes longer than the
-        interval ends, and the next one begins, instead of going on until it is out of time."""
+        """Return True if the round in progress has run it, and no early run was requested since.
+
+        A round that takes longer than the interval must end before the next one starts.
+        """
         turns = self._turns[run.name] if self._running else 0
         return turns >= MOST_TURNS or (turns > 0 and self._early.get(run.name, FOREVER) > now)
 
     def _next(self) -> Request | Reply | None:
-        """The next thing to do. When NVML's checks and tasks are done it is closed first; then checks, then tasks."""
+        """Return the next work: first the end of NVML work, then checks, then tasks."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._take(self._task("nvml")) or CLOSE_NVML
         if self._queue:
             run = self._queue.popleft()
             request = Request(run.resource, run.timeout_seconds, self._request_for(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
-                return Reply(request, Outcome.TIMED_OUT, 0.0, "the round was out of time before its turn")
+                return Reply(request, Outcome.TIMED_OUT, 0.0, "the round ran out of time before this run")
             return request
         return self._take(self._task())
 
     def _task(self, resource: str = "") -> Request | None:
-        """The next task (for that resource) that can be done now, since nothing hangs in its resource."""
+        """Return the next task (for that resource) whose resource is not quarantined."""
         quarantined = self._runner.quarantined
         fits = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(fits, None)

@@ -1,4 +1,4 @@
-"""Tasks of the worker beside the checks. Each type makes the requests of one task and takes the replies."""
+"""Tasks of the worker other than checks. Each class makes the requests of one task and handles the replies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INVENTORY_SECONDS = 24 * 3600.0
 
 
 class LedgerCopy:
-    """The copy of the ledger in the state directory, whose disk may hang. trouble: why the last copy failed."""
+    """The copy of the ledger in the state directory, whose disk may hang. problem: why the last copy failed."""
 
     def __init__(self, memory: Memory, runtime_dir: str, state_dir: str) -> None:
         self.failures, self.problem = 0, ""
@@ -37,8 +37,10 @@ class LedgerCopy:
         self._runtime_dir, self._state_dir = runtime_dir, state_dir
 
     def is_due(self, round_ended: bool) -> bool:
-        """Return True after a round, and at once after an action in Slurm: a node that reboots minutes after its drain
-        must know that the drain is healthd's."""
+        """Return True after a round, and at once after an action in Slurm.
+
+        A node that reboots minutes after its drain must know that the drain is healthd's.
+        """
         return self._memory.uncopied and (round_ended or self._memory.slurm_uncopied)
 
     def request(self) -> Request:
@@ -55,14 +57,14 @@ class LedgerCopy:
 
 
 class InstalledFiles:
-    """healthd's own files, which may be removed or replaced while it runs. trouble: a sentence if they were."""
+    """healthd's own files, which may be removed or replaced while it runs. problem: a sentence in that case."""
 
     def __init__(self) -> None:
         self.problem = ""
         self._at_start = installed_files.identities()
 
     def changed(self) -> str:
-        """Return a sentence if the files are gone or replaced, "" if not. It may hang with their disk."""
+        """Return a sentence if the files were removed or replaced, "" if not. It may hang with their disk."""
         return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
@@ -82,7 +84,7 @@ class InstalledFiles:
 
 
 class Textfile:
-    """The file `metrics.textfile`, whose disk may hang. trouble: why it could not be written."""
+    """The file `metrics.textfile`, whose disk may hang. problem: why it could not be written."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -94,7 +96,7 @@ class Textfile:
         problem = without_class(failure(reply))
         if problem:
             assert isinstance(reply.request.asked, WriteFile)
-            problem = f"no metrics in {reply.request.asked.path} (metrics.textfile): {problem}"
+            problem = f"cannot write {reply.request.asked.path} (metrics.textfile): {problem}"
         if problem not in ("", self.problem):
             log.error("%s", problem)
         self.problem = problem
@@ -109,12 +111,14 @@ class InventoryTask:
         self._read_at = -float("inf")
 
     def renew_soon(self) -> None:
-        """Read it again after the next GPU check."""
+        """Read the inventory again after the next GPU check."""
         self._read_at = -float("inf")
 
     def is_due(self, check: Reply, observations: Iterable[Observation]) -> bool:
-        """Return True after a check of GPUs if the inventory is old or differs from what the check observed. It is then
-        read before the driver is closed."""
+        """Return True after a GPU check if the inventory is old or differs from the observations of the check.
+
+        It is then read before the driver is closed.
+        """
         if check.request.resource != "nvml" or check.outcome is not Outcome.COMPLETED:
             return False
         is_old = self._monotonic() - self._read_at >= INVENTORY_SECONDS
@@ -130,7 +134,7 @@ class InventoryTask:
 
 
 def failure(reply: Reply) -> str:
-    """Return why the worker did not do the task, "" if it did."""
+    """Return why the worker did not complete the task, "" if it did."""
     if reply.outcome is Outcome.COMPLETED:
         return ""
     return reply.error or reply.outcome.value.replace("_", " ")
@@ -146,16 +150,16 @@ def outgrown(inventory: Inventory, observations: Iterable[Observation]) -> bool:
 
 
 class Delivery:
-    """Events on their way to the stream's files: lines of the ledger's outbox, one write at a time."""
+    """Writes events to the stream's files: lines of the ledger's outbox, one write at a time."""
 
     def __init__(self, memory: Memory, state_dir: str) -> None:
         self._memory = memory
         self._state_dir = state_dir
         self._under_way = False
-        self._again = True  # they may stand in the file already: of a daemon that was killed, or after a failure
+        self._again = True  # lines may be in the file already, after a kill or a failure
         self._failures = 0
         self._journal_lost = 0
-        self.problem = ""  # why no line can be written, until one can
+        self.problem = ""  # why lines cannot be written; "" = they can
 
     @property
     def status(self) -> StreamStatus:
@@ -164,8 +168,10 @@ class Delivery:
 
     @property
     def is_due(self) -> bool:
-        """Only once the ledger with these lines is saved: who is killed after the write knows that they were told, and
-        gives no other line their numbers."""
+        """True if lines wait and the ledger that contains them is saved.
+
+        After a kill, a daemon with that ledger does not give the numbers of written lines to other lines.
+        """
         return bool(self._memory.ledger.outbox.lines) and not self._under_way and not self._memory.unsaved
 
     def request(self) -> Request:

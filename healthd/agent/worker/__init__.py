@@ -1,1 +1,1 @@
-"""The worker process, which runs the checks, and the daemon's side of it."""
+"""The worker process, which runs the checks, and its client in the daemon."""

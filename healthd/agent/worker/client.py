@@ -1,11 +1,11 @@
-"""The daemon's side of the worker: one request at a time, each with a deadline; a worker that is overdue is left.
+"""Client of the worker in the daemon: one request at a time, each with a deadline.
 
-A worker that hangs inside the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and
-120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until the
-worker is gone its resource is quarantined: requests for it are STUCK at once, so each resource has at most one lost
+A worker that hangs in the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and 120
+followed). Its stream is closed, and it ends when the call returns. Other overdue workers are killed. Until the worker
+has ended, its resource is quarantined: requests for it are STUCK at once, so that each resource has at most one lost
 worker.
 
-Nothing here blocks: the socket is non-blocking, and the daemon's one wait watches children through pidfds.
+The client never blocks: the socket is non-blocking, and the daemon waits for children through pidfds.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
-NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it looks at once when a reply is in `nvml_trouble`
-BELIEVED_SECONDS = 10.0  # a library that a worker loaded so lately is the installed one
-END_SECONDS = 0.2  # a worker's end takes a moment to show: we wait so long, then it counts as lost
+NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it runs at once after a reply with `has_nvml_problem`
+BELIEVED_SECONDS = 10.0  # a library that a worker loaded this recently is the installed one
+END_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | Copy"
 
 
 class Request(Value, frozen=True):
-    """`resource`: what the request may hang in ("nvml", "mount /data")."""
+    """A request. `resource`: the resource that it may hang in ("nvml", "mount /data")."""
 
     resource: str
     timeout_seconds: float
@@ -69,12 +69,12 @@ CLOSE_NVML = Request("nvml", 10.0, CloseNvml())
 
 
 class Reply(Value, frozen=True):
-    """How a request ended.
+    """Result of a request.
 
-    answered    the worker responded
-    answer      of the request's type in ANSWERS (COMPLETED, or FAILED: what a run had found until then)
-    told        the moment (epoch) that the message had; None: it had none, or the worker did not respond
-    clock_step  by how many seconds the clock was set between that moment and the response
+    answered      the worker responded
+    answer        of the request's type in ANSWERS (COMPLETED, or FAILED: the findings of a run until then)
+    message_time  the time (epoch) in the message, None without one or without a response
+    clock_step    seconds by which the clock was set between that time and the response
     """
 
     request: Request
@@ -88,13 +88,13 @@ class Reply(Value, frozen=True):
 
     @property
     def run(self) -> RunName:
-        """The run that was requested."""
+        """The requested run."""
         assert isinstance(self.request.asked, Run)
         return RunName(self.request.asked.check, self.request.asked.instance)
 
     @property
     def nvml_trouble(self) -> bool:
-        """Whether a run met what says more of the GPUs than of its own check: one was gone, or NVML did not answer."""
+        """True if a run met a problem of the GPUs in general: one was lost, or NVML did not answer."""
         if self.request.resource != "nvml" or not isinstance(self.request.asked, Run):
             return False
         never_came = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
@@ -102,7 +102,7 @@ class Reply(Value, frozen=True):
 
 
 class Identity(Value, frozen=True):
-    """A process, also across reuse of its pid: `start` is field 22 of /proc/PID/stat, clock ticks since boot."""
+    """A process, unique across reuse of its pid. `start`: field 22 of /proc/PID/stat, clock ticks since boot."""
 
     pid: int
     start: int
@@ -110,7 +110,7 @@ class Identity(Value, frozen=True):
 
 
 class _Lost(Struct):
-    """pidfd: None = no descriptor was left for one."""
+    """A lost worker. pidfd: None = no descriptor was left for one."""
 
     identity: Identity
     pidfd: int | None
@@ -118,8 +118,13 @@ class _Lost(Struct):
 
 
 class _Worker(Struct):
-    """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
-    fitted the driver. `requests`: how many it got; each message, and its response, has its number."""
+    """The running worker.
+
+    started_at      monotonic
+    nvml_open       it may hold the driver open
+    matched_driver  the NVML that it loaded matched the driver
+    request_count   each message and its response have this number
+    """
 
     process: Process
     stream: socket.socket
@@ -135,7 +140,7 @@ class _Worker(Struct):
 
 
 def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
-    """A worker that is a program, with nothing of this process but the stream. Raises OSError."""
+    """Start a worker as a separate program, which shares only the stream with this process. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), encode(setup).decode()],
         pass_fds=[stream.fileno()],
@@ -147,10 +152,10 @@ def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
 
 
 class Runner:
-    """Sends requests to the worker, starts it when there is none, and replaces it when it fails.
+    """Sends requests to the worker, starts a worker if there is none, and replaces one that fails.
 
-    `now`: the clock whose moment each request tells the worker; None: requests tell none, and the worker asks its own.
-    `begin`: how a worker is started, at its end of the stream; it raises OSError.
+    now            clock whose time each request contains; None: requests contain no time, and the worker uses its clock
+    start_process  starts a worker at its end of the stream; raises OSError
     """
 
     def __init__(
@@ -170,14 +175,14 @@ class Runner:
         self._request: Request | None = None
         self._began = 0.0
         self._told: float | None = None
-        self._chunk = bytearray(CHUNK_BYTES)  # one for all: a new one for each answer leaves holes in the heap for ever
+        self._chunk = bytearray(CHUNK_BYTES)  # shared: a new one for each answer would fragment the heap
         self._lost: list[_Lost] = []
         self._written = b""
         self._workers_fd = -1
         self.started_total = 0
         self.abandoned_total = 0
 
-    # --- what the daemon's wait needs
+    # --- inputs of the daemon's wait
 
     @property
     def busy(self) -> bool:
@@ -190,7 +195,7 @@ class Runner:
 
     @property
     def nvml_open(self) -> bool:
-        """Whether the worker holds the driver: a check used it since the last close_nvml."""
+        """True if the worker holds the driver open: a check used it since the last close_nvml."""
         return self._worker is not None and self._worker.nvml_open
 
     @property
@@ -199,7 +204,7 @@ class Runner:
         return self._began + self._request.timeout_seconds if self._request else float("inf")
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        """(file descriptor, wants to write) of everything that can wake us."""
+        """Yield (file descriptor, wait for writing) of everything that can wake the daemon."""
         if self._worker is not None:
             yield self._worker.stream.fileno(), bool(self._worker.outgoing)
         for lost in self._lost:
@@ -208,17 +213,17 @@ class Runner:
 
     @property
     def quarantined(self) -> dict[str, int]:
-        """resource -> pid of the lost worker that is still hung in it."""
+        """resource -> pid of the lost worker that hangs in it."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost} if self._lost else {}
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The pids of the worker and of the lost ones that still live."""
+        """The pids of the worker and of lost workers that are still alive."""
         worker = () if self._worker is None else (self._worker.process.pid,)
         return (*worker, *(lost.identity.pid for lost in self._lost))
 
     def answers_within(self, seconds: float) -> bool:
-        """Whether the worker says something in that time; False at once if that is over."""
+        """Return True if the worker sends data within this time. Returns False at once if `seconds` is not positive."""
         if self._worker is None or seconds <= 0:
             return False
         return bool(self._worker.answers.poll(seconds * 1000))
@@ -226,20 +231,20 @@ class Runner:
     # --- requests
 
     def adopt_lost(self) -> None:
-        """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
+        """Take over workers of an earlier daemon that are still alive: their resources stay quarantined."""
         try:
             known = decode(list[Identity], ownership.read(self._workers_file))
         except (OSError, DecodeError):
-            return  # no file, or cut off by a crash of the machine: no process of that boot lives
+            return  # no file, or truncated by a crash: no process of that boot is alive
         for identity in known:
             if start_time(identity.pid) == identity.start:
                 try:
                     self._lost.append(_Lost(identity, shortage.pidfd_of(identity.pid), None))
                 except OSError:
-                    continue  # it ended just now
+                    continue  # it has just ended
 
     def send(self, request: Request) -> Reply | None:
-        """Begin a request. Returns a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
+        """Begin a request. Return a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
         assert self._request is None, "one request at a time"
         if self._lost:
             self._forget_ended()
@@ -254,12 +259,12 @@ class Runner:
         return self._ask(worker, request)
 
     def renew(self) -> None:
-        """The next request goes to a fresh worker."""
+        """Send the next request to a new worker."""
         if self._worker is not None:
             self._worker.old = True
 
     def step(self) -> Reply | None:
-        """Go on with what is ready, and look at the deadline. Returns the Reply if the request ended."""
+        """Advance, and check the deadline. Return the Reply if the request ended."""
         if self._lost:
             self._forget_ended()
         if self._worker is None:
@@ -270,7 +275,7 @@ class Runner:
         return reply
 
     def close(self, wait_seconds: float) -> None:
-        """End the idle worker, or leave the busy one: it ends by itself, and the next daemon knows of it."""
+        """End an idle worker, or leave a busy one. It ends by itself, and the next daemon adopts it."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stream.close()
@@ -284,10 +289,10 @@ class Runner:
             if lost.pidfd is not None:
                 os.close(lost.pidfd)
             if lost.process is not None:
-                lost.process.returncode = 0  # nobody waits for it: it outlives us on purpose
+                lost.process.returncode = 0  # avoids a warning: it may outlive the daemon
         self._lost = []
 
-    # --- inside
+    # --- internals
 
     def _start(self) -> _Worker:
         try:
@@ -311,14 +316,14 @@ class Runner:
         worker.requests += 1
         worker.nvml_open = worker.nvml_open or request.resource == "nvml"
         worker.incoming = bytearray()
-        # Only now: a worker that had to be started, or got rid of, may have cost seconds.
+        # Not earlier: starting or discarding a worker may have taken seconds.
         self._began, self._told = self._monotonic(), self._now() if self._now else None
         worker.outgoing = encode(Message(worker.requests, request.asked, self._told)) + b"\n"
         self._write_down(request.resource)
         return self._send_more()
 
     def _discard_unfit(self) -> None:
-        """Before a request: replace an idle worker that died, says something unasked, or has old code."""
+        """Replace an idle worker that died, sent unrequested data, or has old code. Called before a request."""
         if self._worker is None:
             return
         if self._worker.old:
@@ -353,7 +358,7 @@ class Runner:
         if not size:
             return self._died()
         if self._request is None:
-            self._discard()  # it talks unasked: its next words would be taken for an answer
+            self._discard()  # unrequested data would be taken for the next answer
             return None
         worker.incoming += memoryview(self._chunk)[:size]
         if self._chunk.find(b"\n", 0, size) >= 0:
@@ -361,7 +366,7 @@ class Runner:
             return self._answered(line, rest)
         if len(worker.incoming) > MAX_REPLY_BYTES:
             self._discard()
-            return self._ended(Outcome.FAILED, f"the worker answered more than {MAX_REPLY_BYTES >> 20} MiB")
+            return self._ended(Outcome.FAILED, f"the worker's answer exceeds {MAX_REPLY_BYTES >> 20} MiB")
         return None
 
     def _answered(self, line: bytes, rest: bytes) -> Reply | None:
@@ -375,12 +380,12 @@ class Runner:
                 raise DecodeError(f"response {response.number} to request {worker.requests}")
         except DecodeError:
             self._discard()
-            return self._ended(Outcome.FAILED, "the worker answered nonsense")
+            return self._ended(Outcome.FAILED, "the worker sent an invalid answer")
         answer, error = None, response.error
         try:
             if not error or raw != NO_ANSWER:
                 answer = decode(ANSWERS[request.kind], raw)
-        except DecodeError as wrong:  # a site's check may give values of any type
+        except DecodeError as wrong:  # a site check may return values of any type
             error = f"the worker's answer: {wrong}"
         closes_nvml = isinstance(request.asked, CloseNvml)
         if closes_nvml or response.outdated:
@@ -389,16 +394,16 @@ class Runner:
         outdated = response.outdated and is_old
         worker.fitted = worker.fitted or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.requests > 1:
-            # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That is no fault
-            # of this node, whose driver may have been upgraded: a fresh process loads the NVML of today. We believe
-            # that process for the rest of the round: else each GPU check would have a process of its own.
+            # The NVML that it loaded for an earlier round does not match the driver that is loaded now. The driver may
+            # have been upgraded: a new process loads the installed NVML. The result of that process is trusted for the
+            # rest of the round; otherwise each GPU check would start a process.
             self._discard()
             try:
                 return self._ask(self._start(), request)
             except OSError as problem:
                 return self._ended(Outcome.FAILED, f"no worker could be started: {problem}")
         if rest or outdated or (closes_nvml and error):
-            self._discard()  # after a failed nvmlShutdown the driver is held for as long as that process lives
+            self._discard()  # after a failed nvmlShutdown the process holds the driver open until it ends
         reply = self._ended(Outcome.FAILED if error else Outcome.COMPLETED, error)
         if self._told is None or self._now is None:
             return replace(reply, answered=True, answer=answer)
@@ -406,10 +411,10 @@ class Runner:
         return replace(reply, answered=True, answer=answer, told=self._told, clock_step=step)
 
     def _died(self) -> Reply | None:
-        """The stream ended. Returns a Reply only if a request was in flight."""
+        """Handle the end of the stream. Return a Reply only if a request was in flight."""
         assert self._worker is not None
         process = self._worker.process
-        _ended_within(process, END_SECONDS)  # wait for its own end, so that we tell its own exit status
+        _ended_within(process, END_SECONDS)  # wait for its exit, to report the exit status
         self._discard()
         if self._request is None:
             return None
@@ -444,7 +449,7 @@ class Runner:
     def _lose(self, worker: _Worker, resource: str) -> None:
         try:
             pidfd = shortage.pidfd_of(worker.process.pid)
-        except OSError:  # it ended just now
+        except OSError:  # it has just ended
             worker.process.poll()
             return
         self._lost.append(_Lost(Identity(worker.process.pid, worker.start, resource), pidfd, worker.process))
@@ -463,7 +468,7 @@ class Runner:
                 self._lost.remove(lost)
 
     def _write_down(self, resource: str) -> None:
-        """Write down the workers and what they may hang in, for the next daemon, should we be killed now."""
+        """Record the workers and the resources that they may hang in, for the next daemon in case of a kill."""
         if not self._workers_file:
             return
         workers = [lost.identity for lost in self._lost]
@@ -472,9 +477,9 @@ class Runner:
         text = encode(workers)
         if text == self._written:
             return
-        with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
-            # Written in place with one call, for it changes with every check of a round. Blanks cover the rest of a
-            # longer text that stood there: JSON ignores them.
+        with contextlib.suppress(OSError):  # a full tmpfs: ConditionStore.save reports it
+            # Written in place with one call, because it changes with every check of a round. Blanks overwrite the rest
+            # of a longer text: JSON ignores them.
             if self._workers_fd < 0:
                 self._workers_fd = open_own_file(self._workers_file)
                 os.ftruncate(self._workers_fd, 0)
@@ -491,7 +496,7 @@ def _ended_within(process: Process, seconds: float) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie. Never blocks, unlike cmdline."""
+    """Return field 22 of /proc/PID/stat; None for a zombie or a missing process. Never blocks, unlike cmdline."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

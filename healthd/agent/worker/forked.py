@@ -1,7 +1,7 @@
-"""A worker of a command: a copy of this process, which has imported already all that a worker needs.
+"""A worker of a command: a fork of this process, which has already imported everything that a worker needs.
 
-Only for a command, which ends with its round. A daemon starts a program (runner.executed()): its worker must be of the
-files that lie there, and have nothing of a process that is weeks old.
+Only for a command, which ends with its round. The daemon starts a program (`client.start_program`): its worker must use
+the installed files, and no state of a process that is weeks old.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from healthd.agent.settings.registry import Check
 from healthd.agent.worker import process
 from healthd.agent.worker.process import Setup
 
-LONGEST_PAUSE_SECONDS = 0.05  # between two looks for its end
+LONGEST_PAUSE_SECONDS = 0.05  # longest pause between two polls for its exit
 
 
 class Copy:
-    """A copy of this process, with what the runner asks of a subprocess.Popen."""
+    """A fork of this process, with the methods of subprocess.Popen that the client needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -37,17 +37,17 @@ class Copy:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # SIGCHLD is ignored here: nobody will ever know, as with subprocess.Popen
+            except ChildProcessError:  # SIGCHLD is ignored: the status is unknown, as with subprocess.Popen
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, or minus the signal. Raises subprocess.TimeoutExpired."""
+        """Return the exit status, or minus the signal. Raises subprocess.TimeoutExpired."""
         end = inf if timeout is None else time.monotonic() + timeout
         pause = 0.0005
-        while (status := self.poll()) is None:  # as subprocess.Popen does it, which needs nothing of the kernel
+        while (status := self.poll()) is None:  # like subprocess.Popen, which polls too
             left = end - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
@@ -57,23 +57,25 @@ class Copy:
 
     def kill(self) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # SIGCHLD is ignored, and it ended just now
+            with suppress(ProcessLookupError):  # SIGCHLD is ignored, and it has just ended
                 os.kill(self.pid, signal.SIGKILL)
 
 
 def can_serve() -> bool:
-    """Whether a copy of this process is as good as a new one. A site's file that was imported here, also one that was
-    refused, may have loaded any library (NVML among them) and started threads, whose locks a copy would have and never
-    get."""
+    """Return True if a fork of this process is as good as a new process.
+
+    A site's file that was imported here, even a rejected one, may have loaded any library (such as NVML) and started
+    threads, whose locks would stay locked in a fork.
+    """
     return not registry.has_run_a_site_file() and len(os.listdir("/proc/self/task")) == 1
 
 
 def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> Copy:
-    """A worker that knows these checks. Raises OSError."""
+    """Start a worker that has these checks. Raises OSError."""
     for ours in (sys.stdout, sys.stderr):
         if ours is not None:
-            ours.flush()  # else the copy has the same text to write
-    # Ctrl-C is for the parent, from the first moment on.
+            ours.flush()  # otherwise the fork would write the same text
+    # Only the parent handles Ctrl-C, from the start.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pid = os.fork()
@@ -95,13 +97,16 @@ def _serve(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> 
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        os._exit(status)  # what the parent does at its end is not ours to do
+        os._exit(status)  # skip the parent's exit handlers
 
 
 def _forget_the_parent(stream: int) -> None:
-    """What a program would not have of it: its session and terminal, its directory, what it does at signals, its open
-    files. Who hangs, and is left behind, must keep no pipe, lock or socket of it open."""
-    gc.freeze()  # to look through what was there would copy each page of it
+    """Drop everything that a separate program would not have: session, terminal, directory, signal handlers and open
+    files.
+
+    A worker that hangs and is abandoned must not keep a pipe, lock or socket of the parent open.
+    """
+    gc.freeze()  # a garbage collection would copy each page of the parent's memory
     os.setsid()
     os.chdir("/")
     signal.set_wakeup_fd(-1)
@@ -111,5 +116,5 @@ def _forget_the_parent(stream: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != stream:
-            with suppress(OSError):  # the one by which they were listed
+            with suppress(OSError):  # the descriptor of the listing
                 os.close(int(name))

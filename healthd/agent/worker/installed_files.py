@@ -1,7 +1,7 @@
-"""Whether the files that this process was started from still lie where they lay. Who removes the venv, or installs into
-it, under a running daemon leaves it with what it has in memory; workers are started from what lies there then.
+"""Detect removal or replacement of the files that this process was started from.
 
-Looked at by the worker, since that disk may hang.
+If someone removes the venv, or installs into it, while the daemon runs, the daemon continues with its memory, while new
+workers start from the new files. The worker reads the files, because their disk may hang.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import healthd
 
-# Two of the package, and the interpreter's name in the venv. pip and dpkg write each file anew; what the interpreter's
-# link leads to is the distribution's, and may be replaced.
+# Two files of the package, and the interpreter's name in the venv. pip and dpkg create each file again. The target of
+# the interpreter's link belongs to the distribution, and may be replaced.
 FILES = (healthd.__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), sys.executable)
 RESTART = "restart it (systemctl restart healthd)"
 
 
 def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
-    """Of each that is there: inode, moment of its last change in ns, size."""
+    """Return inode, time of the last change in ns, and size of each file that exists."""
     found = {}
     for path in paths:
         try:
@@ -31,11 +31,11 @@ def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
 
 
 def problem(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> str:
-    """One sentence if they are gone or others; "" if not."""
+    """Return a sentence if the files are missing or changed, "" if not."""
     for path in before:
         if path not in now:
-            return f"healthd's files are gone ({path}): it goes on without them; install it again, and {RESTART}"
+            return f"healthd's files were removed ({path}); healthd still runs: install it again, and {RESTART}"
     for path, identity in before.items():
         if now[path] != identity:
-            return f"healthd's files were replaced ({path}) while it runs: {RESTART}"
+            return f"healthd's files were replaced ({path}) while healthd runs: {RESTART}"
     return ""

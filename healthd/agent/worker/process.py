@@ -1,10 +1,10 @@
-"""The worker: the process that may hang, crash or be abandoned. It does one request at a time for the daemon.
+"""The worker: the process that may hang, crash or be abandoned. It handles one request at a time.
 
     python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
 Messages and responses are JSON lines (requests.py). The end of the stream is the order to end: an abandoned worker
-notices it before its next call of NVML, or when it reads the next request, so nobody ever kills it inside the
-driver. What a library or plug-in prints on standard output goes nowhere.
+detects it before its next call of NVML, or when it reads the next request, so that it is never killed in the driver.
+Output of libraries and plug-ins on standard output is discarded.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ from healthd.host.host import Host, opener_of_fake
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 gives some 600 of its NVLinks; each is a series, and kept in the past
+MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 has about 600 for its NVLinks; each is a series
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
-SHARED_SECONDS = 0.25  # answers are shared within a round, but not with the look after a removal
+SHARED_SECONDS = 0.25  # answers are shared within a round, but not with a run after a removal
 
 
 class Setup(Value, frozen=True):
-    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML. state_dir,
-    runtime_dir: the daemon's, for checks that read what other parts of healthd left there.
+    """Parameters of a worker.
 
-    record   a directory for notes of all questions and answers ("" = none)
-    replay   a recording that answers instead of the machine ("" = none); root and fake_nvml are the recording's
+    fake_nvml    a profile or scenario file, "" for the real NVML
+    record       a directory for notes of all questions and answers, "" = none
+    replay       a recording that answers instead of the machine, "" = none; root and fake_nvml are the recording's
+    state_dir    the daemon's, for checks that read files of other parts of healthd
+    runtime_dir  the same
     """
 
     root: str = "/"
@@ -74,7 +76,7 @@ class Setup(Value, frozen=True):
 
 
 def setup_of(settings: Settings, record: str = "") -> Setup:
-    """What the worker of a daemon with these settings is told."""
+    """Return the parameters of the worker of a daemon with these settings."""
     return Setup(
         settings.root,
         settings.nvml.fake,
@@ -91,10 +93,10 @@ def main() -> None:
 
 
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
-    """Answer requests until the stream ends. `checks`: those that are known already."""
+    """Answer requests until the stream ends. `checks`: checks that are already imported."""
     raise_score()
-    faulthandler.enable(2)  # by its number: in a copy sys.stderr may be what the parent put there
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    faulthandler.enable(2)  # by its number: in a fork sys.stderr may be an object of the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then ends this process
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -105,13 +107,15 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
         try:
             stream.sendall(worker.respond(line))
         except ConnectionError:
-            break  # abandoned while it hung: nobody waits for this answer
+            break  # abandoned while it hung: the answer is not needed
     host.close_nvml()
 
 
 def _end_if_abandoned(stream: socket.socket) -> None:
-    """End this process if the daemon has closed its end of the stream. nvmlShutdown is left out: it may hang too, and
-    the kernel closes the driver's files."""
+    """End this process if the daemon has closed its end of the stream.
+
+    nvmlShutdown is skipped: it may hang too, and the kernel closes the driver's files.
+    """
     hung_up = select.poll()
     hung_up.register(stream, select.POLLRDHUP)
     if hung_up.poll(0):
@@ -120,7 +124,7 @@ def _end_if_abandoned(stream: socket.socket) -> None:
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:
     buffer = b""
-    chunk = bytearray(CHUNK_BYTES)  # one for all: a new one for each request leaves holes in the heap for ever
+    chunk = bytearray(CHUNK_BYTES)  # shared: a new one for each request would fragment the heap
     while True:
         try:
             size = stream.recv_into(chunk)
@@ -134,7 +138,7 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
 
 
 def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
-    """The Host to look at, and a function to be told of each run that begins."""
+    """Return the Host for the checks, and a function to call at the beginning of each run."""
     host, begin = _host_of(setup)
     host.state_dir, host.runtime_dir = setup.state_dir, setup.runtime_dir
     return host, begin
@@ -156,8 +160,10 @@ def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 
 class Worker:
-    """The operations: each takes a request (agent/worker/requests.py) and returns its answer. An exception becomes an
-    error in one sentence."""
+    """The operations: each takes a request (agent/worker/requests.py) and returns its answer.
+
+    An exception becomes an error of one sentence.
+    """
 
     def __init__(
         self,
@@ -179,11 +185,11 @@ class Worker:
         try:
             raw = encode(answer)
         except (TypeError, ValueError) as problem:
-            error, raw = f"what it gave cannot be sent: {one_sentence(problem)}", NO_ANSWER
+            error, raw = f"the answer cannot be sent: {one_sentence(problem)}", NO_ANSWER
         return encode(Response(message.number, error, self.host.nvml_is_outdated)) + BETWEEN + raw + b"\n"
 
     def answer(self, asked: Asked, now: float | None = None) -> tuple[str, Answer | None]:
-        """Carry out a request. Return what failed, in one sentence, and the answer."""
+        """Carry out a request. Return the error as one sentence ("" = none) and the answer."""
         try:
             if isinstance(asked, Run):
                 return self.do_run(asked, now)
@@ -193,9 +199,9 @@ class Worker:
             return one_sentence(error), None
 
     def do_run(self, asked: Run, now: float | None = None) -> tuple[str, RunAnswer]:
-        """Run a check once. A site's check is imported when it is first requested.
+        """Run a check once. A site check is imported when it is first requested.
 
-        now: the moment of the readings (epoch seconds); None: this machine's clock.
+        now: the time of the readings (epoch seconds); None: this machine's clock.
         """
         check = self._check(asked.check)
         self.begin(check.name, asked.instance)
@@ -207,7 +213,7 @@ class Worker:
         try:
             for item in check.run(self.host, config, Past(store, moment, asked.boot_id)):
                 found[_kind(item, check.name)].append(item)
-        except Exception as problem:  # checks catch nothing: what stops one is caught here, once for all
+        except Exception as problem:  # checks do not catch exceptions: all are caught here
             error = one_sentence(problem)
         read = found[Observation]
         left_out = max(len(read) - MOST_OBSERVATIONS, 0)
@@ -223,7 +229,7 @@ class Worker:
         )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
-        """The check's settings, made anew only when the daemon sends others."""
+        """Return the check's settings, decoded again only when the daemon sends different ones."""
         name = RunName(check.name, table.get("name", ""))
         before = self._configs.get(name)
         if before is None or before[0] != table:
@@ -231,7 +237,7 @@ class Worker:
         return before[1]
 
     def _check(self, name: str) -> registry.Check:
-        """A check by name. A built-in one never depends on the site's directory, or on what somebody just put there."""
+        """Return a check by name. A built-in check does not depend on the site's directory."""
         if name not in self.checks:
             built_in = registry.built_in()
             self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
@@ -254,8 +260,10 @@ class Worker:
         )
 
     def do_save_copy(self, asked: requests.SaveCopy) -> None:
-        """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
-        at the start, and goes aside for a person instead of being replaced."""
+        """Copy files of the runtime directory to the state directory, durably.
+
+        `keep_old`: the old copy could not be read at the start. It is moved aside instead of being replaced.
+        """
         from healthd.agent.conditions.state_files import read_text, set_aside
         from healthd.common import ownership
         from healthd.common.atomic_files import remove_leftovers, replace_file
@@ -308,7 +316,7 @@ class Worker:
         return identities(asked.paths)
 
     def do_read_journal(self, asked: requests.ReadJournal) -> JournalLines:
-        """Read kernel lines of this boot that the ring buffer no longer has."""
+        """Return kernel lines of this boot that the ring buffer no longer has."""
         from healthd.agent.kernel_log.journal import read_journal
 
         lines = read_journal(asked.boot_id, asked.since_usec, asked.until_usec, asked.limit, asked.accept_injected)
@@ -316,9 +324,9 @@ class Worker:
 
 
 def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """Return what this node has now, as settings of one check. If the check raises, it is left out as a whole.
+    """Return the present hardware of this node as settings of one check. A check that raises is left out as a whole.
 
-    A part that looks broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
+    A part that may be broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
     come and go (mounts of containers and users, virtual functions, unused ports) are left out without one.
     """
     from healthd.nvidia.nvml import NvmlError
@@ -335,36 +343,39 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
 
 
 def _sent(check: registry.Check, item: object) -> Entry | LeftOut:
-    """Return the item as it is sent.
+    """Return the item in the form in which it is sent.
 
-    Raises TypeError if the check may not give it or if it has no JSON, ConvertError for a field of another type.
+    Raises TypeError if the check may not yield it or if it has no JSON, ConvertError for a field of a wrong type.
     """
     settings = check.wants.settings if check.wants else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
         return load(Entry, json.loads(json.dumps(dump(item))))
     if isinstance(item, LeftOut) and (item.check, item.setting in ("", *settings)) == (check.name, True):
         return load(LeftOut, dump(item))
-    raise TypeError(f'the check "{check.name}" gave {item!r:.100}: neither an Entry nor a LeftOut of its BASELINE')
+    raise TypeError(f'the check "{check.name}" yielded {item!r:.100}: must be an Entry or a LeftOut of its BASELINE')
 
 
 def _kind(item: object, check: str) -> type:
-    """Return the type of an item that a check gave. Raises ValueError, TypeError if a check may not give it."""
+    """Return the type of an item that a check yielded. Raises ValueError, TypeError if a check may not yield it."""
     if isinstance(item, Finding) and item.code.partition("/")[0] != check:
-        raise ValueError(f'the check "{check}" gave a finding with the code "{item.code}": it must be "{check}/..."')
+        raise ValueError(f'the check "{check}" yielded a finding with the code "{item.code}": it must be "{check}/..."')
     if isinstance(item, Observation):
         if not math.isfinite(item.value):
-            raise ValueError(f'the check "{check}" gave the observation "{item.name}" with the value {item.value}')
+            raise ValueError(
+                f'the check "{check}" yielded the observation "{item.name}" with the value {item.value}: must be finite'
+            )
         return Observation
     for kind in (Finding, Repair, NothingToCheck):
         if isinstance(item, kind):
-            json.dumps(dump(item))  # refuses bytes: msgspec would send them as text
+            json.dumps(dump(item))  # rejects bytes, which msgspec would send as text
             return kind
     raise TypeError(
-        f'the check "{check}" gave {item!r:.100}: it must be a Finding, an Observation, a Repair or NothingToCheck'
+        f'the check "{check}" yielded {item!r:.100}: must be a Finding, an Observation, a Repair or NothingToCheck'
     )
 
 
 def one_sentence(error: BaseException) -> str:
+    """Return an exception as one sentence."""
     text = " ".join(str(error).split())[:500].encode("utf-8", "backslashreplace").decode()
     if type(error).__module__.startswith("healthd") and text:
         return text

@@ -1,7 +1,7 @@
 """Messages between the daemon and its worker: one type for each request and each answer. Pure.
 
 A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
-and of the answer, separated by a tab, so that an answer that is not of the expected type does not spoil the response.
+and of the answer, separated by a tab, so that an invalid answer does not spoil the response.
 
     Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1)  RunAnswer(...)
 """
@@ -38,16 +38,16 @@ class TakeInventory(Value, frozen=True, tag_field="op", tag="inventory"):
 
 
 class TakeBaseline(Value, frozen=True, tag_field="op", tag="baseline"):
-    """Read the current values of the settings that a check wants in the baseline."""
+    """Read the present values of the settings that a check has in the baseline."""
 
     check: str
     config: dict[str, Any]
 
 
 class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
-    """Copy the files `names` of the folder `source` to the folder `to`, durably.
+    """Copy the files `names` of the folder `source` to the folder `target`, durably.
 
-    keep: an old copy in `to` could not be read at the start. Move it aside instead of replacing it.
+    keep_old: an old copy in `target` could not be read at the start. Move it aside instead of replacing it.
     """
 
     source: str
@@ -62,7 +62,7 @@ class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
 
 
 class AppendEvents(Value, frozen=True, tag_field="op", tag="append_events"):
-    """Append lines to the event stream in the folder `to`. again: some of them may be there already."""
+    """Append lines to the event stream in `folder`. may_repeat: the file may already contain some lines."""
 
     to: str
     lines: tuple[str, ...]
@@ -83,8 +83,11 @@ class LookAtOwnFiles(Value, frozen=True, tag_field="op", tag="look_at_own_files"
 
 
 class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
-    """Read lines that the ring buffer lost: between two moments of the log's clock in microseconds, both exclusive, and
-    at most `limit` lines. history: the lines are older than healthd's first start."""
+    """Read lines that the ring buffer lost.
+
+    The lines lie between two times of the log's clock in microseconds, both exclusive. At most `limit` lines are read.
+    history: the lines are older than healthd's first start.
+    """
 
     boot_id: str
     since_usec: int
@@ -123,9 +126,9 @@ class Message(Value, frozen=True):
 class RunAnswer(Value, frozen=True):
     """Result of one run.
 
-    gone      a GPU that had answered before was lost to NVML during the run
-    left_out  how many more observations the check gave than are kept
-    past      the check's stored counters, for its next run
+    gpu_lost              a GPU that had answered before was lost to NVML during the run
+    dropped_observations  number of observations beyond the limit
+    past                  the check's stored counters, for its next run
     """
 
     gone: bool = False
@@ -145,21 +148,21 @@ class BaselineAnswer(Value, frozen=True):
 
 
 class CopyAnswer(Value, frozen=True):
-    """Texts of the files; None for a missing one. written: when the newest was written (epoch), 0 = unknown."""
+    """Texts of the files; None for a missing one. written_at: time of the newest file (epoch), 0 = unknown."""
 
     texts: dict[str, str | None] = field(default_factory=dict)
     written: float = 0.0
 
 
 NO_ANSWER = b"null"
-BETWEEN = b"\t"  # JSON has none: a text has \t in its place
+BETWEEN = b"\t"  # JSON contains no raw tab: strings have \t
 
 
 class Response(Value, frozen=True):
     """Response to the request of this number.
 
     error     why the request failed, in one sentence; "" = it did not
-    outdated  the NVML that the worker loaded does not fit the driver, permanently
+    outdated  the NVML that the worker loaded does not match the driver, permanently
     """
 
     number: int
@@ -171,8 +174,8 @@ JournalLines = tuple[tuple[float, str, int, str], ...]  # journal.JournalLine
 Identities = dict[str, tuple[int, int, int]]  # installed_files.identities
 Answer = RunAnswer | BaselineAnswer | Inventory | CopyAnswer | JournalLines | Identities | str | int
 
-# The type of the answer to each request. AppendEvents: how many events the journal did not take. ReadClusterName: the
-# name.
+# Type of the answer to each request. AppendEvents: number of events that the journal did not accept. ReadClusterName:
+# the name.
 ANSWERS: Mapping[type[Asked], Any] = {
     Run: RunAnswer,
     CloseNvml: type(None),

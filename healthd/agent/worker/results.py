@@ -12,19 +12,19 @@ CLOCK_STEP_SECONDS = 2.0
 
 
 def began(reply: Reply, ended: float) -> float:
-    """When a run that ended at `ended` (epoch) began.
+    """Return when a run that ended at `ended` (epoch) began.
 
-    If the run was answered, it is exactly the moment that its check was told: the check's past has its readings at that
-    moment, and a Repair names it.
+    If the worker answered, it is exactly the time that its check received: the check's past has its readings at that
+    time, and a Repair names it.
     """
     return ended - reply.seconds if reply.told is None else reply.told
 
 
 def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
-    """The result of a run that began at `started` (epoch), as its check was told.
+    """Return the result of a run that began at `started` (epoch).
 
-    `silent_seconds`: for how long the check has not answered, in this run and those before; 0 if it did. A check
-    that never had its turn was not silent.
+    `silent_seconds`: for how long the check has not answered, in this run and those before; 0 if it did. A check that
+    was skipped in the round was not silent.
     """
     run, outcome = reply.run, reply.outcome
     answer = reply.answer if isinstance(reply.answer, RunAnswer) else RunAnswer()

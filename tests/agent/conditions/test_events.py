@@ -464,7 +464,7 @@ def test_a_start_says_when_the_one_before_was_last_alive_and_whether_it_had_stop
     node.start(alive=NOW - 5)
     (killed,) = node.told()
     assert (killed["last_alive"], killed["clean"]) == ("2026-11-22T12:11:15.000Z", False)
-    node.memory.stream.emit_stopped("it was told to")
+    node.memory.stream.emit_stopped("requested")
     node.memory.save()
     node.start(alive=NOW + 100)
     stopped, started = node.told()
@@ -522,7 +522,7 @@ def test_a_cluster_that_no_setting_names_is_that_of_slurms_settings(tmp_path: Pa
     memory.recall(dict, "b1", Mode.ACT)
     memory.stream.set_cluster("")
     memory.stream.set_cluster("tux")
-    memory.stream.emit_stopped("it was told to")
+    memory.stream.emit_stopped("requested")
     memory.save()
     again = Memory(str(tmp_path), lambda: NOW)
     again.recall(dict, "b1", Mode.ACT)
@@ -636,7 +636,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
 
     for day in range(365):
         if day % 30 == 0:
-            node.memory.stream.emit_stopped("it was told to")
+            node.memory.stream.emit_stopped("requested")
             node.memory.save()
             node.start(alive=node.now)
             node.memory.stream.emit_checks(dict.fromkeys(names, (f"1.{day}.0", "0123abcd")))

@@ -147,7 +147,7 @@ def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pyte
     (tmp_path / store.PAST_FILE).write_text("garbage")
     memory = recalled(tmp_path)
     assert (remembered(memory), memory.past) == (LIVE, {})
-    assert "counters begin anew" in caplog.text
+    assert "counters start from new readings" in caplog.text
 
 
 def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: 
         ):
             memory.set_conditions({key: condition})
     assert [record.getMessage().removeprefix("gpu_xid/79 0000:61:00.0: ") for record in caplog.records] == [
-        "the GPU has fallen off the bus (counts if it lasts 60 s)",
+        "the GPU has fallen off the bus (pending: opens if it lasts 60 s)",
         "degraded, open: the GPU has fallen off the bus",
         "now critical: the GPU has fallen off the bus",
         "cleared: reboot",

@@ -97,7 +97,7 @@ def test_when_the_time_is_over_it_acts_again_if_it_still_stands(
     clock.now = NOW + 2 * HOUR
     with caplog.at_level(logging.INFO, "healthd"):
         memory.end_acks()
-    assert "the ack of ann (uid 1000) ends, its time is over: cable is on its way" in caplog.text
+    assert "the ack by ann (uid 1000) ended, it expired: cable is on its way" in caplog.text
     (cause,) = judged(memory).causes
     assert (cause.state, cause.ack, cause.opened_at) == (ConditionState.OPEN, None, NOW)
 
@@ -138,7 +138,7 @@ def test_what_becomes_worse_is_not_what_was_known(memory: Memory, caplog: pytest
     ack(memory, MOUNT)
     with caplog.at_level(logging.INFO, "healthd"):
         (cause,) = look(memory, NOW + 300, Severity.CRITICAL).causes
-    assert "it is worse now" in caplog.text
+    assert "the condition is worse" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
     hold(memory, replace(STANDING, severity=Severity.WARNING))
     ack(memory, XID)

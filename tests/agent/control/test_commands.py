@@ -51,7 +51,7 @@ def refused(memory: Memory, command: str, **request: Any) -> str:
 
 def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None:
     said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
-    assert said == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
+    assert said == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
     assert [c.subject for c in memory.ledger.conditions] == ["0000:1b:00.0"]
     (ended,) = memory.ledger.cleared
     assert ended.cleared_by == "repaired by ann (uid 1000)"
@@ -59,7 +59,7 @@ def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None
 
 def test_who_repaired_it_and_how_stays_known(memory: Memory) -> None:
     said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0", why="reseated, ticket 12")
-    assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks look now"
+    assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks run now"
     assert memory.ledger.cleared[0].cleared_by == "repaired by ann (uid 1000): reseated, ticket 12"
 
 
@@ -94,13 +94,13 @@ def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
     memory: Memory, command: str, request_: dict[str, Any]
 ) -> None:
     why = refused(memory, command, **{"seconds": 60, "why": "because", **request_})
-    assert why.startswith("there is no condition ")
+    assert why.startswith("no condition ")
     assert "gpu_xid/79 0000:61:00.0" in why
 
 
 def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
     told(memory, "repaired", code="gpu_xid/79")
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
 ONCE = Resumed(NOW - 60, NOW - 50, True)
@@ -121,18 +121,19 @@ def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_t
     over(memory, NOW + 5, severity=severity)
     said = flapping.why_waits(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
     assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
-    assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
+    assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
     assert memory.ledger.slurm == replace(TWICE, resumed=())
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
 
 
 def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Memory) -> None:
     over(memory, NOW - 1)
-    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
     over(memory, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
-    assert refused(memory, "repaired", code="gpu_xid/13").endswith("there are: none")
+    assert refused(memory, "repaired", code="gpu_xid/13").endswith("conditions on this node: none")
     over(memory, NOW + 5)
-    assert refused(memory, "ack", code="gpu_xid/79", seconds=60, why="because").endswith("there are: none")
+    why = refused(memory, "ack", code="gpu_xid/79", seconds=60, why="because")
+    assert why.endswith("conditions on this node: none")
 
 
 def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: Memory) -> None:
@@ -191,7 +192,7 @@ def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
 
 
 def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:
-    assert refused(memory, "unpause") == "there is no pause"
+    assert refused(memory, "unpause") == "healthd is not paused"
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

@@ -68,16 +68,16 @@ def test_no_daemon(tmp_path):
 def test_a_daemon_that_was_killed(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "healthd.sock"))
-    assert sentence(str(tmp_path)) == f"healthd is not running (nothing listens at {tmp_path}/healthd.sock)"
+    assert sentence(str(tmp_path)) == f"healthd is not running (no listener at {tmp_path}/healthd.sock)"
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b"[]", b"3\n", b"[" * 100_000, b"\xff"])
 def test_nonsense(serve, answer):
-    assert sentence(serve(lambda stream: stream.sendall(answer))).endswith("answered nonsense")
+    assert sentence(serve(lambda stream: stream.sendall(answer))).endswith("sent an invalid answer")
 
 
 def test_a_daemon_that_stops_meanwhile(serve):
-    assert sentence(serve(lambda stream: None)).endswith("answered nothing: it may be stopping")
+    assert sentence(serve(lambda stream: None)).endswith("sent no answer: it may be stopping")
 
 
 def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
@@ -114,4 +114,4 @@ def test_a_path_that_is_too_long_for_a_socket(tmp_path):
     far = tmp_path / ("x" * 120)
     far.mkdir()
     (far / "healthd.sock").touch()
-    assert sentence(str(far)).startswith("healthd cannot be asked at ")
+    assert sentence(str(far)).startswith("cannot connect to healthd at ")

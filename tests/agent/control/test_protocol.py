@@ -48,8 +48,8 @@ def test_anyone_may_ask_and_only_who_may_command_may_tell(request_: dict[str, An
     [
         ({}, "command: must be text"),
         ({"command": 7}, "command: must be text"),
-        ({"command": "drain"}, "there is no command 'drain'"),
-        ({"command": "x" * 100}, f"there is no command '{'x' * 39}"),
+        ({"command": "drain"}, "unknown command 'drain'"),
+        ({"command": "x" * 100}, f"unknown command '{'x' * 39}"),
     ],
 )
 def test_what_is_no_command_is_refused_in_one_bounded_sentence(request_: dict[str, Any], sentence: str) -> None:
@@ -60,14 +60,14 @@ def test_what_is_no_command_is_refused_in_one_bounded_sentence(request_: dict[st
 
 @pytest.mark.parametrize("asked", [None, "now", -1, 1e13, float("nan"), [], float("inf")])
 def test_a_time_that_is_none_is_refused(asked: object) -> None:
-    with pytest.raises(Refused, match="asked: must be a time"):
+    with pytest.raises(Refused, match="asked: must be seconds"):
         asked_of(protocol.looks_left(asked))
 
 
 def test_what_the_daemon_refuses_is_quoted_in_bounds_and_on_one_line(daemon: Daemon) -> None:  # noqa: F811
     said = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
-    assert said == {"error": "ack: there is no condition gpu?_xid/79; there are: none"}
-    assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "there is no command 'no'"}
+    assert said == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
+    assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "unknown command 'no'"}
     assert daemon.answer(protocol.looks_left("x"), "ann", False)["error"].startswith("asked: must be")
 
 

@@ -81,8 +81,8 @@ def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
     def stumbles() -> Sequence[Line]:
         raise RuntimeError("what is this")
 
-    assert one(stumbles) == fails("area", "could not be looked at: what is this")
-    assert one(lambda: os._exit(9)) == fails("area", "the process that looked died")
+    assert one(stumbles) == fails("area", "could not be tested: what is this")
+    assert one(lambda: os._exit(9)) == fails("area", "the test process died")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
 )
 def test_a_check_that_cannot_look_is_told_without_the_name_of_a_class(error: str, told: str) -> None:
     line = seen(ROOT, result("exec", Outcome.FAILED, error=error))["checks"]
-    assert line.message == f"1 of 1 others cannot look: {told}"
+    assert line.message == f"1 of 1 other checks cannot run: {told}"
 
 
 def test_a_long_answer_comes_whole() -> None:
@@ -110,8 +110,8 @@ def test_a_look_may_give_any_value_back() -> None:
         "a": [1]
     }
     unpicklable, raised = parallel.values([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
-    assert "could not be looked at" in unpicklable.why
-    assert raised.why == "could not be looked at: ZeroDivisionError: division by zero"
+    assert "could not be tested" in unpicklable.why
+    assert raised.why == "could not be tested: ZeroDivisionError: division by zero"
 
 
 # --- what the checks can see
@@ -167,15 +167,15 @@ def test_mounts_that_nobody_named_are_asked_for() -> None:
     assert "healthd baseline --write" in seen(ROOT)["mounts"].fix
     hung = result("mount", Outcome.TIMED_OUT, instance="/data", error="no answer within 10 s")
     assert "/data: no answer within 10 s" in seen(ROOT, hung, result("mount", instance="/home"))["mounts"].message
-    assert seen(ROOT, result("mount", instance="/home"))["mounts"] == works("mounts", "1 watched: /home")
+    assert seen(ROOT, result("mount", instance="/home"))["mounts"] == works("mounts", "1 monitored: /home")
 
 
 def test_checks_that_cannot_look_are_named_and_one_reason_for_all_is_told_once() -> None:
     blind = [result(f"c{i}", Outcome.FAILED, error=f"reason {i}") for i in range(5)]
     said = seen(ROOT, *blind, result("well"))["checks"].message
-    assert said == "5 of 6 others cannot look: c0: reason 0; c1: reason 1; c2: reason 2; and 2 more"
+    assert said == "5 of 6 other checks cannot run: c0: reason 0; c1: reason 1; c2: reason 2; and 2 more"
     alike = [result(f"c{i}", Outcome.FAILED, error="not root") for i in range(5)]
-    assert seen(ROOT, *alike)["checks"].message == "5 of 5 others cannot look: not root"
+    assert seen(ROOT, *alike)["checks"].message == "5 of 5 other checks cannot run: not root"
 
 
 # --- Slurm
@@ -280,7 +280,7 @@ def test_a_daemon_that_does_not_answer_fails_and_one_in_another_mode_than_the_se
     told = {"started": time.time() - 200, "mode": "observe", "version": "1", "problems": []}
     assert [line.state for line in service.daemon(Settings(), told, "", [])] == [State.WORKS]
     (other,) = service.daemon(Settings(mode=Mode.ACT), told, "", [])
-    assert "but the settings say act" in other.message
+    assert "but the mode in the settings is act" in other.message
     (troubled,) = service.daemon(Settings(), {**told, "problems": ["the page has no port"]}, "", [])
     assert (troubled.state, troubled.fix) == (State.LIMITED, ("healthd status",))
 
@@ -300,7 +300,7 @@ def test_the_memory_is_that_of_the_daemon_that_was_asked_and_another_one_is_name
         (line,) = service.daemon(Settings(runtime_dir=str(tmp_path)), told, "", [other, this])
     other.communicate(b"\n")  # until now it waited
     assert "MiB for its children" in line.message
-    assert f"another one runs too: process {other.pid} ({this.username()}): " in line.message
+    assert f"another daemon runs too: process {other.pid} ({this.username()}): " in line.message
     assert line.message.endswith("input()")
     assert f"process {os.getpid()} " not in line.message
 

@@ -52,7 +52,7 @@ def test_at_the_start_a_hung_mount_holds_up_the_page_and_not_the_daemon(
     with hung(monkeypatch):
         for _ in range(3):
             shown.serve_metrics()
-            assert "web.yml: no answer: does it" in shown.web_trouble
+            assert "web.yml: no answer; the file" in shown.web_trouble
         assert sum(thread.name == "metrics files" for thread in threading.enumerate()) == 1
 
     def served() -> bool:

@@ -192,7 +192,7 @@ def test_cipher_suites_that_do_not_fit_the_key_are_refused(tmp_path: Path) -> No
 def test_files_that_others_may_read_or_change_are_refused(tmp_path: Path) -> None:
     path = certified(tmp_path)
     (tmp_path / "key.pem").chmod(0o644)
-    assert refused(path) == f"{tmp_path}/key.pem: everybody may read the key: chmod 0640 {tmp_path}/key.pem"
+    assert refused(path) == f"{tmp_path}/key.pem: every user may read the key: chmod 0640 {tmp_path}/key.pem"
     (tmp_path / "key.pem").chmod(0o640)
     WebFiles(str(path))
     path.chmod(0o666)

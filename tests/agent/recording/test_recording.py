@@ -510,7 +510,7 @@ def test_a_full_disk_is_no_answer_of_the_node(tmp_path):
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, recorder._file)
     os.close(full)
-    with pytest.raises(RuntimeError, match="what is asked cannot be noted: No space left on device"):
+    with pytest.raises(RuntimeError, match="cannot write the recording: No space left on device"):
         recorder.ask("read /x", lambda: b"1")
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes() + b'["read /x", {"byt\n["q",1]\n')
@@ -546,18 +546,18 @@ GOOD = recording.encode(recorded(a_run({"q": [1]})))
     ("data", "words"),
     [
         (b"", "is empty"),
-        (b"hello", "is not a recording of healthd, or cut off"),
-        (GOOD[:40], "cut off"),
+        (b"hello", "is not a recording of healthd, or is truncated"),
+        (GOOD[:40], "truncated"),
         (GOOD[: len(GOOD) - 1], "its end is missing"),
         (b"\x1f\x8b" + b"\0" * 40, "is not a recording"),
         (packed(b"{"), "is not a recording"),
         (packed(b"[" * 100_000), "is not a recording"),
         (packed(b"\xff\xfe\xfd"), "is not a recording"),
-        (zipped([]), "it says nothing of healthd"),
-        (zipped({"format": "another"}), "it says nothing of healthd"),
-        (zipped({"format": "healthd recording", "version": 99}), "is of version 99, this healthd reads version 1"),
+        (zipped([]), "it has no healthd header"),
+        (zipped({"format": "another"}), "it has no healthd header"),
+        (zipped({"format": "healthd recording", "version": 99}), "has version 99; this healthd reads version 1"),
         (zipped({"format": "healthd recording", "version": 1}), "missing healthd"),
-        (packed(b"\0" * (recording.MAX_BYTES + 100)), "it holds more than 64 MiB"),
+        (packed(b"\0" * (recording.MAX_BYTES + 100)), "it contains more than 64 MiB"),
     ],
 )
 def test_what_is_no_recording_is_one_sentence(tmp_path, data, words):
@@ -659,7 +659,7 @@ def without_version(done: Done) -> Any:
 
 
 def without_date(replay) -> str:
-    return re.sub(r", when it was recorded on .*", "", replay.out).rstrip()
+    return re.sub(r", recorded on .*", "", replay.out).rstrip()
 
 
 def round_trip(tmp_path: Path, *look: str) -> tuple[Any, Any]:

@@ -34,23 +34,24 @@ def steps(slurm: tuple[str, ...] = (), flags: str = "", **changes: Any) -> list[
         ({"slurm": ("IDLE", "DRAIN")}, [SAVE, ("now that no job runs here", "systemctl reboot")]),
         ({"slurm": ("IDLE", "DRAIN", "COMPLETING")}, [SAVE, ("once no job runs here", "systemctl reboot")]),
         ({"slurm": ("ALLOCATED", "DRAIN")}, [SAVE, ("once no job runs here", "systemctl reboot")]),
-        ({"remedy": "power_cycle"}, [SAVE, ("once no job runs here, then power on at the BMC", "systemctl poweroff")]),
+        ({"remedy": "power_cycle"},
+         [SAVE, ("once no job runs here (power on again at the BMC)", "systemctl poweroff")]),
         ({"remedy": "power_cycle", "severity": "warning"}, []),
         ({"remedy": "power_cycle", "clears": "operator"},
-         [SAVE, ("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
+         [SAVE, ("after the repair", "healthd repaired gpu_xid/79 0000:61:00.0")]),
         ({"severity": "warning"}, []),
         ({"clears": "gpu_reset"}, [SAVE, ("once no job runs here", "nvidia-smi --gpu-reset -i 0000:61:00.0")]),
         ({"clears": "gpu_reset", "subject": ""}, [SAVE, ("once no job runs here", "nvidia-smi --gpu-reset")]),
         ({"clears": "gpu_reset", "severity": "warning"}, []),
         ({"clears": "window"}, []),
-        ({"clears": "pass", "check": "mount"}, [("to see whether it is mended", "healthd check mount")]),
-        ({"clears": "operator"}, [SAVE, ("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
+        ({"clears": "pass", "check": "mount"}, [("to verify the repair", "healthd check mount")]),
+        ({"clears": "operator"}, [SAVE, ("after the repair", "healthd repaired gpu_xid/79 0000:61:00.0")]),
         ({"clears": "operator", "severity": "warning"},
-         [("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
+         [("after the repair", "healthd repaired gpu_xid/79 0000:61:00.0")]),
         ({"clears": "operator", "state": "acknowledged"},
-         [SAVE, ("once it is repaired", "healthd repaired gpu_xid/79 0000:61:00.0")]),
+         [SAVE, ("after the repair", "healthd repaired gpu_xid/79 0000:61:00.0")]),
         ({"clears": "operator", "flags": "--runtime-dir 'a b'"},
-         [SAVE, ("once it is repaired", "healthd repaired --runtime-dir 'a b' gpu_xid/79 0000:61:00.0")]),
+         [SAVE, ("after the repair", "healthd repaired --runtime-dir 'a b' gpu_xid/79 0000:61:00.0")]),
         ({"clears": "operator", "state": "pending"}, []),
         ({"clears": "operator", "history": True}, []),
         ({"observed": True}, []),
@@ -62,7 +63,7 @@ def test_what_ends_a_condition_says_what_is_typed_after_its_explanation(changes,
 
 def test_the_explanation_comes_first():
     c = condition()
-    assert next(iter(next_steps(c, [c], ()))) == ("next", "healthd explain gpu_xid/79")
+    assert next(iter(next_steps(c, [c], ()))) == ("next", "healthd explain gpu_xid/79 0000:61:00.0")
 
 
 def test_of_several_with_one_code_the_one_of_the_whole_node_is_named_as_such():

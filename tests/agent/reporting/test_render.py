@@ -171,7 +171,7 @@ def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_
     assert " ".join(text.split()).endswith("9 checks passed: mount /data, " + ", ".join(f"quiet{n}" for n in range(8)))
     shown = status(results=more)
     assert "9 checks passed (the oldest run 11 s ago): mount /data, " in shown
-    assert re.search(r"(?m)^cpu +failed +11 s ago", shown)
+    assert re.search(r"(?m)^  cpu +failed +11 s ago", shown)
 
 
 def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
@@ -194,7 +194,7 @@ def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
     ]
     assert lines[5:] == [
         "  no baseline (healthd baseline --write): cpu",
-        "1 check listens to the kernel log: sxid",
+        "1 check only reads the kernel log: sxid",
         "2 checks are not set up: exec, mount",
     ]
     assert re.search(r"(?m)^cpu +completed +0.02 s +nothing to check: no baseline$", check(results=results[-2:]))
@@ -203,7 +203,7 @@ def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
 def test_what_limits_healthd_is_printed_below_the_health():
     shown = status(health="warning", limits=["the kernel log is not read: no such file"]).splitlines()
     assert shown[:2] == ["n1: warning", "  the kernel log is not read: no such file"]
-    assert "Trouble\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
+    assert "Problems of healthd\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
 
 
 def test_a_run_of_an_instance_is_named_with_it():
@@ -224,7 +224,7 @@ def test_a_finding_is_told_with_its_message_and_what_ends_it():
 
 def test_history_is_called_so():
     text = check(conditions=[condition(severity="info", history=True)])
-    assert "in this boot's kernel log, 2 times, last 20 s ago: history, no judgement of now" in text
+    assert "in the kernel log of this boot, 2 times, last 20 s ago: history, not evidence of" in text
 
 
 def test_what_only_a_person_ends_is_told_as_the_command():
@@ -235,21 +235,21 @@ def test_what_only_a_person_ends_is_told_as_the_command():
 def test_who_knows_of_it_why_and_until_when_is_told():
     known = {"until": NOW + 7200, "why": "cable is on its way", "who": "ann (uid 1000)"}
     text = status(conditions=[condition(state="acknowledged", ack=known)])
-    assert "known to ann (uid 1000), ends in 2 h: cable is on its way" in " ".join(text.split())
+    assert "last 20 s ago, by ann (uid 1000), ends in 2 h: cable is on its way" in " ".join(text.split())
 
 
 def test_a_replay_says_of_when_it_is():
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW))
-    assert render.check(looked(), PAGE, replayed=True).startswith(f"n1: healthy, when it was recorded on {when}\n")
+    assert render.check(looked(), PAGE, replayed=True).startswith(f"n1: healthy, recorded on {when}\n")
 
 
 def test_what_could_not_be_looked_at_is_told():
-    assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNot known\n  gpu_ecc failed: no\n")
+    assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNo result\n  gpu_ecc failed: no\n")
 
 
 def test_what_keeps_several_checks_from_looking_is_told_once():
     text = check(unknown=["gpu_ecc waits for worker 9", "mount /data failed: no", "gpu_mig waits for worker 9"])
-    assert text.endswith("\nNot known\n  gpu_ecc, gpu_mig: waits for worker 9\n  mount /data failed: no\n")
+    assert text.endswith("\nNo result\n  gpu_ecc, gpu_mig: waits for worker 9\n  mount /data failed: no\n")
 
 
 @pytest.mark.parametrize("word", [*Severity.__members__, *Clears.__members__, *Outcome.__members__])
@@ -275,20 +275,21 @@ def test_health_comes_first_and_in_its_colour(health):
 def test_a_quiet_node():
     assert status().splitlines() == [
         "n1: healthy",
-        "  healthd 1, mode act, started 3 h ago; round 4 began 12 s ago, the next in 4 min",
         "",
-        "Conditions",
+        "Open conditions",
         "  none",
         "",
         "Slurm",
-        "  wants: nothing to do",
-        "  has: not asked",
+        "  state: not queried",
+        "  decision: nothing to do",
         "",
-        "Kernel log",
-        "  kmsg: 7 lines, 1 event, last line 5 s ago",
+        "Checks",
+        "  check    outcome    last run  took    finding",
+        "  gpu_ecc  completed  11 s ago  0.02 s",
         "",
-        "check    outcome    last run  took    finding",
-        "gpu_ecc  completed  11 s ago  0.02 s",
+        "Service",
+        "  healthd 1, mode act, started 3 h ago; round 4 began 12 s ago, the next in 4 min",
+        "  kernel log: kmsg, 7 lines, 1 event, last line 5 s ago",
     ]
 
 
@@ -333,8 +334,8 @@ def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
         "problem": "slurmctld does not answer",
     }
     text = status(slurm=slurm)
-    assert '  has: DRAIN+IDLE "healthd: gpu_xid/79" by root (healthd); read 12 s ago\n' in text
-    assert "slurmctld does not answer" not in text, "it is among the troubles"
+    assert '  state: DRAIN+IDLE, reason "healthd: gpu_xid/79" set by root, read 12 s ago\n' in text
+    assert "slurmctld does not answer" not in text, "it is among the problems"
 
 
 def test_a_pause_a_hung_worker_and_trouble_are_told():
@@ -345,11 +346,10 @@ def test_a_pause_a_hung_worker_and_trouble_are_told():
         problem_commands=[""],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
     )
-    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n  to end that now: healthd unpause\n" in text
-    assert (
-        "  worker 4711 hangs in nvml: what needs it waits\n    next: ps -o pid,stat,etime,wchan:30,args -p 4711\n"
-        in text
-    )
+    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n    to end the pause now: " in text
+    assert "now: healthd unpause\n" in text
+    assert "  worker 4711 hangs in nvml; checks that need nvml do not run\n    next: ps -o pid," in text
+    assert ",args -p 4711\n" in text
     assert "  the ledger cannot be copied\n  worker" in text
     assert "  cleared 60 s ago: gpu_xid/79 0000:61:00.0 (repaired by root)\n" in text
 
@@ -362,26 +362,30 @@ def test_trouble_stands_above_all_conditions_with_what_mends_it():
         conditions=[condition()],
         slurm={**believed()["slurm"], "fleet_hold": hold},
     )
-    told = [
-        "Trouble",
+    problems = [
+        "    once no job runs here (power on again at the BMC): systemctl poweroff",
+        "",
+        "Problems of healthd",
         "  no metrics page: in use",
         "    next: ss -ltnp",
         "  another",
-        "  the drain waits for the fleet since 5 min ago, held 2 times; tried again in 60 s",
-        "    next: sinfo -R",
         "",
-        "Conditions",
+        "Slurm",
+        "  state: not queried",
+        "  decision: nothing to do",
+        "  the drain waits for the fleet limit since 5 min ago, delayed 2 times; next attempt in 60 s",
+        "    next: sinfo -R",
     ]
-    assert "\n".join(told) in shown
+    assert "\n".join(problems) in shown
 
 
 def test_under_a_condition_stands_the_next_command_whole_also_where_the_window_is_narrow():
     stale = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
     shown = status(Page(40), conditions=[condition(), stale]).splitlines()
-    assert "    next: healthd explain gpu_xid/79" in shown
+    assert "    next: healthd explain gpu_xid/79 0000:61:00.0" in shown
     assert "    first, save the evidence: healthd record" in shown
-    assert "    once no job runs here, then power on at the BMC: systemctl poweroff" in shown
-    assert f"    once it is repaired: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in shown
+    assert "    once no job runs here (power on again at the BMC): systemctl poweroff" in shown
+    assert f"    after the repair: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in shown
 
 
 def test_commands_reach_the_daemon_whose_status_is_shown():
@@ -399,14 +403,14 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     log = believed()["kernel_log"]
     heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "problem": ""}
     told = [
-        "Heard by the daemon",
-        "  gpu_xid only listens to the kernel log: there is nothing to look at now",
-        "  kmsg: 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
-        "  nothing stands",
+        "Reported by the daemon",
+        "  gpu_xid only reads the kernel log, and cannot run on request",
+        "  kernel log: kmsg, 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
+        "  no open conditions",
     ]
     assert "\n".join(told) in check(from_daemon=heard, results=[result(check="gpu_xid")])
     standing = check(from_daemon={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
-    assert "  gpu_xid, sxid only listen to the kernel log" in standing
+    assert "  gpu_xid, sxid only read the kernel log" in standing
     assert "\n\n\n" not in check(from_daemon=heard, results=[result(check="gpu_xid")]), "one empty line above it"
     assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
@@ -414,7 +418,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
 def test_before_the_first_round():
     text = status(round={"number": 0, "started": 0.0, "seconds": 0.0, "next_at": 0.0}, results=[])
     assert "; no round yet\n" in text
-    assert text.endswith("no check has run yet\n")
+    assert "\nChecks\n  no check has run yet\n" in text
 
 
 def test_conditions_of_one_incident_are_told_with_the_first_of_them():
@@ -425,7 +429,7 @@ def test_conditions_of_one_incident_are_told_with_the_first_of_them():
 
 def test_a_kernel_log_that_is_not_read_is_told_with_why():
     log = {"source": "kmsg", "alive": False, "problem": "Operation not permitted"}
-    assert "  kmsg: not read: Operation not permitted\n" in status(kernel_log=log)
+    assert "  kernel log: kmsg, not read: Operation not permitted\n" in status(kernel_log=log)
 
 
 # --- the page
@@ -469,7 +473,7 @@ def test_a_long_row_goes_on_below_its_last_column_on_a_terminal_only():
     folded = render.checks([row], Page(60, fold=True)).splitlines()
     assert len(folded) > 2
     assert all(len(line) <= 60 for line in folded)
-    assert all(line.startswith(" " * len("gpu_ecc  5 min  timeout  ") + "word") for line in folded[2:])
+    assert all(line.startswith(" " * len("gpu_ecc  interval  timeout  ") + "word") for line in folded[2:])
     assert len(render.checks([row], Page(60)).splitlines()) == 2
 
 

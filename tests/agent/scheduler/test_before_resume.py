@@ -63,7 +63,7 @@ def node_of(nodes: list[Node], code: str) -> Node:
 def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(nodes: list[Node]) -> None:
     node = node_of(nodes, ENDS)
     node.looked()
-    assert node.step() == "it is validated, which takes 60 s at most"
+    assert node.step() == "the validation has ended (60 s at most)"
     assert (node.started, node.looks) == ([("validate",)], [])
     node.time += 1
     node.step_until(Stage.LOOKING)
@@ -145,14 +145,14 @@ def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> N
     ("code", "problem"),
     [
         (FAILS, ""),  # failed: its check says so
-        (ILL, "healthd validate told nothing (status 1)"),
+        (ILL, "healthd validate gave no result (status 1)"),
     ],
 )
 def test_one_that_told_nothing_is_told(nodes: list[Node], code: str, problem: str) -> None:
     node = node_of(nodes, code if code != ILL else "raise SystemExit(3)")
     node.step()
     node.step_until(Stage.LOOKING)
-    assert node.before.problem == (problem and "healthd validate told nothing (status 3): ")
+    assert node.before.problem == (problem and "healthd validate gave no result (status 3): ")
 
 
 def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node]) -> None:

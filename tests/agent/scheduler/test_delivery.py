@@ -65,7 +65,7 @@ def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
     daemon.memory.save()
     delivery = daemon.replies.delivery
     request = delivery.request()
-    daemon.memory.stream.emit_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("requested")
     daemon.memory.save()
     assert not delivery.is_due
     delivery.ended(reply(request, Outcome.COMPLETED))
@@ -78,13 +78,13 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     delivery = daemon.replies.delivery
     first = delivery.request()
     delivery.ended(reply(first, Outcome.COMPLETED))
-    daemon.memory.stream.emit_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("requested")
     daemon.memory.save()
     second = delivery.request()
     assert (lines_of(first).again, lines_of(second).again) == (True, False)
     delivery.ended(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
     assert any(
-        problem.endswith("1 events wait: OSError: [Errno 28] No space left on device")
+        problem.endswith("1 events are not written: OSError: [Errno 28] No space left on device")
         for problem, _ in daemon.problems()
     )
     given: list[Request] = []
@@ -110,7 +110,7 @@ def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp
 def test_what_the_worker_already_writes_is_waited_for_and_then_comes_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     daemon.memory.save()
     daemon.client.send(daemon.replies.delivery.request())
-    daemon.memory.stream.emit_stopped("it was told to")
+    daemon.memory.stream.emit_stopped("requested")
     daemon.replies.finish(30.0)
     assert written(tmp_path)[-1]["event"] == "stopped"
     assert '"stopped"' in (tmp_path / "state_dir/ledger.json").read_text()

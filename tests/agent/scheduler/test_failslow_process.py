@@ -127,7 +127,7 @@ def test_one_that_hangs_is_ended(watching, clock, tmp_path):
     clock.now += 1
     watching.step()
     assert watching.pids == ()
-    assert "said nothing for" in watching.problem
+    assert "no message for" in watching.problem
     until(lambda: has_ended(pid))
     clock.now = watching.deadline
     assert runs(watching) != pid

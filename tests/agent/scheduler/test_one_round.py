@@ -177,7 +177,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks(tmp_path):
     texts = {"a": "time.sleep(2.0); yield from ()", "b": "yield from ()"}
     found = look_at_site(tmp_path, more="short", **texts)
     assert [r.outcome for r in found.results] == [Outcome.COMPLETED, Outcome.TIMED_OUT]
-    assert found.results[1].error == "the round was out of time before its turn"
+    assert found.results[1].error == "the round ran out of time before this run"
 
 
 # --- results

@@ -280,7 +280,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_
     first, slow, last = before + one.round()
     assert (first.outcome, slow.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
     assert (last.outcome, last.seconds) == (Outcome.TIMED_OUT, 0.0)
-    assert last.error == "the round was out of time before its turn"
+    assert last.error == "the round ran out of time before this run"
     one.rounds.run_early(B.name, one.monotonic())
     assert [reply.outcome for reply in one.round()] == [Outcome.COMPLETED], "the next round has its own time"
 

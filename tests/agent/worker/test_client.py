@@ -198,19 +198,19 @@ MISBEHAVES = (
         ("exits", "the worker died (exit status 3)"),
         ("crashes", "the worker died (exit status 7)"),
         ("faults", "the worker died (signal 11)"),
-        ("babbles", "the worker answered nonsense"),
-        ("pretends", "the worker answered nonsense"),  # not a clean run
-        ("floods", "the worker answered more than 8 MiB"),
-        ("gives_too_much", "the worker answered more than 8 MiB"),
-        ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: it must be a Finding, an Observation, a '
+        ("babbles", "the worker sent an invalid answer"),
+        ("pretends", "the worker sent an invalid answer"),  # not a clean run
+        ("floods", "the worker's answer exceeds 8 MiB"),
+        ("gives_too_much", "the worker's answer exceeds 8 MiB"),
+        ("gives_nonsense", 'TypeError: the check "gives_nonsense" yielded 42: must be a Finding, an Observation, a '
          "Repair or NothingToCheck"),
         ("gives_bytes", "TypeError: Object of type bytes is not JSON serializable"),
         ("gives_bytes_as_label", "TypeError: observation 'answer': its name and labels must be text, got "
          "(('part', b'x'),)"),
         ("gives_text_as_bits", "the worker's answer: Expected `int | null`, got `str` - at `$.observations[0].bits`"),
-        ("gives_nan", 'the check "gives_nan" gave the observation "answer" with the value nan'),
-        ("gives_an_object", "what it gave cannot be sent: TypeError: a value of type object has no JSON"),
-        ("another_name", "the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
+        ("gives_nan", 'the check "gives_nan" yielded the observation "answer" with the value nan: must be finite'),
+        ("gives_an_object", "the answer cannot be sent: TypeError: a value of type object has no JSON"),
+        ("another_name", "the check \"another_name\" yielded a finding with the code \"fine/x\": it must be "
          "\"another_name/...\""),
 )  # fmt: skip
 ENDS_THE_WORKER = ("exits", "crashes", "faults", "babbles", "pretends", "floods")

@@ -1,3 +1,3 @@
-"""healthd: the node health daemon for GPU clusters run by Slurm."""
+"""healthd: node health daemon for GPU clusters with Slurm."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`healthd baseline`: what this node has, shown, written to its file, or compared with it."""
+"""`healthd baseline`: print this node's hardware, write it to its file, or compare it with the file."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _baseline(args: argparse.Namespace) -> int:
     from healthd.cli import baseline_settings
 
     if args.diff and args.write:
-        raise Stop("healthd baseline: --diff and --write are two things")
+        raise Stop("healthd baseline: use --diff or --write, not both")
     if args.force and not args.write:
-        raise Stop("healthd baseline: --force is for --write")
+        raise Stop("healthd baseline: --force needs --write")
     with wrong_settings_are_wrong_use():
         loaded, checks = load_settings(args, layers.without_baseline)
         require_scenario(loaded)
@@ -81,27 +81,29 @@ def _baseline(args: argparse.Namespace) -> int:
 
 
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
-    """Why the file is not written: it would hold the node to less than it should have."""
+    """Return why the file is not written: the checks would then require less of the node than they should."""
     from healthd.cli.baseline_settings import words_of
 
     whats = "; ".join(words_of(left) for left in lost)
-    return f"healthd baseline: {path}: not written, for not all could be looked at: {whats}; --force leaves it out"
+    return f"healthd baseline: {path}: not written, because some parts could not be read: {whats}; --force omits them"
 
 
 def _baseline_file(loaded: Loaded) -> str:
-    """The baseline's path. The tree looked at must be this machine's, unless a file was named for it."""
+    """Return the baseline's path. For another root or a fake machine, the user must name a file."""
     from healthd.agent.settings.config import Settings
 
     settings = loaded.settings
     if not settings.baseline_file:
-        raise Stop('healthd baseline: baseline_file is "": name a file with --baseline')
+        raise Stop('healthd baseline: baseline_file is ""; name a file with --baseline')
     if (settings.root != "/" or settings.nvml.fake) and settings.baseline_file == Settings().baseline_file:
-        raise Stop("healthd baseline: this is not the machine that is looked at: name a file with --baseline")
+        raise Stop("healthd baseline: the hardware is not this machine's; name a file with --baseline")
     return settings.baseline_file
 
 
 def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
-    """The tables of the file; None if there is none, or a wrong one that will be replaced. Raises ConfigError."""
+    """Return the tables of the file; None if it does not exist, or is invalid and will be replaced. Raises
+    ConfigError.
+    """
     from healthd.agent.settings.config import ConfigError
     from healthd.agent.settings.effective import settle
     from healthd.agent.settings.layers import checks_of
@@ -109,7 +111,7 @@ def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Name
     if not os.path.exists(path):
         if args.write:
             return None
-        raise Stop(f"healthd baseline: {path}: there is no such file; healthd baseline --write makes it", UNKNOWN)
+        raise Stop(f"healthd baseline: {path}: no such file; healthd baseline --write creates it", UNKNOWN)
     try:
         tables: Mapping[str, Any] = checks_of(path)
         settle({"checks": tables}, path, {}, checks)
@@ -128,8 +130,8 @@ def _baseline_heading(node: str) -> str:
 
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"""\
-What {node} has, as healthd {__version__} found it on {now}: healthd baseline --write.
-The checks hold the node to it: what is gone or less later drains it. Take out what may come and go.
+Hardware of {node}, written by healthd {__version__} on {now}: healthd baseline --write.
+The checks compare the node with this file: a part that is missing or smaller drains it. Remove parts that may change.
 After a change of hardware or software: healthd baseline --diff, then healthd baseline --write --force."""
 
 
@@ -139,10 +141,10 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
     from healthd.agent.settings.settings_file import parse_toml
     from healthd.common.atomic_files import replace_file
 
-    settle(parse_toml(text, path), path, {}, checks)  # never write a file with which the daemon would not start
+    settle(parse_toml(text, path), path, {}, checks)  # never write a file that would keep the daemon from starting
     if os.path.exists(path) and changes and not force:
         say(f"{render.drift(path, changes, page())}\n")
-        raise Stop(f"healthd baseline: {path}: is there and differs; --force replaces it", REFUSED)
+        raise Stop(f"healthd baseline: {path}: exists and differs; --force replaces it", REFUSED)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         replace_file(path, text, mode=0o644, durable=True)

@@ -1,6 +1,7 @@
-"""`healthd baseline`: what this node has, as a settings file that the checks then enforce, and what has changed since.
+"""`healthd baseline`: this node's hardware as a settings file that the checks then enforce, and changes since then.
 
-The worker reads the values, check by check, with deadlines; this module makes a file of its answers. Pure but `take`.
+The worker reads the values, check by check, with deadlines; this module makes a file from its replies. Pure except
+`read_baseline`.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from healthd.common.model import Entry, LeftOut, Outcome, RunName
 from healthd.common.text import printable, without_class
 
 CHECK_SECONDS = 10.0
-GPU_SECONDS = 120.0  # a driver that nobody holds takes seconds a GPU to open
+GPU_SECONDS = 120.0  # an unused driver takes seconds per GPU to open
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all instances: when a file server is away many mounts hang
-NEAR = 0.03  # share of a size in bytes: after each update the kernel keeps another part for itself
+INSTANCES_SECONDS = 60.0  # for all instances: without their file server many mounts hang
+NEAR = 0.03  # relative tolerance of a size in bytes: the kernel reserves a different amount after each update
 COLUMN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What the node has, and what was left out."""
+    """Hardware of the node, and omitted parts."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
-# --- look
+# --- reading
 
 
 def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present:
-    """Ask the worker. Ends within the deadlines, whatever hangs."""
+    """Read the values with the worker. Ends within the deadlines even if checks hang."""
     found: list[Entry | LeftOut] = []
-    silent: dict[str, str] = {}  # resource -> why nothing in it is asked again
+    silent: dict[str, str] = {}  # resource -> why it is not read again
     for name in with_baseline(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if resource != "nvml":
@@ -55,7 +56,7 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
         why = silent.get(resource) or _why(reply.error, seconds)
         if reply.outcome is Outcome.TIMED_OUT:
             silent[resource] = why
-        found.append(LeftOut(name, f"could not be looked at: {why}"))
+        found.append(LeftOut(name, f"could not be read: {why}"))
     close_nvml(runner)
     entries = [item for item in found if isinstance(item, Entry)]
     left_out = [item for item in found if isinstance(item, LeftOut)]
@@ -66,7 +67,7 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runner) -> Iterator[LeftOut]:
-    """Instances (mounts) in which the check itself finds something, or which do not answer."""
+    """Yield instances (mounts) in which the check itself finds a problem, or which do not answer."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -75,7 +76,7 @@ def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runne
     left = INSTANCES_SECONDS
     for (check, instance), table in tables.items():
         if left <= 0:
-            yield LeftOut(check, "not asked: others took too long", instance=instance, unread=True)
+            yield LeftOut(check, "not read: other instances took too long", instance=instance, unread=True)
             continue
         run = Run(check, instance, table)
         reply = ask(runner, Request(checks[check].resource(instance), INSTANCE_SECONDS, run))
@@ -97,7 +98,7 @@ def _why(error: str, seconds: float) -> str:
 
 
 def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
-    """The file. What was left out stands in it as a comment, at its place."""
+    """Return the file. Omitted parts are comments at their position."""
     lines = [*(f"# {line}" for line in heading.splitlines())]
     for check, (settings, _) in with_baseline(checks).items():
         entries = [entry for entry in present.entries if entry.check == check]
@@ -144,7 +145,7 @@ def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> 
 
 
 def as_json(present: Present, kept: Iterable[Entry], changes: Iterable[Change]) -> dict[str, Any]:
-    """The document of `healthd baseline --json` (docs/json.md), without where it was written."""
+    """Return the document of `healthd baseline --json` (docs/json.md), without the location of the file."""
     left_out = [
         {name: getattr(left, name) for name in ("check", "instance", "setting", "key", "why", "unseen")}
         for left in present.left_out
@@ -162,12 +163,12 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def words_of_kept(entry: Entry) -> str:
-    """What stays in the file as it was, in words that name its setting."""
-    return _one_line(f"kept as it was: {_name(_place(entry))} = {_shown(_place(entry), entry.value)}")
+    """Return a value that stays in the file unchanged, as text with its setting."""
+    return _one_line(f"kept: {_name(_place(entry))} = {_shown(_place(entry), entry.value)}")
 
 
 def words_of(left: LeftOut) -> str:
-    """What was left out, in words that name its table."""
+    """Return an omitted part, as text with its table."""
     place = " ".join(word for word in (left.check, left.instance, left.key or left.setting) if word)
     return _one_line(f"left out: {place}: {left.why}")
 
@@ -195,16 +196,16 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A TOML string: like JSON's, but TOML wants more escaped."""
+    """Return a TOML string: like JSON's, but TOML requires more escapes."""
     whole = text.encode("utf-8", "replace").decode()
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-# --- what has changed
+# --- changes
 
 
 class Change(NamedTuple):
-    """`setting`: as in the file. `was`, `now`: "" for nothing. `unknown`: it could not be looked at."""
+    """`setting`: as in the file. `was`, `now`: "" for nothing. `unknown`: it could not be read."""
 
     setting: str
     was: str
@@ -216,7 +217,9 @@ Place = tuple[str, str, str, str]  # check, instance, setting, key
 
 
 def drift(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> list[Change]:
-    """Changes from a baseline's [checks] (valid ones) to what is present, only in what `healthd baseline` writes."""
+    """Return the changes from a baseline's [checks] (valid ones) to the present hardware, only in generated
+    settings.
+    """
     before, now = dict(_flat(tables, checks)), {_place(entry): entry.value for entry in present.entries}
     changes = []
     for place in sorted({*before, *now}):
@@ -231,7 +234,7 @@ def drift(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Chec
 
 
 def by_hand(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """What a person wrote into a baseline: writing the file again loses it."""
+    """Return the settings that a person added to a baseline: writing the file again loses them."""
     return [
         Change(_name(place), _shown(place, value), "")
         for place, value in sorted(_flat(tables, checks, of_baseline=False))
@@ -274,18 +277,18 @@ def _same(place: Place, before: Any, now: Any) -> bool:
 
 
 def _why_not(place: Place, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
-    """(why a thing is not present any more, whether it could not be looked at)."""
+    """Return (why a part is missing, True if it could not be read)."""
     check, instance, setting, key = place
     for left in left_out:
         whole = not left.setting and not left.instance
         it = (left.check, left.instance) == (check, instance) and left.setting in ("", setting)
         if (left.check == check and whole) or (it and left.key in ("", key)):
             return left.why, left.unseen
-    return "gone", False
+    return "missing", False
 
 
 class Kept(NamedTuple):
-    """What could not be looked at stays in the file as it was. `lost`: of which the file had nothing."""
+    """Values that could not be read stay in the file unchanged. `lost`: parts that the file did not have either."""
 
     present: Present
     entries: tuple[Entry, ...]
@@ -293,21 +296,23 @@ class Kept(NamedTuple):
 
 
 def keep(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> Kept:
-    """What is present, and from a baseline's [checks] what could not be looked at now: else the file would say that a
-    node without its GPUs, on a day when the driver does not answer, is as it should be."""
+    """Return the present hardware, and values of the old baseline that could not be read now.
+
+    Without them, a baseline from a node whose driver does not answer would declare a node without GPUs as correct.
+    """
     seen = {_place(entry) for entry in present.entries}
     kept: list[Entry] = []
     for place, value in _flat(tables, checks):
         if place not in seen and _why_not(place, present.left_out)[1]:
             check, instance, setting, key = place
-            kept.append(Entry(check, setting, value, key, instance, "kept: could not be looked at"))
+            kept.append(Entry(check, setting, value, key, instance, "kept: could not be read"))
     without = [left for left in present.left_out if not any(_why_not(_place(entry), [left])[1] for entry in kept)]
     lost = tuple(left for left in without if left.unseen)
     return Kept(Present((*present.entries, *kept), tuple(without)), tuple(kept), lost)
 
 
 def _shown(place: Place, value: Any) -> str:
-    return "there" if place[3] and value is True else _value(value)
+    return "present" if place[3] and value is True else _value(value)
 
 
 def _name(place: Place) -> str:

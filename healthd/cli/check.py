@@ -25,8 +25,8 @@ Document = Mapping[str, Any]
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
-SLURM_SECONDS = 10.0  # for Slurm's record of this node, as `healthd doctor`
-DAEMON_SECONDS = 2.0  # for the answer of a daemon, or of a file server with the kernel log
+SLURM_SECONDS = 10.0  # for Slurm's record of this node
+DAEMON_SECONDS = 2.0  # for the answer of the daemon, or of a file server with the kernel log
 HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
 
 
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> int:
         heard = (
             ask_daemon(only_listen, runtime_dir)
             if runtime_dir is not None
-            else unheard(only_listen, "a recording and another machine's files have no daemon that listened")
+            else unheard(only_listen, "a recording and another machine's files have no running daemon")
         )
         document = together(document, heard)
     status = OF_HEALTH[document["health"]]
@@ -74,8 +74,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _limits(settings: Settings) -> tuple[str, ...]:
-    """Return what the daemon of this machine needs and does not have. The checks that read the kernel's own log or the
-    journal report it themselves. In the modes that need Slurm, a running daemon is asked, else slurmctld.
+    """Return the limits of the daemon on this machine.
+
+    Checks that read the kernel log or the journal themselves report their own. In the modes that need Slurm, a running
+    daemon is queried, else slurmctld.
     """
     from healthd.agent.conditions.impairments import limits, needs_slurm
 
@@ -104,7 +106,7 @@ def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
 
 
 def _log_trouble(source: str) -> str:
-    """Return why a file that is followed as the kernel log cannot be read; "" = it can. It waits for no file server."""
+    """Return why a followed kernel log file cannot be read; "" = it can. Does not hang on a file server."""
     from healthd.agent.settings.limits import KERNEL_LOGS
     from healthd.host.program import run_program
 
@@ -132,7 +134,7 @@ def _slurm_problem(node_name: str) -> str:
 def _to_look_at(
     args: argparse.Namespace, command: str, heard: bool = False
 ) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
-    """What to look at: this machine, as in the settings."""
+    """Return the settings and checks for this machine, and its kernel log."""
     from healthd.agent.scheduler import one_round
 
     with wrong_settings_are_wrong_use():
@@ -143,8 +145,11 @@ def _to_look_at(
 
 
 def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
-    """Where the settings are wrong, and only checks that come with healthd and only listen were asked for: the defaults
-    at the daemon's runtime_dir. What it has heard it knows, whatever the file has become since."""
+    """Return the defaults at the daemon's runtime_dir, if the settings are invalid and only built-in event checks are
+    selected.
+
+    The daemon's own results do not depend on the current file.
+    """
 
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
@@ -172,8 +177,8 @@ def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
 
     for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
-            settings = "; for other settings: --config" if flag in ("--profile", "--baseline") else ""
-            raise Stop(f"healthd check: {flag} does not go with --replay: the recording has its own{settings}")
+            settings = "; use --config for other settings" if flag in ("--profile", "--baseline") else ""
+            raise Stop(f"healthd check: {flag} cannot be used with --replay; the recording has its own{settings}")
     try:
         recorded = recording.read(args.replay)
         kernel_log = replay.kernel_log_of(recorded)
@@ -199,8 +204,10 @@ def _only(
     heard: bool = False,
     command: str = "check",
 ) -> Loaded:
-    """The settings with only these checks. Raises Stop if there is nothing to run; `heard`: the daemon of this machine
-    is asked what those that only listen have heard."""
+    """Return the settings with only these checks. Raises Stop if there is nothing to run.
+
+    `use_daemon`: the daemon of this machine is queried for the results of checks that only read the kernel log.
+    """
 
     from healthd.agent.scheduler.one_round import names_to_run
     from healthd.common.codec import nearest
@@ -208,30 +215,30 @@ def _only(
     for name in names:
         if name not in checks:
             hint = nearest(name.partition("/")[0], checks)  # a code begins with its check
-            raise Stop(f'healthd {command}: there is no check "{name}"{hint}')
+            raise Stop(f'healthd {command}: no check is called "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd {command}: {name}: {_why_not(checks[name])}")
-    # The others run only by their names, here or when it was recorded.
+    # The others run only by their names, here or when they were recorded.
     asked = names or [name for name, check in checks.items() if not check.when or name in recorded]
     wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
     chosen = replace(loaded, checks=wanted)
     if not names_to_run(chosen, checks, kernel_log) and not (heard and names and loaded.settings.root == "/"):
-        listening = "they only listen to the kernel log, and there is none to read here"
+        listening = "the checks only read the kernel log, and there is none here"
         raise Stop(f"healthd check: nothing to run: {listening if wanted else 'no check is enabled'}")
     return chosen
 
 
 def _why_not(check: Check) -> str:
     if check.per:
-        return f"nothing to check: no table [checks.{check.name}.NAME] is in the settings, or none is enabled"
-    return "is switched off in the settings (enabled = false)"
+        return f"nothing to check: the settings have no enabled table [checks.{check.name}.NAME]"
+    return "is disabled in the settings (enabled = false)"
 
 
-# --- checks that only listen to the kernel log: they read nothing, so the running daemon reports what it received
+# --- checks that only read the kernel log: the running daemon reports their results
 
 
 def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
-    """Return the open conditions of these checks as the daemon has them. `trouble`: why it has none, one sentence."""
+    """Return the daemon's open conditions of these checks. `problem`: why there are none, one sentence."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
 
@@ -248,7 +255,7 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     except (NoAnswer, RefusedByDaemon) as error:
         return unheard(names, str(error))
     except (KeyError, TypeError):
-        return unheard(names, "the daemon is of another version, and answers what this one cannot read")
+        return unheard(names, "the daemon has another version, and this version cannot read its answer")
 
 
 def unheard(names: Sequence[str], problem: str) -> Document:
@@ -256,8 +263,8 @@ def unheard(names: Sequence[str], problem: str) -> Document:
 
 
 def together(document: Document, heard: Document) -> dict[str, Any]:
-    """Return the document of the round with the daemon's answer. Without a daemon these checks are unknown."""
-    unknown = [f"{name} only listens to the kernel log: {heard['problem']}" for name in heard["checks"]]
+    """Return the document of the round with the daemon's report. Without a daemon these checks are unknown."""
+    unknown = [f"{name} only reads the kernel log: {heard['problem']}" for name in heard["checks"]]
     health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["problem"] else [])]
     return {
         **document,
@@ -300,7 +307,7 @@ def _record(args: argparse.Namespace) -> int:
 
     with wrong_settings_are_wrong_use():
         loaded, checks = load_settings(args)
-    if args.file in checks:  # a file of that name is ./NAME
+    if args.file in checks:  # for a file with that name, use ./NAME
         args.names, args.file = [args.file, *args.names], None
     place = args.file if args.file is not None else _usual_name(loaded.settings.node_name)
     _require_place(place, args.force)
@@ -320,34 +327,36 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _usual_name(node_name: str) -> str:
-    """ "gpu-042-20261122T224501Z.rec": which node it was, and when (UTC)."""
+    """Return "gpu-042-20261122T224501Z.rec": node and time (UTC)."""
     import time
 
     return f"{node_name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.rec"
 
 
 def _require_place(path: str, force: bool) -> None:
-    """Raises Stop, before any check looks, if the recording may not be written there."""
+    """Raise Stop before any check runs if the recording may not be written there."""
     if not path:
-        raise Stop("healthd record: the name of the file is empty")
+        raise Stop("healthd record: the file name is empty")
     if os.path.lexists(path):
         if not os.path.isfile(path):
-            raise Stop(f"healthd record: {path}: is there, and is not a file", REFUSED)
+            raise Stop(f"healthd record: {path}: exists and is not a file", REFUSED)
         if not force:
-            raise Stop(f"healthd record: {path}: is there already; --force replaces it", REFUSED)
+            raise Stop(f"healthd record: {path}: already exists; --force replaces it", REFUSED)
     folder = os.path.dirname(path) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
-        why = "cannot be written to" if os.path.isdir(folder) else "there is no such directory"
+        why = "is not writable" if os.path.isdir(folder) else "no such directory"
         raise Stop(f"healthd record: {folder}: {why}", REFUSED)
 
 
-# --- the worker of a command
+# --- worker
 
 
 @contextmanager
 def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
-    """A Runner for these checks, whose workers are copies of this process where they can be (docs/adr/0032). What they
-    write to standard error is shown at the end."""
+    """Yield a WorkerClient for these checks; its workers are forks of this process if possible (docs/adr/0032).
+
+    Their standard error is printed at the end.
+    """
     import time
     from functools import partial
 
@@ -356,7 +365,7 @@ def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
 
     # Some builds of Python have no memfd_create (python-build-standalone, conda): their C library was older than it.
     with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as words:
-        # A worker that hangs outlives us: a reader of our standard error must not wait for its end.
+        # A hanging worker outlives this process, and must not keep the reader of our standard error waiting.
         with _standard_error_to(words):
             begin = partial(forked.start, checks) if forked.can_serve() else None
             runner = Runner(setup, "", time.monotonic, begin=begin)
@@ -377,7 +386,7 @@ def _nameless_file() -> IO[bytes]:
 
 @contextmanager
 def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
-    """Meanwhile this process and its children write standard error into that file."""
+    """Redirect standard error of this process and its children into the file."""
     saved = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:

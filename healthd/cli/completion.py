@@ -1,4 +1,4 @@
-"""`healthd completion SHELL`, and what TAB offers: argcomplete asks healthd, which answers from its own parsers.
+"""`healthd completion SHELL`, and the completions for TAB: argcomplete calls healthd, which uses its own parsers.
 
 At each TAB the shell's script runs `healthd` with _ARGCOMPLETE=1, and the line in COMP_LINE and COMP_POINT. `main` then
 calls `complete`, which imports only the family of the typed command. argcomplete (the extra healthd[completion]) splits
@@ -20,14 +20,14 @@ from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
-DAEMON_SECONDS = 1.0  # how long a TAB waits for the daemon
+DAEMON_SECONDS = 1.0  # maximum wait of a TAB for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
-_WORD = regex(r"[a-z][a-z-]*")  # of a metavar: such a word is a value, as in "kmsg|journal|PATH|off"
+_WORD = regex(r"[a-z][a-z-]*")  # a word of a metavar that is a value, as in "kmsg|journal|PATH|off"
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 
 
 class Typed(NamedTuple):
-    """A line up to the cursor: its command, or group of commands, "" if none is complete; and the text after that."""
+    """A line up to the cursor: its complete command or group of commands ("" = none), and the text after it."""
 
     command: str
     rest: str
@@ -72,7 +72,7 @@ def split(line: str) -> Typed:
 
 
 def parser(name: str) -> Parser:
-    """Return the parser that completes a command, or the names of the commands of a group."""
+    """Return the parser that completes a command, or the commands of a group."""
     from healthd.cli.main import FAMILIES, command
 
     made = Parser(name, "", "")
@@ -96,7 +96,7 @@ def _completer(command: str, action: argparse.Action) -> Any:
 
 
 def values(command: str, action: argparse.Action, prefix: str, args: argparse.Namespace) -> list[str]:
-    """Return what may be the value of an option, or stand at a place, of a command. `args`: the words before it."""
+    """Return the completions for an option's value or a positional argument. `args`: the words before it."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or (action.dest.upper(),)
     words = "|".join(names).split("|")
     found = [*_of_place(command, action, args), *filter(_WORD.fullmatch, words)]

@@ -1,4 +1,4 @@
-"""`healthd config ...`: the settings, read and shown."""
+"""`healthd config ...`: check and print the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
 from healthd.cli.terminal import WRONG_USE, Stop, as_json, complain, page, say
 
-LOOK_SECONDS = 5.0  # for one look at a file, which may lie on a file server
+LOOK_SECONDS = 5.0  # for testing one file, which may be on a file server
 
 
 def _config_check_arguments(parser: Parser) -> None:
@@ -33,7 +33,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
     file, _ = flags.settings_file(args)
     if file == flags.DEFAULT_FILE and not os.path.lexists(file):
-        raise Stop(f"healthd: there is no {file}: all settings are at their defaults. To check another file, name it")
+        raise Stop(f"healthd: {file} does not exist: all settings are at their defaults; name a file to check another")
     with wrong_settings_are_wrong_use():
         table = read_file(file, required=True)
         wrong = mistakes(table, file, registry.find(config.checks_dir(table)))
@@ -57,21 +57,21 @@ def _config_check(args: argparse.Namespace) -> int:
         try:
             problem = WebFiles(path).problem()
         except WebConfigError as error:
-            problem = f"there would be no metrics page: {error}"
+            problem = f"the metrics page would not start: {error}"
         if problem:
             complain(f"{args.config}: warning: metrics.web_config: {problem}")
     counted = registry.counted(checks, loaded)
-    return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {counted}\n")
+    return say(f"{args.config}: no errors; mode {loaded.settings.mode.value}, {counted}\n")
 
 
 def _trouble(program: str) -> str:
-    """Return why a program cannot be started here; "" = it exists. A file server that is down may never answer."""
+    """Return why a program cannot be started here; "" = it exists. The file server of the program may not answer."""
     from healthd.host.program import run_program
 
     try:
         ran = run_program(("test", "-e", program), LOOK_SECONDS)
     except TimeoutError:
-        return f"cannot be looked at: no answer within {LOOK_SECONDS:g} s"
+        return f"cannot be tested: no answer within {LOOK_SECONDS:g} s"
     return "" if ran.status == 0 else "does not exist here"
 
 

@@ -1,4 +1,4 @@
-"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, unpause, reload."""
+"""Commands for the running daemon: status, ack, unack, repaired, pause, unpause, reload."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
 from healthd.common.paths import RUNTIME_DIR
 
-RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is tried first, in a process of its own
+RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is first tested in another process
 NEXT = "systemctl status healthd; journalctl -u healthd -n 20"
-SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each look costs the daemon some milliseconds
+SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each refresh costs the daemon some milliseconds
 
 
 def _answer(
@@ -61,7 +61,7 @@ def _watch(args: argparse.Namespace) -> int:
 
     period = flags.duration(args.watch) or flags.duration(f"{args.watch}s")
     if period is None or period < SHORTEST_PERIOD_SECONDS:
-        must = f"must be seconds, or a time like 1m, at least {SHORTEST_PERIOD_SECONDS:g}s"
+        must = f"must be a number of seconds, or a duration like 1m, at least {SHORTEST_PERIOD_SECONDS:g}s"
         raise Stop(f'healthd status: --watch: {must}, got "{args.watch}"')
     runtime_dir = flags.runtime_dir(args)
     last: dict[str, Any] = {}
@@ -78,14 +78,14 @@ def _watch(args: argparse.Namespace) -> int:
             if args.json:
                 return Seen(UNKNOWN, lambda: as_json({"error": sentence}))
             before = last
-            when = f"\n\nAs it was {ago(before['time'], time.time())}:\n\n" if before else "\n"
+            when = f"\n\nLast status, {ago(before['time'], time.time())}:\n\n" if before else "\n"
             return Seen(UNKNOWN, lambda: f"{sentence}{when}{_shown(args, before)[0] if before else ''}")
 
     return watch(look, period, f"healthd status, every {period:g} s", plain=args.json)
 
 
 def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:
-    """The text of a status, and the exit status. Raises Stop."""
+    """Return the text of a status, and the exit status. Raises Stop."""
     from healthd.agent.reporting import render
 
     given = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("config", "runtime_dir")]
@@ -106,7 +106,7 @@ def _shown(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int
 
 
 def _sends(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
-    """Return what runs a command that sends one request and prints what the daemon did."""
+    """Return the function of a command that sends one request and prints the daemon's answer."""
     return lambda args: say(_answer(args, request(args))["done"] + "\n")
 
 
@@ -144,7 +144,7 @@ def _pause_arguments(parser: Parser) -> None:
 def _seconds(args: argparse.Namespace, command: str) -> float:
     seconds = flags.duration(args.time)
     if seconds is None:
-        must = "must be a time like 30m, 2h or 1h30m (units s, m, h, d)"
+        must = "must be a duration like 30m, 2h or 1h30m (units s, m, h, d)"
         raise Stop(f'healthd {command}: --for: {must}, got "{args.time}"')
     return seconds
 
@@ -153,7 +153,7 @@ def _reload(args: argparse.Namespace) -> int:
     default = os.environ.get("RUNTIME_DIRECTORY", RUNTIME_DIR)  # systemd.exec(5)
     try:
         directory = flags.runtime_dir(args, default)
-    except Stop:  # what is wrong with the file, the daemon says: its status and its metrics tell of it then
+    except Stop:  # the daemon reports errors in the file, also in its status and metrics
         directory = default
     answer = _answer(args, protocol.plain(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
     return say(answer["done"] + "\n")

@@ -1,4 +1,4 @@
-"""The daemons that run on this machine, for a command that none of them answered."""
+"""Daemons that run on this machine, for an error message when none of them answered."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 
 def found() -> list[psutil.Process]:
-    """The processes that are a `healthd run`, with what was asked of each in `.info`; what we may not see is None
-    there. It looks at every process."""
+    """Return the processes that are a `healthd run`, with their attributes in `.info`; unreadable ones are None there.
+
+    This inspects every process.
+    """
     import psutil
 
     about = ["pid", "cmdline", "username", "create_time", "status"]
@@ -27,7 +29,7 @@ def found() -> list[psutil.Process]:
 
 
 def of_pids(pids: Iterable[int]) -> list[psutil.Process]:
-    """Those of these processes that are still there."""
+    """Return those of these processes that still exist."""
     import psutil
 
     there = []
@@ -38,8 +40,10 @@ def of_pids(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def daemons() -> str:
-    """Return the running daemons in words, "" if none can be seen. This looks at every process: call it only after
-    waiting in vain."""
+    """Return the running daemons as text, "" if none is visible.
+
+    This inspects every process, so call it only after a timeout.
+    """
     return described([process.info for process in found()])
 
 
@@ -55,7 +59,7 @@ def described(processes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """ "healthd run ..." of a daemon's command line, "" of any other."""
+    """Return "healthd run ..." for a daemon's command line, "" for any other."""
     for place in range(len(words) - 1):
         if words[place + 1] == "run" and os.path.basename(words[place]) == "healthd":
             return " ".join(["healthd", *words[place + 1 :]])

@@ -1,4 +1,4 @@
-"""`healthd doctor`: what of healthd works on this node, and what mends the rest."""
+"""`healthd doctor`: functions of healthd that work on this node, and fixes for the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
-SECONDS = 15.0  # for what one area asks
+SECONDS = 15.0  # for the queries of one area
 SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
 PATIENCE_SECONDS = 5.0
 
@@ -58,8 +58,9 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 class _Node(NamedTuple):
-    """What the areas look with. status: the running daemon's document, None for the reason `why_not`. pids: of all
-    `healthd run`."""
+    """Inputs of the areas. status: the running daemon's document, None for the reason `why_not`. pids: all `healthd
+    run`.
+    """
 
     loaded: Loaded
     checks: Mapping[str, Check]
@@ -70,8 +71,10 @@ class _Node(NamedTuple):
 
 
 def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
-    """What this node is set to, and what runs there. Any of the files asked for may be on a mount that does not answer:
-    each is touched first by a process that may hang."""
+    """Return the node's settings and running daemons.
+
+    Each file may be on a mount that does not answer, so it is first accessed in a process that may hang.
+    """
     from healthd.agent.doctor import parallel, visibility
     from healthd.cli import daemons
     from healthd.common.model import Mode
@@ -87,9 +90,9 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
     if isinstance(can_load, parallel.Unanswered):
         hang = _what_hangs(args)
         loaded, checks = _untouched()
-        message = f"{', '.join(hang) or _file(args)}: {can_load.why}: what follows is for the defaults"
+        message = f"{', '.join(hang) or _file(args)}: {can_load.why}: the next lines are for the defaults"
         settings_line, is_right = replace(can_load, why=message).line("settings"), False
-        if hang == [_file(args)]:  # so it was not asked where the daemon is, either
+        if hang == [_file(args)]:  # so the daemon's directory is not known either
             directory = functools.partial(_given_or, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = parallel.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
     else:
@@ -106,13 +109,13 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
         said.append(around.line("devices"))
         around = visibility.Around(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
     if not is_right and status and status.get("mode") in {mode.value for mode in Mode}:
-        # The daemon goes on with what it read before: its mode decides what it needs of Slurm.
+        # The daemon keeps its earlier settings: their mode decides whether it needs Slurm.
         loaded = replace(loaded, settings=replace(loaded.settings, mode=Mode(status["mode"])))
     return _Node(loaded, checks, status, why_not, pids, around), said
 
 
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
-    """The settings, and whether they are right; where they are wrong the defaults, by which the rest is looked at."""
+    """Return the settings, and True if they are valid. If not, the defaults are used for the other areas."""
     from healthd.agent.doctor.result import fails, limited, works
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
@@ -125,23 +128,23 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         loaded, checks = load_settings(args)
         flags.require_scenario(loaded)
     except ConfigError as error:
-        message = fails("settings", f"{error}: what follows is for the defaults", f"healthd config check {file}")
+        message = fails("settings", f"{error}: the next lines are for the defaults", f"healthd config check {file}")
         checks = registry.built_in()
         try:
             return settle({}, "the defaults", {}, checks, layers.below), checks, message, False
-        except ConfigError:  # the default baseline is what is wrong
+        except ConfigError:  # the default baseline is invalid
             return settle({}, "the defaults", {}, checks, layers.without_baseline), checks, message, False
     late = warnings(Configured(loaded, checks))
     if late:
         return loaded, checks, limited("settings", late[0], f"healthd config check {file}"), True
     mode = loaded.settings.mode.value
     if args.config is None and not os.path.exists(file):
-        return loaded, checks, works("settings", f"no {file}: all is at its default, mode {mode}"), True
-    return loaded, checks, works("settings", f"{file} is right: mode {mode}"), True
+        return loaded, checks, works("settings", f"no {file}: all settings at their defaults, mode {mode}"), True
+    return loaded, checks, works("settings", f"{file} has no errors: mode {mode}"), True
 
 
 def _untouched() -> tuple[Loaded, Mapping[str, Check]]:
-    """The built-in defaults, for which no file of the site is read."""
+    """Return the built-in defaults without reading any file of the site."""
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.effective import settle
 
@@ -151,7 +154,7 @@ def _untouched() -> tuple[Loaded, Mapping[str, Check]]:
 
 
 def _what_hangs(args: argparse.Namespace) -> list[str]:
-    """The files of the site that do not answer, each with its setting."""
+    """Return the files of the site that do not answer, each with its setting."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file
@@ -186,7 +189,7 @@ def _given_or(given: str | None, default: str) -> str:
 
 
 def _where(args: argparse.Namespace, loaded: Loaded) -> str:
-    """Where the daemon was asked, in words."""
+    """Return the queried runtime directory as text."""
     return f"{_given_or(args.runtime_dir, loaded.settings.runtime_dir)} (runtime_dir)"
 
 
@@ -216,7 +219,7 @@ def _around(root: str) -> Around:
 
 
 def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
-    """What every area says, and what the checks can see, by a worker of their own."""
+    """Return the lines of every area, and the results of the checks from a separate worker."""
     from healthd.agent.doctor import parallel, service, slurm
     from healthd.cli.daemons import of_pids
 
@@ -236,7 +239,7 @@ def _asked(node: _Node, args: argparse.Namespace) -> list[Line]:
 
 
 def _sight(node: _Node) -> list[Line]:
-    """Return what the checks can see: one round of those that are on, each within its own deadline."""
+    """Return the results of one round of the enabled checks, each within its own deadline."""
     from healthd.agent.doctor import visibility
     from healthd.agent.scheduler import one_round
     from healthd.agent.worker.process import setup_of
@@ -249,7 +252,7 @@ def _sight(node: _Node) -> list[Line]:
 
 
 def of_a_round(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
-    """Return the settings without the checks that run only on a drained, idle node, as `healthd check` has them."""
+    """Return the settings without the checks that run only on a drained, idle node, as in `healthd check`."""
     return replace(loaded, checks={run: config for run, config in loaded.checks.items() if not checks[run.check].when})
 
 

@@ -1,4 +1,4 @@
-"""`healthd events`: what happened on a node, as its daemon told it."""
+"""`healthd events`: print the event streams of nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _events(args: argparse.Namespace) -> int:
         raise Stop("healthd events: --since is after --until")
     places = args.place or [flags.state_dir(args)]
     if "-" in places and (args.follow or len(places) > 1):
-        raise Stop("healthd events: standard input is read alone, and not followed")
+        raise Stop("healthd events: standard input cannot be combined with other files or --follow")
     asked = _Asked(since, until, args.code)
     tally, cursor, said = reader.Tally(asked.since, asked.until), reader.Cursor(), _Said()
     streams = reader.find(places, tally)
@@ -60,7 +60,7 @@ def _events(args: argparse.Namespace) -> int:
         said.now(tally)
         return (until is None or time.time() <= until) and _somebody_reads()
 
-    waits = args.follow and any(map(os.path.isdir, places))  # a stream may begin there
+    waits = args.follow and any(map(os.path.isdir, places))  # a stream may be created there
     if args.follow and (streams or waits):
         events = merge.follow(places, cursor, tally, wait, asked)
     else:
@@ -73,12 +73,12 @@ def _events(args: argparse.Namespace) -> int:
             stream(_or_none(shown, tally) if streams and not waits else shown)
     except OSError as error:
         why = error.strerror or error
-        raise Stop(f"healthd events: what is sorted by time cannot be kept in TMPDIR: {why}", UNKNOWN) from None
+        raise Stop(f"healthd events: cannot write temporary files in TMPDIR: {why}", UNKNOWN) from None
     return _trouble(tally, cursor, said, asked)
 
 
 def _moment(text: str | None, flag: str, now: float) -> float | None:
-    """Epoch seconds of a time ago or of a date; without a zone it is a local one."""
+    """Return the epoch seconds of a duration before now or of a date; without a zone it is local time."""
     if text is None:
         return None
     ago = duration(text)
@@ -87,12 +87,14 @@ def _moment(text: str | None, flag: str, now: float) -> float | None:
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise Stop(f'healthd events: {flag}: "{text}" is no time like 2d, 2026-11-22 or 2026-11-22T13:00') from None
+        raise Stop(f'healthd events: {flag} must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "{text}"') from None
 
 
 class _Asked:
-    """Which events are asked for, and which holes may be of that time: by the numbers of each stream that are before
-    it, in it and after it."""
+    """Selected events, and gaps that may be in the selected time.
+
+    For gaps it records the numbers of each stream before, in and after that time.
+    """
 
     def __init__(self, since: float | None, until: float | None, code: str | None) -> None:
         self.since = -math.inf if since is None else since
@@ -103,7 +105,7 @@ class _Asked:
         self.after: dict[tuple[str, ...], int] = {}
 
     def __call__(self, told: Told) -> bool:
-        """Whether this is to be shown. What has no time that is known here is."""
+        """Return True if the event is selected. An event without a known time is."""
         if told.at is not None and told.key is not None and told.seq is not None:
             self._is_at(told.key[1:], told.seq, told.at)
         return (told.at is None or self.since <= told.at <= self.until) and _has_code(told, self.code)
@@ -118,7 +120,10 @@ class _Asked:
             self.within[stream] = min(seq, first), max(seq, last)
 
     def has(self, hole: Hole) -> bool:
-        """Whether lines of that time may be in it. (A clock that was set may have put early lines behind late ones.)"""
+        """Return True if the gap may contain lines of the selected time.
+
+        After a change of the clock, early lines may come after late ones.
+        """
         stream = hole.key[1:]
         first, last = self.within.get(stream, (math.inf, -math.inf))
         touches = hole.last >= first - 1 and hole.first <= last + 1
@@ -132,7 +137,7 @@ def _has_code(told: Told, pattern: str | None) -> bool:
 
 
 def _line(told: Told) -> str:
-    """As it was read; what is not ASCII, and so is not healthd's, is escaped: no terminal and no locale changes it."""
+    """Return the original line; one that is not ASCII, and so not written by healthd, is escaped."""
     import json
 
     text = told.line.decode("ascii") if told.line.isascii() else json.dumps(told.fields, separators=(",", ":"))
@@ -140,7 +145,7 @@ def _line(told: Told) -> str:
 
 
 def _or_none(shown: Iterator[str], tally: Tally) -> Iterator[str]:
-    """Yield the lines, or "no event" if there is none and all of the streams could be read."""
+    """Yield the lines, or "no event" if there is none and all streams could be read."""
     first = next(shown, None)
     if first is not None:
         yield first
@@ -150,7 +155,7 @@ def _or_none(shown: Iterator[str], tally: Tally) -> Iterator[str]:
 
 
 def _somebody_reads() -> bool:
-    """Wait a moment. False: whoever read standard output is gone."""
+    """Wait a moment. Return False if the reader of standard output is gone."""
     import select
 
     poll = select.poll()
@@ -159,15 +164,15 @@ def _somebody_reads() -> bool:
 
 
 def _trouble(tally: Tally, cursor: Cursor, said: _Said, asked: _Asked) -> int:
-    """Say what could not be read and what is missing; the exit status."""
+    """Report unreadable and missing events. Return the exit status."""
     status = OK
     holes = list(filter(asked.has, cursor.seen.holes()))
     if tally.unknown:
         names = ", ".join(f"{name} ({count:,})" for name, count in sorted(tally.unknown.items()))
-        complain(f"healthd events: written by a newer healthd, shown as they are: {names}")
+        complain(f"healthd events: written by a newer healthd, shown unchanged: {names}")
     if tally.unread:
         more = f"; {tally.unread - 1:,} more such lines" if tally.unread > 1 else ""
-        # A torn line is what a kill leaves: the daemon writes that line again, and its number is there.
+        # A kill leaves a truncated line: the daemon writes the line again, so its number is present.
         harmless = "" if tally.stray or holes else "; no event is missing"
         status = complain(f"healthd events: {tally.examples[0]}{more}{harmless}", OK if harmless else REFUSED)
     for hole in holes[:_MOST_SENTENCES]:
@@ -175,18 +180,18 @@ def _trouble(tally: Tally, cursor: Cursor, said: _Said, asked: _Asked) -> int:
         sentence = f"healthd events: {hole.key.node}: {lines} missing in stream {hole.key.stream_id}"
         status = complain(sentence, REFUSED)
     if len(holes) > _MOST_SENTENCES:
-        complain(f"healthd events: {len(holes) - _MOST_SENTENCES:,} more such holes")
+        complain(f"healthd events: {len(holes) - _MOST_SENTENCES:,} more such gaps")
     return max(status, said.now(tally), said.rest())
 
 
 class _Said:
-    """What cannot be read: each sentence once, as soon as it is known, and not more than _MOST_SENTENCES."""
+    """Reported read errors: each sentence once, as soon as it is known, at most _MAX_SENTENCES."""
 
     def __init__(self) -> None:
         self.sentences: set[str] = set()
 
     def now(self, tally: Tally) -> int:
-        """The exit status."""
+        """Report new problems. Return the exit status."""
         for sentence in tally.problem:
             if sentence not in self.sentences:
                 self.sentences.add(sentence)

@@ -1,4 +1,4 @@
-"""`healthd explain`: what a code means, and what to do. `healthd list`: the checks, and their codes."""
+"""`healthd explain`: meaning of a code and what to do. `healthd list`: the checks and their codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
     from healthd.common.model import Finding, Inventory, KernelEvent
 
-MOST_SHOWN = 80  # characters of words that mean nothing
+MOST_SHOWN = 80  # characters of an unknown query in the error message
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -36,15 +36,17 @@ def _explain(args: argparse.Namespace) -> int:
     words = " ".join(args.words).strip()
     if not words:
         raise Stop(
-            "healthd explain: say what: a code, an Xid, a line of the kernel log, a Reason; healthd list has the checks"
+            "healthd explain: name a code, an Xid, a line of the kernel log or a Reason; healthd list shows the checks"
         )
     document = _of_a_code(words, args) or _of_any_words(words, args)
     return say(as_json(document) if args.json else explanation.text(document, page()))
 
 
 def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
-    """The document of a code as healthd writes it, by its check alone: to import all is twice as dear. None for other
-    words, for a site with checks of its own, and for wrong settings, of which all checks must be known to say it."""
+    """Return the document of a code in healthd's format, using only its check: importing all takes twice as long.
+
+    None for other queries, for a site with its own checks, and for invalid settings, whose message needs all checks.
+    """
     from healthd.agent.reporting import explanation
     from healthd.agent.settings import registry
     from healthd.agent.settings.config import ConfigError
@@ -75,7 +77,7 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
-    except ConfigError as error:  # the person who is woken needs the texts all the same
+    except ConfigError as error:  # the engineer on call needs the texts all the same
         checks, problem = registry.built_in(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
@@ -101,10 +103,11 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
-    """The daemon of these settings, if it answers within a second: this works without one. One that runs goes on with
-    what it read before the settings became wrong."""
+    """Return the daemon with these settings, if it answers within a second. It keeps its earlier settings after an
+    error.
+    """
     if loaded and not os.path.exists(loaded.settings.runtime_dir):
-        return None  # no daemon was ever here since the boot: what would ask it need not be loaded
+        return None  # no daemon ran since the boot: skip loading the client
 
     from healthd.agent.control import protocol
     from healthd.agent.control.client import NoAnswer, RefusedByDaemon, ask
@@ -116,22 +119,25 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
         status = ask(runtime_dir, protocol.plain(protocol.STATUS), patience_seconds=1.0).get("status", {})
         pause = status.get("pause") or {}
         return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)))
-    except (NoAnswer, RefusedByDaemon, Stop, AttributeError, TypeError, ValueError):  # or one of another version
+    except (NoAnswer, RefusedByDaemon, Stop, AttributeError, TypeError, ValueError):  # or a daemon of another version
         return None
 
 
 def _no_such(words: str, near: Sequence[str], problem: str) -> str:
     short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
-    unread = f" (the site's own checks are not known: {problem})" if problem else ""
+    unread = f" (the site's own checks could not be loaded: {problem})" if problem else ""
     *others, last = (f'"{name}"' for name in near) if near else ("",)
     hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else "; see healthd list"
-    return f'healthd explain: there is no code "{short}"{hint}{unread}'
+    return f'healthd explain: unknown code "{short}"{hint}{unread}'
 
 
 def _correlate(
     loaded: Loaded | None, checks: Mapping[str, Check]
 ) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """What the checks that listen find in kernel events, before the settings change it; with this node's settings."""
+    """Return a function that returns the findings of all checks in kernel events, before site settings change them.
+
+    It uses this node's settings.
+    """
 
     def config_of(check: Check) -> CheckConfig:
         known = {**loaded.disabled, **loaded.checks} if loaded else {}
@@ -175,7 +181,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
-    """Each code, in the order of their names (docs/json.md)."""
+    """Yield each code, in the order of names (docs/json.md)."""
     from healthd.agent.reporting.explanation import ends_of
     from healthd.agent.reporting.fault_course import findings_of
     from healthd.agent.settings import registry
@@ -192,7 +198,7 @@ def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
 
 
 def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
-    """Each check, one that has tables of its own once a table (docs/json.md)."""
+    """Yield each check; one with tables of its own once per table (docs/json.md)."""
     for name, check in checks.items():
         tables = {**loaded.disabled, **loaded.checks}
         mine = {run: config for run, config in tables.items() if run.check == name}

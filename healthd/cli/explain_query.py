@@ -1,8 +1,7 @@
-"""What the person means who types `healthd explain WORDS`: a code, the name of a check, an Xid's number, a line of the
-kernel log, a Reason from Slurm.
+"""Interprets the words of `healthd explain WORDS`: a code, a check, an Xid's number, a kernel log line, a Reason.
 
-Whatever was cut or copied with too much around it is read where it can mean one thing only; where it can mean several,
-all of them are named.
+Truncated text, and text with too much around it, is accepted if it can mean only one thing. If it can mean several, all
+are listed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "list[Finding]"]
 MOST_NEAR = 3
-UNREAD = "No rule of healthd reads this line of the kernel log: it is none of the faults that healthd knows."
-SINFO_SHOWS = 20 - len(PREFIX)  # characters of what stands behind the prefix: sinfo -R's format is %20E
+UNREAD = "healthd has no rule for this line of the kernel log: it is not one of the faults that healthd detects."
+SINFO_SHOWS = 20 - len(PREFIX)  # characters after the prefix: sinfo -R's format is %20E
 
 
 class Code(NamedTuple):
-    """`line`: what the kernel line that was typed is found to be, None for other words."""
+    """A code. `line`: the finding for a kernel line, None for other queries."""
 
     code: str
     part: str = ""
@@ -45,20 +44,20 @@ class OthersReason(NamedTuple):
 
 
 class Several(NamedTuple):
-    """The words may mean any of these codes; `why`, in a sentence."""
+    """The words may mean any of these codes; `why`, as a sentence."""
 
     codes: tuple[str, ...]
     why: str
 
 
 class HarmlessLine(NamedTuple):
-    """A line of the kernel log that is no fault; `says`: a sentence."""
+    """A line of the kernel log that is no fault; `message`: a sentence."""
 
     message: str
 
 
 class Unknown(NamedTuple):
-    """`near`: the codes and names that are most like it."""
+    """`near`: the most similar codes and names."""
 
     near: tuple[str, ...]
 
@@ -76,8 +75,8 @@ _XID = regex(r"xid[\s:#=(_]{0,3}(\d{1,4})(?!\d)(?:\s{0,3}[.:]\s{0,3}(\d{1,3})(?!
 _SXID = regex(r"sxid[\s:#=(_]{0,3}(\d{1,6})(?!\d)\)?", 2)
 _NUMBER = regex(r"(\d{1,6})(?:[.:](\d{1,3}))?")
 _ZEROS = regex(r"/0{1,20}(?=\d)")
-_NO_REASON = ("", "none", "(null)", "n/a")  # sinfo -R, scontrol and squeue write these where there is none
-# How the kernel's lines begin without a time stamp (dmesg -t, journalctl -o cat), beside those of healthd.scan.quoted:
+_NO_REASON = ("", "none", "(null)", "n/a")  # sinfo -R, scontrol and squeue print these without a Reason
+# Beginnings of kernel lines without a time stamp (dmesg -t, journalctl -o cat), in addition to healthd.scan.quoted:
 # "mce: ", "EDAC sbridge: ", "XFS (sda1): ". nvidia-smi is a program.
 _AS_THE_KERNELS = regex(
     r"(?:kernel|NVRM|nvidia(?!-smi)[a-z_-]{0,20}\d{0,3}|mlx[45]_\w{1,10}|EXT[234]-fs|XFS|BTRFS|LNet|LustreError|Lustre"
@@ -88,7 +87,7 @@ _AS_THE_KERNELS = regex(
 
 
 def asked(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Asked:
-    """`correlate`: what the checks that listen find in kernel events, with this node's settings."""
+    """Interpret a query. `correlate`: the findings of the checks in kernel events, with this node's settings."""
     words = words.strip()
     return (
         _known(words, checks)
@@ -102,7 +101,7 @@ def asked(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Aske
 
 
 def _known(words: str, checks: Mapping[str, Check]) -> Asked | None:
-    """Also in capitals, and with zeros before a number: "GPU_XID/079"."""
+    """Match a code or check, also in capitals, and with zeros before a number: "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
             return OfCheck(name)
@@ -112,7 +111,7 @@ def _known(words: str, checks: Mapping[str, Check]) -> Asked | None:
 
 
 def _number(words: str) -> Asked | None:
-    """ "79", "Xid 79", "149:4", "sxid 12028"."""
+    """Match "79", "Xid 79", "149:4", "sxid 12028"."""
     if found := _SXID.fullmatch(words):
         return Code(f"sxid/{int(found[1])}")
     if found := _XID.fullmatch(words):
@@ -130,7 +129,7 @@ def _of_xid(number: int, sub_code: str | None) -> Code:
 
 
 def _reason(words: str, checks: Mapping[str, Check]) -> Asked | None:
-    """A Reason as healthd writes it, also cut as by `sinfo -R`, which shows 20 characters of it."""
+    """Match a Reason of healthd, also truncated by `sinfo -R`, which shows 20 characters."""
     text = _BEHIND.sub("", regex(r"^Reason\s?=\s?").sub("", words)).strip().strip('"')
     if text.lower() in _NO_REASON:
         return OthersReason(foreign_reasons.NONE)
@@ -145,7 +144,7 @@ def _reason(words: str, checks: Mapping[str, Check]) -> Asked | None:
 
 
 def _cut(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Asked | None:
-    """A code that may have lost its end; not if a word follows."""
+    """Match a code that may be truncated; not if a word follows."""
     begin = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
     is_whole = registry.explain(checks, code) is not None
     if is_whole and (goes_on or len(code) < SINFO_SHOWS or begin in ((), (code,))):
@@ -153,12 +152,14 @@ def _cut(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Asked | None:
     if len(begin) == 1:
         return Code(begin[0])
     if begin:
-        return Several(begin, f'"{PREFIX}{code}" is cut: healthd status, or scontrol show node, has the whole Reason.')
+        return Several(begin, f'"{PREFIX}{code}" is truncated: scontrol show node NODE prints the full Reason.')
     return Code(code) if is_whole else None
 
 
 def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Asked | None:
-    """Of several lines, or several findings, the worst. What has the kernel's prefix and is not read is no fault."""
+    """Match kernel lines: the worst of several lines or findings. A line with the kernel's prefix and no rule is no
+    fault.
+    """
     import time
 
     from healthd.scan.events import events
@@ -176,11 +177,11 @@ def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) 
     found = max(_findings(event, one.code, correlate), key=lambda each: each.severity, default=None)
     if registry.explain(checks, one.code) is not None:
         return Code(one.code, found.subject if found else event.pci, found)
-    return HarmlessLine(f"healthd reads this line ({one.code}), and no check makes a finding of it: it is recorded.")
+    return HarmlessLine(f"healthd has a rule for this line ({one.code}), but no check reports it: it is only recorded.")
 
 
 def _is_kernels(line: bytes, stripped: Stripped | None) -> bool:
-    """Whether it has a prefix of the kernel's: it was read from a log, and is nobody's Reason."""
+    """Return True if the line has a prefix of the kernel log, so it cannot be a Reason."""
     return stripped is not None and (stripped.uptime is not None or b" kernel: " in line)
 
 
@@ -191,7 +192,7 @@ def _findings(event: KernelEvent, code: str, correlate: Correlate) -> list[Findi
 
 
 def _code_within(words: str, checks: Mapping[str, Check]) -> Asked | None:
-    """A line as `healthd status`, an alert or a log has it: "critical  gpu_xid/79 0000:61:00.0"."""
+    """Match a code inside a line of `healthd status`, an alert or a log: "critical  gpu_xid/79 0000:61:00.0"."""
     every = words.split()
     for place, word in enumerate(every):
         bare = word.strip("\"',;()[]{}.").rstrip(":")
@@ -207,8 +208,10 @@ def _code_within(words: str, checks: Mapping[str, Check]) -> Asked | None:
 
 
 def _others(words: str, checks: Mapping[str, Check]) -> Asked | None:
-    """Several words that are nobody's known: a person's Reason, or a kernel line without a time stamp. One word is a
-    misspelt code."""
+    """Match several unknown words: a person's Reason, or a kernel line without a time stamp.
+
+    A single word is a misspelt code.
+    """
     text = _BEHIND.sub("", words).removeprefix("Reason=").strip()
     if text.startswith(PREFIX) and (code := text.removeprefix(PREFIX).split()[:1]):
         return OthersReason(foreign_reasons.of_another_version(_nearest(code[0].rstrip(":"), checks)))
@@ -231,7 +234,7 @@ def _nearest(code: str, checks: Mapping[str, Check]) -> str:
 
 
 def near(words: str, checks: Mapping[str, Check]) -> tuple[str, ...]:
-    """The few codes and checks that are most like it."""
+    """Return the few most similar codes and checks."""
     names = [*checks, *registry.all_names(checks)]
     word = words.split()[0].lower() if words.split() else ""
     part = [name for name in checks if word in name.split("_")]

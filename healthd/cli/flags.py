@@ -1,4 +1,4 @@
-"""What is typed after a command: its flags, and the settings that flags and file give together."""
+"""Flags of commands, and the settings from flags and file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-# As in config.py, which a client should not have to load.
+# As in config.py, which is too slow for a client to import.
 
 # flag -> the setting that it overrides
 SETTINGS = {
@@ -38,10 +38,10 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong use raises Stop. `--help` is an ordinary flag: main.py prints the text."""
+    """Argument parser that raises Stop for a usage error. `--help` is an ordinary flag: main.py prints the text."""
 
     def __init__(self, name: str, description: str, examples: str) -> None:
-        self._columns = 80  # argparse would ask the terminal, by shutil, for each flag that it is told of
+        self._columns = 80  # otherwise argparse queries the terminal for each added flag
         super().__init__(
             prog=f"healthd {name}",
             description=description,
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="print this help")
 
     def format_help(self) -> str:
-        """Each line of the description is a paragraph, as wide as the terminal."""
+        """Return the help. Each line of the description is a paragraph, as wide as the terminal."""
         import shutil
         import textwrap
 
@@ -70,12 +70,12 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             from healthd.common.codec import nearest
 
-            message = f"there is no {unknown[1]}{nearest(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
+            message = f"no option {unknown[1]}{nearest(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
         raise Stop(f"{self.prog}: {message}")
 
 
 class Command(NamedTuple):
-    """What a command is. `run` returns the exit status."""
+    """A command. `run` returns the exit status."""
 
     flags: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]
@@ -92,12 +92,12 @@ class Command(NamedTuple):
 
 
 def config(parser: Parser) -> None:
-    """The settings' file."""
+    """Add the flag for the settings file."""
     parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it exists)")
 
 
 def look(parser: Parser) -> None:
-    """What to look at."""
+    """Add the flags that select the inspected machine."""
     config(parser)
     parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts below DIR")
     parser.add_argument(
@@ -108,7 +108,7 @@ def look(parser: Parser) -> None:
 
 
 def daemon(parser: Parser) -> None:
-    """All flags of the daemon."""
+    """Add all flags of the daemon."""
     look(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="directory of the event stream and the copy of the ledger")
     parser.add_argument("--runtime-dir", metavar="DIR", help="directory of socket, verdict file and live ledger")
@@ -126,7 +126,7 @@ def daemon(parser: Parser) -> None:
 
 
 def client(parser: Parser) -> None:
-    """Where the running daemon is."""
+    """Add the flags that locate the running daemon."""
     parser.add_argument(
         "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
     )
@@ -141,31 +141,31 @@ def _seconds(text: str) -> float:
 
 
 def duration(text: str) -> float | None:
-    """Seconds of "90s", "30m", "1.5h", "1h30m", "2d"; None if it is none of these, or nothing at all."""
+    """Return the seconds of "90s", "30m", "1.5h", "1h30m", "2d"; None for other text and for zero."""
     if not regex(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+").fullmatch(text):
         return None
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     return sum(float(number) * units[unit] for number, unit in regex(r"([0-9.]{1,19})([smhd])").findall(text)) or None
 
 
-# --- what they make
+# --- settings
 
 
 def settings_file(args: argparse.Namespace) -> tuple[str, bool]:
-    """The path of the settings, and whether it was named, so that there must be such a file."""
+    """Return the path of the settings, and True if the user named it, so that the file must exist."""
     given: str | None = getattr(args, "config", None)
     if given == "":
-        raise Stop("healthd: the settings: a file must be named, the name is empty")
+        raise Stop("healthd: --config must name a file, got an empty name")
     return given or DEFAULT_FILE, given is not None
 
 
 def load_settings(
     args: argparse.Namespace, below: Below | None = None, checks_dir: str | None = None
 ) -> tuple[Loaded, dict[str, Check]]:
-    """The effective settings and all checks. `below`: gives other layers than the usual ones under the file.
-    `checks_dir`: where to find the site's checks, instead of where the file says.
+    """Return the effective settings and all checks.
 
-    Raises ConfigError, one sentence.
+    `lower_layers`: returns other layers below the file than the usual ones. `checks_dir`: the directory of the site's
+    checks, instead of the one in the file. Raises ConfigError, one sentence.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_what_is_named, settle
@@ -180,10 +180,10 @@ def load_settings(
 
 
 def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
-    """What load_settings() gives for these checks, which come with healthd, without importing the others: only those
-    that a layer of the settings names are found, too, and put beside them. None where the site has checks of its own.
+    """Return the settings for these built-in checks without importing the others.
 
-    Raises ConfigError where load_settings() does; its sentence knows only these checks.
+    Only checks that a layer of the settings names are added. None if the site has its own checks. Raises ConfigError
+    where load_settings() does; its message knows only these checks.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_what_is_named, settle
@@ -207,7 +207,7 @@ def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Load
 
 
 def _checks_of_sections(table: Mapping[str, Any]) -> list[Any]:
-    """The [node.checks.*] of each [[node]] section."""
+    """Return [node.checks.*] of each [[node]] section."""
     sections = table.get("node", [])
     return [section.get("checks", {}) for section in sections] if isinstance(sections, list) else []
 
@@ -215,8 +215,11 @@ def _checks_of_sections(table: Mapping[str, Any]) -> list[Any]:
 def settings_elsewhere(
     args: argparse.Namespace, node: str, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
-    """The settings file that was named, for another `node`: so over its profile and baseline (`below`); None if none
-    was named. And the checks of this node. Raises ConfigError."""
+    """Return the named settings file for another `node`, on top of that node's profile and baseline, and the checks of
+    this node.
+
+    The settings are None if no file was named. Raises ConfigError.
+    """
     from healthd.agent.settings import config, registry
     from healthd.agent.settings.effective import settle
     from healthd.agent.settings.settings_file import read_file
@@ -231,8 +234,10 @@ def settings_elsewhere(
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """setting -> (flag, value) of the flags given. A relative path becomes absolute: the worker, which reads it, has
-    another current directory. (A fake machine, a profile or a kernel log may be a name instead.)
+    """Return setting -> (flag, value) of the given flags.
+
+    A relative path becomes absolute, because the worker that reads it has another current directory. (A fake machine, a
+    profile or a kernel log may be a name instead.)
     """
     from healthd.agent.settings.limits import KERNEL_LOGS
 
@@ -247,13 +252,16 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
 
 
 def runtime_dir(args: argparse.Namespace, default: str = RUNTIME_DIR) -> str:
-    """Where the daemon's socket is. Other errors in the file do not matter: the daemon may run all the same, with what
-    it read before. Where the file cannot be read this says so, and gives the default. Raises Stop."""
+    """Return the directory of the daemon's socket. Raises Stop.
+
+    Other errors in the file are ignored, because the daemon may run with its earlier settings. If the file cannot be
+    read, this prints a note and returns the default.
+    """
     return _directory(args, "runtime_dir", default)
 
 
 def state_dir(args: argparse.Namespace) -> str:
-    """Where the daemon keeps what it remembers; the same of errors."""
+    """Return the directory of the daemon's state; errors are handled as in `runtime_dir`."""
     return _directory(args, "state_dir", STATE_DIR)
 
 
@@ -271,7 +279,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
-            if required and _is_missing(file):  # mistyped: another daemon may be meant than the default one
+            if required and _is_missing(file):  # a typo: the user may mean another daemon than the default one
                 raise
             complain(f"healthd: note: the settings have an error ({error}); assuming {name} {default}")
             return default
@@ -284,7 +292,7 @@ def _is_missing(file: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        pass  # something is there, which we may not look at
+        pass  # it exists, but is not accessible
     return False
 
 
@@ -299,7 +307,7 @@ def wrong_settings_are_wrong_use() -> Iterator[None]:
 
 
 def require_scenario(loaded: Loaded) -> None:
-    """A wrong scenario file is wrong use rather than a failure of every GPU check."""
+    """Raise ConfigError for an invalid scenario file, which would otherwise fail every GPU check."""
     if loaded.settings.nvml.fake:
         from healthd.agent.settings.config import ConfigError
         from healthd.common.codec import ConvertError

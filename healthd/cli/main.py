@@ -1,5 +1,5 @@
-"""The command line: `healthd COMMAND ...`. Each command loads only what it uses: the module of its family, which
-loads the rest late.
+"""Entry point of `healthd COMMAND ...`. Each command imports only the module of its family, which imports the rest
+late.
 
 Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
 """
@@ -15,7 +15,7 @@ from importlib import import_module
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import INTERRUPTED, Stop, complain, prepare, say, usage
 
-TWO_WORDS = ("config", "fleet", "hook")  # commands that have commands
+TWO_WORDS = ("config", "fleet", "hook")  # commands with subcommands
 
 HELP = """\
 healthd: health daemon for GPU nodes that run Slurm
@@ -97,7 +97,7 @@ examples
 
 settings: /etc/healthd/healthd.toml         manual: man healthd, docs/
 """
-# command -> the module of its family, whose COMMANDS has the rest.
+# command -> the module of its family, with a table COMMANDS.
 FAMILIES = {
     "run": "run",
     "check": "check",
@@ -149,13 +149,15 @@ FAMILIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status. An error is one sentence on standard error. None: the arguments of this process, which
-    ends after it."""
+    """Run a command and return the exit status. An error is one sentence on standard error.
+
+    None: the arguments of this process, which ends afterwards.
+    """
     if argv is not None:
         return _main(argv)
     status = _main(sys.argv[1:])
-    if "duckdb" not in sys.modules:  # duckdb prints on standard error what is left of it then
-        gc.freeze()  # saves 13 to 18 % of a command: at its end Python would search all objects for garbage
+    if "duckdb" not in sys.modules:  # otherwise duckdb prints leftovers on standard error
+        gc.freeze()  # saves 13 to 18 % of a command's time: no garbage collection at exit
     return status
 
 
@@ -199,7 +201,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] in TWO_WORDS and words[1] in ("-h", "--help"):
         return say(_commands_of(words[0]))
     if name not in FAMILIES:
-        raise Stop(f'healthd: there is no command "{name}"{_hint(name)}')
+        raise Stop(f'healthd: unknown command "{name}"{_hint(name)}')
     chosen = command(name)
     parser = Parser(name, chosen.description, chosen.examples)
     chosen.flags(parser)
@@ -209,7 +211,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def command(name: str) -> Command:
-    """Loads the command's family."""
+    """Return a command; imports its family."""
     commands: dict[str, Command] = import_module(f"healthd.cli.{FAMILIES[name]}").COMMANDS
     return commands[name]
 

@@ -1,4 +1,4 @@
-"""From a round to its recording, and from a recording to a round: what to look at, and with which settings."""
+"""Conversion of a round to its recording, and of a recording to a round with its settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.host.host import Host
 
 
 def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recording:
-    """`notes`: what was asked in each run."""
+    """Return the recording of a round. `notes`: the queries of each run."""
     settings = loaded.settings
     log = found.kernel_log
     return Recording(
@@ -41,7 +41,7 @@ def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recor
 
 
 def _of_baseline(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(check, instance, the settings that the baseline gave)."""
+    """Yield (check, instance, the settings from the baseline)."""
     for (check, instance), config in loaded.checks.items():
         places = {f.name: place_of(check, instance, f.name) for f in fields_of(type(config))}
         names = [name for name, place in places.items() if loaded.origins.get(place) == loaded.settings.baseline_file]
@@ -50,8 +50,10 @@ def _of_baseline(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def below(recording: Recording, settings: Settings, known: Mapping[str, Check]) -> list[Layer]:
-    """What lay below that node's settings: what a profile guessed of it, and its baseline. They lie below other
-    settings too, unless these want none, or another profile by its name."""
+    """Return the layers below the recorded node's settings: the values that a profile guessed, and its baseline.
+
+    They are used below other settings too, unless these disable them or name another profile.
+    """
     found = []
     if settings.profile == "auto":
         guessed = [(check, instance, table.get("guessed", ())) for check, instance, table in recording.checks]
@@ -66,7 +68,9 @@ def below(recording: Recording, settings: Settings, known: Mapping[str, Check]) 
 def _tables(
     recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], known: Mapping[str, Check]
 ) -> dict[str, Any]:
-    """Those settings of those runs, as they are written in a file. What this healthd does not have is left out."""
+    """Return these settings of these runs, as in a settings file. Settings that this version does not have are
+    omitted.
+    """
     recorded = {(check, instance): table for check, instance, table in recording.checks}
     tables: dict[str, Any] = {}
     for check, instance, names in chosen:
@@ -82,12 +86,12 @@ def _tables(
 
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
-    """All settings, also those at their default: another version may have another default."""
+    """Return all settings, also those at their default: another version may have other defaults."""
     return {f.name: dump(getattr(config, f.name)) for f in fields_of(type(config))}
 
 
 def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator[Run]:
-    """What was asked stands in the first run of a name: the notes of another one are the same."""
+    """Yield runs with the queries in the first run of each name: those of another run with this name are equal."""
     left = dict(notes)
     for run in runs:
         noted = left.pop(run.name, Notes({}))
@@ -95,7 +99,7 @@ def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator
 
 
 def told(recording: Recording) -> tuple[int, list[str]]:
-    """How many answers a recording has, and a sentence for each question in which a run hung or died."""
+    """Return the number of answers in a recording, and a sentence for each query in which a run hung or died."""
     silent = [
         f"{run.check} {run.instance}".rstrip() + f" had no answer to: {run.unanswered}"
         for run in recording.runs
@@ -105,7 +109,7 @@ def told(recording: Recording) -> tuple[int, list[str]]:
 
 
 def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
-    """The recorded settings, and a failed result for each check that cannot be judged here."""
+    """Return the recorded settings, and a failed result for each check that cannot be replayed here."""
     checks: dict[RunName, CheckConfig] = {}
     lost = []
     for check, instance, table in recording.checks:
@@ -122,26 +126,27 @@ def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loade
 
 def _config(check: str, instance: str, table: dict[str, Any], known: Mapping[str, Check]) -> CheckConfig:
     if check not in known:
-        raise ConvertError(f'cannot be replayed: this healthd has no check "{check}"')
+        raise ConvertError(f'cannot be replayed: this version has no check "{check}"')
     config = load(known[check].config, {**table, "name": instance}, "its recorded settings")
     known[check].check_config(config, "its recorded settings")
     return config
 
 
 def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
-    """These settings, for the node of the recording."""
+    """Return these settings for the node of the recording."""
     settings = replace(loaded.settings, node_name=recording.node, root=recording.root)
     return replace(loaded, settings=settings)
 
 
 def kernel_log_of(recording: Recording) -> KernelLog | None:
-    """A function that gives the recorded lines or raises the recorded OSError; None if no log was read.
+    """Return a function that returns the recorded lines or raises the recorded OSError; None if no log was read.
 
-    Raises RecordingError."""
+    Raises RecordingError.
+    """
     if recording.kernel_error is not None:
         error = unpack(recording.kernel_error)
         if not isinstance(error, OSError):
-            raise RecordingError("the recording says of the kernel log what cannot be read")
+            raise RecordingError("the recording has an invalid error of the kernel log")
         return lambda: _raise(error)
     if recording.kernel_lines is None:
         return None

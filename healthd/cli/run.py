@@ -1,4 +1,4 @@
-"""`healthd run`: the daemon, in the foreground."""
+"""`healthd run`: run the daemon in the foreground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`healthd scan`: what a kernel log of any machine tells."""
+"""`healthd scan`: find faults in a kernel log of any machine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _scan(args: argparse.Namespace) -> int:
     from healthd.scan.lines import Tally
     from healthd.scan.messages import messages
 
-    # What is kept has no cycles but those of the events that wait, which end with them: to look for others among a
-    # million messages takes a tenth of the time.
+    # Only waiting events have reference cycles, which end with them. A search of a million messages for other cycles
+    # would take a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000)
     _use_patterns(args.config)
@@ -76,8 +76,11 @@ def _scan(args: argparse.Namespace) -> int:
 
 
 def _use_patterns(given: str | None) -> None:
-    """Read the site's own lines as the daemon does. A default file that cannot be read is only a note: scan is for logs
-    of any machine, and for users who may not read this machine's settings."""
+    """Use the site's patterns as the daemon does.
+
+    If the default file cannot be read, print a note: scan is for logs of any machine, and for users who may not read
+    this machine's settings.
+    """
     import os
 
     from healthd.agent.kernel_log.parse import use_patterns
@@ -98,9 +101,9 @@ def _use_patterns(given: str | None) -> None:
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
-    """Yield the lines of known drivers that no rule recognises as JSON: each text, or one object for each driver.
+    """Yield the lines of known drivers that no rule recognises as JSON: each text, or one object per driver.
 
-    Everything is counted only when all events have been read.
+    The counts are complete only when all events have been read.
     """
     from healthd.scan.findings import unrecognised_line
 
@@ -113,7 +116,7 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
 
 
 def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
-    """Yield the blocks up to an error, which is added to `trouble`."""
+    """Yield the blocks up to an error, which is added to `problem`."""
     from healthd.scan.log_file import LogError
 
     try:
@@ -126,12 +129,12 @@ def _no_kernel_log(tally: Tally) -> str:
     if not tally.lines:
         return "is empty"
     if tally.binary:
-        return "is no text"
-    return f"none of its {tally.lines:,} lines is known to be the kernel's (by a prefix of dmesg, syslog, journalctl)"
+        return "is not text"
+    return f"none of its {tally.lines:,} lines has a kernel prefix (dmesg, syslog, journalctl)"
 
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """One function for all built-in checks that listen, with their default settings."""
+    """Return one function for all built-in checks that evaluate kernel events, with their default settings."""
     from healthd.agent.conditions import intake
     from healthd.agent.settings import registry
     from healthd.common.guard import KERNEL_LOG, drop

@@ -1,4 +1,4 @@
-"""What a command says and how it ends: text on standard output, one sentence on standard error, an exit status."""
+"""Output of a command: text on standard output, one sentence on standard error, an exit status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_HEALTH = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown
 
 
 class Stop(HealthdError):
-    """The command ends here, with one sentence for the person who typed it, and the exit status."""
+    """End of the command, with one sentence for the user and the exit status."""
 
     def __init__(self, sentence: str, status: int = WRONG_USE) -> None:
         super().__init__(sentence)
@@ -31,43 +31,46 @@ class Stop(HealthdError):
 
 
 def prepare() -> None:
-    """With LANG=C print a question mark rather than a traceback. A closed standard stream becomes /dev/null, so that no
-    socket gets its number."""
+    """Prepare the standard streams.
+
+    With LANG=C print a question mark rather than a traceback. A closed standard stream becomes /dev/null, so that no
+    socket gets its number.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
             os.set_inheritable(opened, True)
-    if sys.stderr is None:  # it was closed; to print there would print to standard output
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- for as long as this process lives
+    if sys.stderr is None:  # it was closed; otherwise errors would be printed to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def say(text: str, status: int = OK) -> int:
-    """Write to standard output, and return `status`. If nobody reads any more, end without a complaint."""
+    """Write to standard output, and return `status`. Without a reader, end silently."""
     if sys.stdout is not None:
         _write(text)
     return status
 
 
 def stream(texts: Iterable[str]) -> None:
-    """Write the texts as they come; end when nobody reads any more."""
+    """Write the texts as they come; end when the reader is gone."""
     for text in texts:
         if not _write(text):
             return
 
 
 def _write(text: str) -> bool:
-    """Write to standard output. Returns whether somebody still reads it."""
+    """Write to standard output. Return False if the reader is gone."""
     try:
         sys.stdout.write(harmless(text))
         sys.stdout.flush()
         return True
     except OSError as error:
-        # Drop what is left in the buffer, else the interpreter complains of it at its end.
+        # Discard the rest of the buffer; otherwise the interpreter reports an error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
@@ -75,8 +78,10 @@ def _write(text: str) -> bool:
 
 
 def harmless(text: str) -> str:
-    """The text without what steers a terminal, but for line ends, tabs and the colours that render.py makes. What
-    others wrote is made printable where it is rendered; this is for the place that somebody forgets."""
+    """Return the text without control sequences, except line ends, tabs and the colours of render.py.
+
+    External text is made printable where it is rendered; this protects against a forgotten case.
+    """
     return STEERS.sub("?", text)
 
 
@@ -84,21 +89,24 @@ def complain(sentence: str, status: int = OK) -> int:
     """Write one line to standard error, and return `status`."""
     from healthd.common.page import plain
 
-    with suppress(OSError):  # nobody reads it: the status says it too
+    with suppress(OSError):  # without a reader, the exit status is sufficient
         print(plain(sentence), file=sys.stderr, flush=True)
     return status
 
 
 def usage(text: str) -> int:
-    """Write how a command is used to standard error, for one who left out what it needs; returns WRONG_USE."""
+    """Write the usage to standard error after a call without required arguments. Return USAGE_ERROR."""
     with suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
     return WRONG_USE
 
 
 def page() -> Page:
-    """The page of standard output: as wide as the terminal, where long rows are folded; in colour on a terminal, unless
-    NO_COLOR is set (no-color.org)."""
+    """Return the page of standard output.
+
+    It is as wide as the terminal, where long rows are folded; in colour on a terminal, unless NO_COLOR is set
+    (no-color.org).
+    """
     from healthd.common.page import Page
 
     terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -107,7 +115,7 @@ def page() -> Page:
 
 
 def _columns() -> int:
-    """As shutil.get_terminal_size((100, 24)), which would bring bz2 and lzma."""
+    """Return the width, like shutil.get_terminal_size((100, 24)), which would import bz2 and lzma."""
     asked = os.environ.get("COLUMNS", "")
     if is_decimal(asked) and int(asked) > 0:
         return int(asked)
@@ -127,8 +135,10 @@ PIECES_AT_ONCE = 10_000  # of JSON, a few characters each
 
 
 def json_texts(document: Any) -> Iterator[str]:
-    """The document as JSON, bit by bit: the text of a large one is never whole in memory. A number that JSON has no
-    word for (NaN, an infinity) becomes null, in the document too."""
+    """Yield the document as JSON in pieces, so that a large one is never whole in memory.
+
+    A number without a JSON form (NaN, an infinity) becomes null, in the document too.
+    """
     import json
     from itertools import islice
 
@@ -139,7 +149,7 @@ def json_texts(document: Any) -> Iterator[str]:
 
 
 def _finite(value: Any) -> Any:
-    """The same value, where its dicts and lists hold None for each number that is not finite."""
+    """Replace numbers that are not finite by None in dicts and lists."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, tuple):

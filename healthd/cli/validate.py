@@ -1,4 +1,4 @@
-"""`healthd validate`: what this node's GPUs, links and ports can do now."""
+"""`healthd validate`: measure this node's GPUs, links and ports."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def _validate(args: argparse.Namespace) -> int:
     return _measure(args, loaded)
 
 
-# --- nodes, and between them
+# --- several nodes, and links between them
 
 
 def _measure_nodes(args: argparse.Namespace) -> int:
-    """From where Slurm's commands work. Nothing of it is kept here: each node keeps its own document."""
+    """Validate several nodes from a host with Slurm's commands. Each node saves its own result; none is saved here."""
     from healthd.common.slurm.hostlist import HostListError, expand
     from healthd.common.slurm.lemon_command import is_node_name
     from healthd.validation import across_nodes as several
@@ -80,9 +80,9 @@ def _measure_nodes(args: argparse.Namespace) -> int:
     except HostListError as error:
         raise Stop(f"healthd validate: --nodes: {error}") from None
     if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
-        raise Stop(f'healthd validate: --nodes must be different names of nodes, got "{args.nodes}"')
+        raise Stop(f'healthd validate: --nodes must be different node names, got "{args.nodes}"; example: n[1-4]')
     if os.geteuid() != 0:
-        raise Stop("healthd validate: --nodes makes a reservation, and each node's result is root's: run it as root")
+        raise Stop("healthd validate: --nodes creates a reservation and writes root's files: run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
     passes = tuple(tuple((names[a], names[b]) for a, b in pairs) for pairs in ring(len(names)))
     wanted = Wanted(
@@ -133,7 +133,7 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
     if jobs and not args.force:
         some = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise Stop(
-            f"healthd validate: job {some} is on this node: both would be slow (--force measures all the same)", UNKNOWN
+            f"healthd validate: job {some} runs on this node, and both would be slow; --force runs anyway", UNKNOWN
         )
     stop = end_on_signals()
     adopt_orphans()
@@ -154,7 +154,7 @@ def _told(validation: Validation, as_document: bool) -> int:
 
 
 def _kept(state_dir: str) -> Validation:
-    """The last validation of this node. Raises Stop."""
+    """Return the last validation of this node. Raises Stop."""
     from healthd.common import ownership
     from healthd.validation import document
 
@@ -162,7 +162,7 @@ def _kept(state_dir: str) -> Validation:
     try:
         return document.parse(ownership.read(path).decode("utf-8", "replace"))
     except FileNotFoundError:
-        raise Stop(f"healthd validate: nobody has validated this node: there is no {path}", UNKNOWN) from None
+        raise Stop(f"healthd validate: this node has no result yet ({path}); run healthd validate", UNKNOWN) from None
     except OSError as error:
         raise Stop(f"healthd validate: {path}: {error.strerror or error}", UNKNOWN) from None
     except document.NotAValidation as error:
@@ -170,7 +170,7 @@ def _kept(state_dir: str) -> Validation:
 
 
 def _config(loaded: Loaded) -> CheckConfig | None:
-    """[checks.validation]."""
+    """Return [checks.validation]."""
     known = {**loaded.disabled, **loaded.checks}
     return next((config for name, config in known.items() if str(name.check) == "validation"), None)
 
@@ -184,7 +184,7 @@ def _wanted(args: argparse.Namespace, node: str, root: str, config: CheckConfig 
         named = [word.strip() for word in args.only.split(",")]
         wrong = [word for word in named if word not in FAMILIES]
         if wrong:
-            raise Stop(f'healthd validate: --only: there is no "{wrong[0]}", there is {", ".join(FAMILIES)}')
+            raise Stop(f'healthd validate: --only: unknown measurement "{wrong[0]}"; known: {", ".join(FAMILIES)}')
         families = tuple(family for family in FAMILIES if family in named)
     seconds = _seconds(args)
     level = int(getattr(config, "dcgm_level", 2))
@@ -206,7 +206,10 @@ def _seconds(args: argparse.Namespace) -> float:
 
 @contextmanager
 def _alone(runtime_dir: str) -> Iterator[None]:
-    """One validation at a time. Who may not write there has no lock, and a job's prolog cannot end his: he is told."""
+    """Run one validation at a time.
+
+    A user who may not write the lock runs without one, so a job's prolog cannot end the validation: print a note.
+    """
     from healthd.validation import run
 
     try:
@@ -217,7 +220,7 @@ def _alone(runtime_dir: str) -> Iterator[None]:
     except OSError as error:
         if not run.is_no_right(error):
             raise Stop(f"healthd validate: {runtime_dir}: {error.strerror or error}", UNKNOWN) from None
-        complain("healthd validate: not as root: a job that starts meanwhile does not end this")
+        complain("healthd validate: not running as root: a job that starts does not end this validation")
         yield
         return
     try:
@@ -233,17 +236,17 @@ def _keep(state_dir: str, validation: Validation, past: dict[tuple[str, str, str
         run.keep(state_dir, validation, past)
     except OSError as error:
         why = "not as root" if run.is_no_right(error) and os.geteuid() != 0 else (error.strerror or str(error))
-        complain(f"healthd validate: nothing is kept in {state_dir}: {why}: the daemon does not see this", REFUSED)
+        complain(f"healthd validate: the result is not saved in {state_dir}: {why}; the daemon cannot see it", REFUSED)
 
 
-# --- the result as text: what is wrong first
+# --- the result as text, problems first
 
-WORDS = {"failed": "Failed", "slow": "Slow", "not_measured": "Not looked at"}
+WORDS = {"failed": "Failed", "slow": "Slow", "not_measured": "Not measured"}
 HEADS = {
     "failed": "failed",
-    "slow": "something is slow",
-    "ok": "all is well",
-    "not_measured": "nothing could be looked at",
+    "slow": "some results are slow",
+    "ok": "all results are good",
+    "not_measured": "nothing could be measured",
 }
 COLOURS = {"failed": "critical", "slow": "warning", "ok": "healthy", "not_measured": "unknown"}
 
@@ -251,7 +254,7 @@ Result = Mapping[str, Any]
 
 
 def text(document: Mapping[str, Any], page: Page) -> str:
-    """document: what `healthd validate --json` prints."""
+    """Return the text of a document of `healthd validate --json`."""
     return "\n".join(_lines(document, page)) + "\n"
 
 
@@ -261,13 +264,13 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
         by_verdict[result["verdict"]].append(result)
     verdict = document["verdict"]
     took = f"{document['ended'] - document['began']:.0f} s"
-    words = "what was looked at is well" if verdict == "ok" and by_verdict["not_measured"] else HEADS[verdict]
+    words = "all measured results are good" if verdict == "ok" and by_verdict["not_measured"] else HEADS[verdict]
     head = f"{plain(document['node']) or 'this node'}: {page.paint(words, COLOURS[verdict])}"
     counts = [f"{len(by_verdict[word])} {name}" for word, name in _COUNTED if by_verdict[word]]
     began = datetime.fromtimestamp(document["began"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     yield page.heading(f"{head}; {', '.join([*counts, took])}, {began}")
     if document["stopped_by"]:
-        yield f"It was stopped by {document['stopped_by']}: what was measured until then counts, the rest is not known."
+        yield f"Stopped by {document['stopped_by']}: results until then are valid, the rest is unknown."
     for word in ("failed", "slow"):
         if by_verdict[word]:
             yield ""
@@ -277,7 +280,7 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     measured = [result for result in by_verdict["ok"] if result["value"] is not None]
     if measured:
         yield ""
-        yield from page.table(("fine", "parts", "least", "median", "unit", "beside", "by"), list(_rows(measured)))
+        yield from page.table(("good", "parts", "lowest", "median", "unit", "against", "tool"), list(_rows(measured)))
     for source, names in _passed(by_verdict["ok"]).items():
         yield ""
         yield from page.wrap(f"Passed by {source}: {', '.join(names)}")
@@ -287,12 +290,12 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
         for message, names in _together(by_verdict["not_measured"]).items():
             yield from page.item(f"{', '.join(names)}: {message}", "  ")
     yield ""
-    yield "Not seen here"
+    yield "Not covered"
     for sentence in filter(str.strip, document["unmeasured"]):
         yield from page.item(plain(sentence), "  ")
 
 
-_COUNTED = (("failed", "failed"), ("slow", "slow"), ("ok", "fine"), ("not_measured", "not looked at"))
+_COUNTED = (("failed", "failed"), ("slow", "slow"), ("ok", "good"), ("not_measured", "not measured"))
 
 
 def _name(result: Result) -> str:
@@ -305,7 +308,7 @@ def _sentence(result: Result) -> str:
 
 
 def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each test and tool: all parts that are fine together."""
+    """Yield a row for each test and tool: all good parts together."""
     from statistics import median
 
     from healthd.validation.measurement import number
@@ -316,13 +319,13 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
     for (test, source), some in groups.items():
         values = [one["value"] for one in some]
         least, middle = number(min(values)), number(median(values))
-        beside = {"floor": "a floor", "peers": "its peers", "own": "its past", "": "nothing"}
+        beside = {"floor": "floor", "peers": "peers", "own": "earlier results", "": "nothing"}
         against = ", ".join(dict.fromkeys(beside[one["against"]] for one in some))
         yield plain(test), str(len(some)), least, middle, plain(some[0]["unit"]), against, plain(source)
 
 
 def _passed(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Tool -> its tests that only pass or fail, each with the number of its parts."""
+    """Return tool -> its tests that only pass or fail, each with the number of its parts."""
     counts: dict[str, dict[str, int]] = {}
     for result in results:
         if result["value"] is None:
@@ -356,10 +359,10 @@ def _plan(given: str, shape: str) -> dict[str, Any]:
 
 
 def _plan_text(document: dict[str, Any]) -> str:
-    """One line a pass: "pass 1: 0>1 2>3"."""
+    """Return one line per pass: "pass 1: 0>1 2>3"."""
     passes = document["passes"]
     lines = [f"pass {n}: " + " ".join(f"{a}>{b}" for a, b in pairs) for n, pairs in enumerate(passes, 1)]
-    return "\n".join(lines or ["one part alone has nobody to send to"]) + "\n"
+    return "\n".join(lines or ["a single part has no partner"]) + "\n"
 
 
 COMMANDS = {

@@ -1,7 +1,7 @@
-"""`healthd status --watch`: the same text again and again, on a screen of its own.
+"""`healthd status --watch`: refresh the text on a separate screen.
 
-On a terminal it is the alternate screen, as less and top have it: drawn over what was there, cut at the last row. Where
-there is none (a pipe, TERM=dumb) it is one text after another. A look is one request to the daemon.
+On a terminal it uses the alternate screen, as less and top do: each text is drawn over the previous one and cut at the
+last row. Otherwise (a pipe, TERM=dumb) the texts are printed one after another. A refresh is one request to the daemon.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ _COLOUR = regex(r"\x1b\[[0-9;]*m")
 
 
 class Seen(NamedTuple):
-    """One look. `text` is called when it is shown: the terminal may have another size by then."""
+    """One refresh. `text` is called when it is displayed, because the size of the terminal may have changed."""
 
     status: int
     text: Callable[[], str]
 
 
 def watch(look: Callable[[], Seen], period_seconds: float, title: str, plain: bool) -> int:
-    """Show what `look` sees, each period, until a signal ends it or nobody reads any more. Returns the exit status of
-    the last look. `plain`: for programs, one text after another without a title."""
+    """Display `refresh()` in each period, until a signal or until the reader is gone. Return the exit status of the
+    last refresh.
+
+    `plain`: for programs, one text after another without a title.
+    """
     screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     seen = Seen(0, str)
 
@@ -64,8 +67,8 @@ def watch(look: Callable[[], Seen], period_seconds: float, title: str, plain: bo
 
 
 def frame(title: str, text: str, columns: int, rows: int) -> str:
-    """The text as it is drawn over another one: as many lines as there is room for, and how many there are not."""
-    room, shown = max(rows, 3) - 2, []  # the title, and the line that says how much is left out
+    """Return the text for drawing over another one: the lines that fit, and the number of the others."""
+    room, shown = max(rows, 3) - 2, []  # the title, and the line with the number of hidden lines
     lines = harmless(text).rstrip("\n").split("\n")
     for line in lines:
         room -= max(1, -(-len(_COLOUR.sub("", line)) // max(columns, 1)))
@@ -79,7 +82,7 @@ def frame(title: str, text: str, columns: int, rows: int) -> str:
 
 @contextmanager
 def _screen(alternate: bool) -> Iterator[None]:
-    """The terminal as it was before, whatever ends this."""
+    """Use the alternate screen, and restore the terminal at the end."""
     if alternate:
         _write(_ENTER)
     try:
@@ -91,8 +94,9 @@ def _screen(alternate: bool) -> Iterator[None]:
 
 @contextmanager
 def _woken() -> Iterator[int]:
-    """A descriptor that gets a byte when the window has another size, or Ctrl-Z was typed; what ends a program raises
-    KeyboardInterrupt."""
+    """Yield a descriptor that gets a byte after a resize or Ctrl-Z. Signals that end a program raise
+    KeyboardInterrupt.
+    """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, in a folder that nobody else may change (ownership.py)."""
+"""Atomic writes to folders that only healthd and root may change (ownership.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _TO_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
-    """Write `content` to `path`, whole or not at all. `durable`: also after a power cut (never used in the daemon);
-    then nothing is written where it stands already. Raises ownership.Untrusted, OSError."""
+    """Replace `path` with `content` atomically.
+
+    `durable`: the file also survives a power cut, and an identical file is not written again. The daemon never uses it.
+    Raises ownership.Untrusted, OSError.
+    """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with ownership.beside(path) as (folder, name):
         if durable and _stands(folder, name, data, mode):
@@ -25,7 +28,7 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
         descriptor = _make(folder, temporary, mode)
         try:
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # whatever the umask is: others read the verdict and the metrics
+                os.fchmod(descriptor, mode)  # regardless of the umask: other users read the verdict and the metrics
                 file.write(data)
                 file.flush()
                 if durable:
@@ -37,9 +40,10 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
 
 
 def open_own_file(path: str, folder: int | None = None) -> int:
-    """Open a regular file of healthd's for writing, without truncating it; make it (mode 0600) if it is missing.
+    """Open one of healthd's regular files for writing, without truncating it. Create it with mode 0600 if it is
+    missing.
 
-    A FIFO, socket or device there is removed and replaced. Raises OSError, also for a symbolic link or a folder.
+    A FIFO, socket or device at this path is removed and replaced. Raises OSError, also for a symbolic link or a folder.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for is_last_try in (False, True):
@@ -57,11 +61,11 @@ def open_own_file(path: str, folder: int | None = None) -> int:
 
 
 def overwrite_file(path: str, content: str) -> None:
-    """Write `content` over the start of an existing regular file, in one call and without truncating it first: on a
-    full file system the file keeps the blocks it has. Blanks cover the rest of a longer text. Up to 4 KiB fit into the
-    first block of any such file. A reader that is in the middle of the file may read a mix of both texts.
+    """Write `content` over the start of an existing regular file, in one call and without truncating it.
 
-    Raises ownership.Untrusted, OSError.
+    On a full file system the file keeps the blocks that it has. Blanks cover the rest of a longer text. Up to 4 KiB fit
+    into the first block of any such file. A concurrent reader may see a mix of both texts. Raises ownership.Untrusted,
+    OSError.
     """
     with ownership.beside(path) as (folder, name):
         descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -77,7 +81,7 @@ def overwrite_file(path: str, content: str) -> None:
 
 
 def newest(directory: str, names: Iterable[str]) -> float:
-    """When the newest of these files was written (epoch seconds), 0 = there is none."""
+    """Return the modification time of the newest of these files (epoch seconds), or 0 if none exists."""
     moments = [0.0]
     for name in names:
         with suppress(OSError):
@@ -86,7 +90,7 @@ def newest(directory: str, names: Iterable[str]) -> float:
 
 
 def _stands(folder: int, name: str, data: bytes, mode: int) -> bool:
-    """Whether the file is as `replace_file` would leave it."""
+    """Return True if the file already has this content, mode and owner."""
     with suppress(OSError), open(os.open(name, _TO_LOOK, dir_fd=folder), "rb", buffering=0) as file:
         about = os.fstat(file.fileno())
         like = (about.st_mode, about.st_uid, about.st_size, about.st_nlink)
@@ -95,8 +99,9 @@ def _stands(folder: int, name: str, data: bytes, mode: int) -> bool:
 
 
 def _make(folder: int, name: str, mode: int) -> int:
-    """A new file, open for writing. A link of that name is not followed; the leftover of a killed writer that had our
-    pid is removed."""
+    """Create a file and open it for writing. Never follow a link; replace the leftover of a killed writer with
+    our pid.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags, mode, dir_fd=folder)
@@ -106,7 +111,7 @@ def _make(folder: int, name: str, mode: int) -> int:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the leftovers of writers that were killed in `replace_file`: NAME.PID.new where no process PID runs."""
+    """Remove NAME.PID.new files of writers that were killed in `replace_file` (no process PID exists)."""
     with ownership.folder(directory) as folder:
         for name in os.listdir(folder):
             found = regex(r".+\.(\d+)\.new").fullmatch(name)

@@ -1,4 +1,5 @@
-"""Strict settings: plain data (TOML, JSON) <-> Structs or dataclasses. No coercion; every error names its place.
+"""Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. No coercion; every error names its
+place.
 
 msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. People edit settings, so this
 module walks the fields itself: it reports all errors of a table at once, and suggests a name for a misspelt key.
@@ -23,9 +24,9 @@ T = TypeVar("T")
 
 
 class ConvertError(HealthdError, ValueError):
-    """One sentence that names the place and what is wrong there.
+    """An invalid value: one sentence that names the place and the problem.
 
-    every: all mistakes that were found, this one first; more than one only of a table with several.
+    mistakes: all mistakes that were found, this one first. Only a table can have more than one.
     """
 
     def __init__(self, sentence: str, every: Sequence[str] = ()) -> None:
@@ -36,8 +37,8 @@ class ConvertError(HealthdError, ValueError):
 class Rule(Value, frozen=True):
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)].
 
-    problem: returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "".
-    least, most: the limits of a number.
+    problem: returns the problem of a value of the type ("must be 0 to 64, got -1"), or "".
+    minimum, maximum: the limits of a number.
     """
 
     problem: Callable[[Any], str]
@@ -93,11 +94,11 @@ def _is_dataclass(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__")
 
 
-MOST_LISTED = 100  # names; more are no answer
+MOST_LISTED = 100  # names; a longer list does not help
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: '; did you mean "timeout_seconds"?' or the list of what is known, if it is short."""
+    """Return a hint for a misspelt name: '; did you mean "timeout_seconds"?', or all candidates if they are few."""
     import difflib
 
     names = sorted(known)
@@ -108,7 +109,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
-    """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount"). Raises ConvertError."""
+    """Return a `cls` made from plain data. Errors name the place `where` ("checks.mount"). Raises ConvertError."""
     return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
 
 
@@ -139,11 +140,11 @@ def _loader(kind: Any) -> Loader:
 def _union_loader(kind: Any) -> Loader:
     args = typing.get_args(kind)
     kinds = [arg for arg in args if arg is not type(None)]
-    if len(kinds) == 2 and _is_list(kinds[1]):  # one, or several
+    if len(kinds) == 2 and _is_list(kinds[1]):  # a single value or a list
         one, several = map(_loader, kinds)
         return lambda data, where: several(data, where) if isinstance(data, list | tuple) else one(data, where)
     if len(kinds) != 1:
-        raise TypeError(f"{kind} is neither one type nor one and None, nor one and several")
+        raise TypeError(f"{kind} must be one type, one type or None, or one type or a list")
     some = _loader(kinds[0])
     return lambda data, where: None if data is None and type(None) in args else some(data, where)
 
@@ -156,7 +157,7 @@ def _is_list(kind: Any) -> bool:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     load_plain = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # other notes are a moment's or a site's
+    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata marks moments, or belongs to a site
 
     def load_ruled(data: Any, where: str) -> Any:
         value = load_plain(data, where)
@@ -169,11 +170,11 @@ def _ruled_loader(kind: Any) -> Loader:
 
 
 def _table_loader(cls: Any) -> Loader:
-    """Return the loader of a Struct or a dataclass. It raises one ConvertError for all that is wrong in a table."""
+    """Return the loader of a Struct or a dataclass. It raises one ConvertError for all mistakes in a table."""
     hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
     def load_table(data: Any, where: str) -> Any:
-        loaders = {name: _loader(hint) for name, hint in hints.items()}  # here: a class may contain itself
+        loaders = {name: _loader(hint) for name, hint in hints.items()}  # late: a class may contain itself
         values, mistakes = {}, []
         for key, value in _table(data, where).items():
             if key not in loaders:
@@ -227,7 +228,7 @@ def _dict_loader(item: Any) -> Loader:
 
 
 def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
-    """Load each item with its loader, from its data and place. Raises one ConvertError for all that are wrong."""
+    """Load each item with its loader, from its data and place. Raises one ConvertError for all invalid items."""
     values: list[Any] = []
     mistakes: list[str] = []
     for load_item, data, where in items:
@@ -265,7 +266,7 @@ def _plain_loader(kind: Any) -> Loader:
                 _must_be_text(data, where)
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, got {data}")
-            if found is int and data.bit_length() > 64:  # computing with it would raise elsewhere
+            if found is int and data.bit_length() > 64:  # arithmetic with it would raise elsewhere
                 raise ConvertError(f"{where}: must be a number of at most 64 bits, got {show(data)}")
             return data
         if kind is float and found is int:
@@ -282,7 +283,7 @@ def _plain_loader(kind: Any) -> Loader:
 
 
 def _unit(where: str) -> str:
-    """Return how to write the number of a setting: its name ends in the unit."""
+    """Return how to write the number of a setting, from the unit at the end of its name."""
     name = where.rpartition(".")[2]
     if name.endswith("_seconds"):
         return "a plain number of seconds, like 300"
@@ -292,19 +293,21 @@ def _unit(where: str) -> str:
 
 
 def _must_be_text(data: str, where: str) -> None:
-    """JSON can name half a character (\\ud800), which nothing can write. The half characters that os.fsdecode makes of
-    a path's bytes that are no UTF-8 can be written back."""
+    r"""Raise ConvertError for a lone UTF-16 surrogate, which JSON can contain (\ud800) and nothing can write.
+
+    The surrogates that os.fsdecode makes from a path's bytes that are not UTF-8 are allowed: they can be written back.
+    """
     try:
         data.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise ConvertError(f"{where}: must be text, has half of a UTF-16 pair in it") from None
+        raise ConvertError(f"{where}: must be text, got half of a UTF-16 surrogate pair") from None
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def show(data: object) -> str:
-    """A value as a person would recognise it, short."""
+    """Return a short form of a value for an error message."""
     if isinstance(data, str):
         return f'"{data[:60]}"'
     if isinstance(data, Mapping):
@@ -312,12 +315,12 @@ def show(data: object) -> str:
     if isinstance(data, list):
         return "a list"
     if isinstance(data, int) and data.bit_length() > 200:
-        return "a number of that size"  # written out it may have more digits than Python writes
+        return "a number of that size"  # its decimal form may have more digits than Python prints
     return str(data).lower() if isinstance(data, bool) else str(data)[:60]
 
 
 def number(value: float) -> str:
-    """The number as a person would write it: 30 for 30.0."""
+    """Format a number without trailing zeros: 30 for 30.0."""
     return f"{value:g}" if isinstance(value, float) else show(value)
 
 
@@ -339,7 +342,7 @@ def _list(data: Any, where: str) -> list[Any]:
 
 
 def dump(value: Any) -> Any:
-    """Return the plain data that `load` turns back into an equal value. Fields at their default are left out."""
+    """Return the plain data that `load` turns back into an equal value. Fields at their default are omitted."""
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, tuple | list):

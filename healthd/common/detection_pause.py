@@ -1,7 +1,6 @@
-"""For how long nothing new is said of slow jobs on this node: a file in the runtime directory, written by the daemon
-when somebody tells it so, read by whoever looks for slow jobs.
+"""The pause of slow-job detection on this node: a file in the runtime directory, written by the daemon.
 
-It ends by itself and outlives a restart of healthd; a reboot ends it, as the directory is on tmpfs.
+The pause expires by itself and survives a restart of healthd. A reboot ends it, because the directory is on tmpfs.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.values import DecodeError, Value, decode, encode
 
 FILE = "failslow.pause"
-LONGEST_SECONDS = 7 * 24 * 3600.0  # as of any pause (agent/conditions/condition.py)
+LONGEST_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/condition.py)
 
 
 class DetectionPause(Value, frozen=True):
-    """until, given: epoch seconds; who: "root (uid 0)"."""
+    """until, given: epoch seconds; who: the operator, "root (uid 0)"."""
 
     until: float
     why: str
@@ -26,9 +25,9 @@ class DetectionPause(Value, frozen=True):
 
 
 def standing(runtime_dir: str, now: float) -> DetectionPause | None:
-    """The pause that stands; None where there is none, where it is over, and where the file is not what was written."""
+    """Return the pause in force. None: no pause, an expired one, or an invalid file."""
     path = os.path.join(runtime_dir, FILE)
-    if not os.path.lexists(path):  # as ever: to look at each step of the path costs a hundred times as much
+    if not os.path.lexists(path):  # the usual case: verifying each step of the path costs a hundred times as much
         return None
     try:
         pause = parse(ownership.read(path))
@@ -38,7 +37,9 @@ def standing(runtime_dir: str, now: float) -> DetectionPause | None:
 
 
 def parse(content: bytes) -> DetectionPause | None:
-    """Pure. None for what `begin` does not write; a pause is never longer than LONGEST_SECONDS."""
+    """Parse the file. Pure. Returns None for content that `write_pause` does not write, and for a pause over
+    MAX_SECONDS.
+    """
     try:
         pause = decode(DetectionPause, content)
     except DecodeError:
@@ -47,12 +48,12 @@ def parse(content: bytes) -> DetectionPause | None:
 
 
 def begin(runtime_dir: str, pause: DetectionPause) -> None:
-    """Raises ownership.Untrusted, OSError."""
+    """Write the pause. Raises ownership.Untrusted, OSError."""
     replace_file(os.path.join(runtime_dir, FILE), encode(pause), mode=0o644)
 
 
 def end(runtime_dir: str) -> bool:
-    """Whether there was one. Raises ownership.Untrusted, OSError."""
+    """Remove the pause and return True if there was one. Raises ownership.Untrusted, OSError."""
     with ownership.beside(os.path.join(runtime_dir, FILE)) as (folder, name):
         try:
             os.unlink(name, dir_fd=folder)

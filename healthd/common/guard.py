@@ -1,6 +1,8 @@
-"""No input ends the daemon. The reader of an input (a request, a kernel line, the worker's answer, Slurm's text, a
-file) refuses a bad one in a sentence. Behind each of these boundaries stands a guard for inputs that its reader did not
-think of: the one input is dropped, counted and shown, and the log gets the traceback once.
+"""Guards that keep one bad input from ending the daemon.
+
+The reader of an input (a request, a kernel line, the worker's reply, Slurm's output, a file) rejects bad data with a
+sentence. A guard around each reader catches the exceptions that its author did not expect: the input is dropped,
+counted and shown in the status, and the traceback is logged once.
 """
 
 from __future__ import annotations
@@ -17,31 +19,33 @@ from healthd.common.text import printable
 if TYPE_CHECKING:
     import logging
 
-# The boundaries, as metrics and troubles name them.
+# Names of the boundaries in metrics and in the status.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
 HOT_UNPLUG, METRICS, STREAM, FAILSLOW, LOG = "device_removals", "metrics", "stream", "failslow", "log"
-SHOWN_SECONDS = 24 * 3600.0  # a trouble is shown for so long after the last drop
-MOST_TOLD = 200  # at most so many places in the program are logged; more would flood the log
+SHOWN_SECONDS = 24 * 3600.0  # how long the status shows a problem after the last drop
+MOST_TOLD = 200  # maximum number of code locations that are logged, to protect the log
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Since the start of this process: how many inputs each boundary dropped, and when and why it dropped the last one.
+# Since the start of this process: inputs dropped by each boundary, and time and reason of the last drop.
 dropped: Counter[str] = Counter()
 _last: dict[str, tuple[float, str]] = {}
 _told: set[tuple[str, str, str, int]] = set()
 
 
 def log() -> logging.Logger:
-    """The daemon's. It is loaded here since a worker, which imports this too, hardly ever has a word to say."""
+    """Return the daemon's logger. logging is imported late: a worker imports this module too and rarely logs."""
     import logging
 
     return logging.getLogger("healthd")
 
 
 def drop(boundary: str, error: Exception, what: object = "") -> None:
-    """Count a mistake, show it from now on, and log it with its traceback, once for each place in the program that
-    raises it. `what`: the input, for the log."""
+    """Count a dropped input and show it in the status. Log the traceback once for each code location.
+
+    `item`: the input, for the log.
+    """
     import traceback
 
     dropped[boundary] += 1
@@ -51,12 +55,12 @@ def drop(boundary: str, error: Exception, what: object = "") -> None:
     if place not in _told and len(_told) < MOST_TOLD:
         _told.add(place)
         about = f" with {_shown(what)}" if what else ""
-        log().error("%s: left out, healthd makes a mistake%s: %s", boundary, about, words(error), exc_info=error)
+        log().error("%s: input dropped, because healthd failed%s: %s", boundary, about, words(error), exc_info=error)
 
 
 @contextmanager
 def at(boundary: str, what: object = "") -> Iterator[None]:
-    """`with guard.at(SOCKET, request):` an exception inside drops the input."""
+    """Drop the input if the body raises: `with guard.dropping_errors(SOCKET, request):`."""
     try:
         yield
     except Exception as error:  # not BaseException: a signal or an exit ends the program
@@ -64,7 +68,7 @@ def at(boundary: str, what: object = "") -> Iterator[None]:
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
-    """For a function whose first argument is text from outside: where it fails, it gives None as for unknown text."""
+    """Decorate a parser whose first argument is external text. If it raises, it returns None, as for unknown text."""
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
         @functools.wraps(read)
@@ -81,19 +85,19 @@ def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P,
 
 
 def problems(now: float) -> Iterator[str]:
-    """One sentence for each boundary that dropped an input of late."""
+    """Yield one sentence for each boundary that dropped an input recently."""
     for boundary, (when, why) in _last.items():
         if now - when < SHOWN_SECONDS:
             count = dropped[boundary]
             things = "1 input was" if count == 1 else f"{count} inputs were"
-            yield f"{boundary}: {things} dropped by a mistake in healthd, the last by {why}; its log has more"
+            yield f"{boundary}: {things} dropped because healthd failed, the last one by {why}; see healthd's log"
 
 
 def words(error: BaseException) -> str:
-    """ "ValueError: not a number", on one line of bounded length, whatever the input put into it."""
+    """Return "ValueError: not a number": one line of bounded length, whatever the input contained."""
     try:
         text = printable(str(error)[:200])
-    except Exception:  # a foreign error may fail in its own __str__
+    except Exception:  # an exception from a library may fail in its own __str__
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -1,8 +1,8 @@
-"""A check's earlier readings: the last ones, and how its counters grew, across restarts of healthd.
+"""Earlier readings of a check: the last value of each observation and the growth of counters, across restarts. Pure.
 
-A counter's absolute value says little (it may have been high for years); rules ask how much it grew. The store keeps
-the last reading of each observation, and each increment of a counter with its time. A healthy node's counters never
-grow, so the store stays small. Pure: `update` makes the next store from the last one and a run's readings.
+The absolute value of a counter means little (it may have been high for years), so rules evaluate its growth. The store
+keeps the last reading of each observation and each increment of a counter with its time. Counters of a healthy node
+never grow, so the store stays small. `update` makes the next store from the last one and the readings of a run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.common.model import Observation, ObservationKind
 from healthd.common.values import DecodeError, Value
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
-KEEP_INCREMENTS = 64  # beyond that the oldest are merged: a counter that grows in every round stays bounded
+KEEP_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
 
 
 class Reading(Value, frozen=True):
@@ -27,7 +27,9 @@ class Reading(Value, frozen=True):
 
 
 class Series(NamedTuple):
-    """One observation: its last reading, in boot `boot_id`, and a counter's increments with times (oldest first)."""
+    """State of one observation: its last reading, in boot `boot_id`, and a counter's increments with times, oldest
+    first.
+    """
 
     value: float
     time: float
@@ -36,7 +38,7 @@ class Series(NamedTuple):
 
 
 def key(reading: Observation) -> str:
-    """The name of an observation in the store: "link_downed_total{port=mlx5_0/1}"."""
+    """Return the name of an observation in the store: "link_downed_total{port=mlx5_0/1}"."""
     return _key(reading.name, reading.labels)
 
 
@@ -48,11 +50,11 @@ def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 
 
 def increment(series: Series, reading: Observation, boot_id: str) -> float:
-    """How much the counter grew from the last reading to this one.
+    """Return how much the counter grew from the last reading to this one.
 
-    Another boot: 0, since errors that link training counts at boot are no fault of the running node. A smaller value
-    in the same boot: the counter wrapped at its width if it was near the end, else it was reset (driver reload,
-    re-enumerated device), and its whole value is new.
+    In another boot: 0, because errors that link training counts at boot are no fault of the running node. A smaller
+    value in the same boot: the counter wrapped if it was near the end of its width. Otherwise it was reset (driver
+    reload, re-enumerated device), and its whole value is new.
     """
     if series.boot_id != boot_id:
         return 0.0
@@ -65,12 +67,12 @@ def increment(series: Series, reading: Observation, boot_id: str) -> float:
 
 
 def sticks(reading: Observation) -> bool:
-    """Whether the counter stands at the end of its width, where InfiniBand counters stop (255, 65535)."""
+    """Return True if the counter is at the end of its width, where InfiniBand counters stop (255, 65535)."""
     return reading.bits is not None and reading.bits < 64 and reading.value >= 2.0**reading.bits - 1
 
 
 class Past:
-    """Earlier readings of one check, as given to its run()."""
+    """Earlier readings of one check, passed to its run()."""
 
     def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
         self._store = store
@@ -78,7 +80,10 @@ class Past:
         self._boot_id = boot_id
 
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
-        """Growth within `within_seconds` before this reading; 0.0 at first sight or after a boot; None if it sticks."""
+        """Return the growth in the `within_seconds` before this reading.
+
+        0.0 for the first reading and after a boot; None if the counter is saturated.
+        """
         if not reading.value and not within_seconds:
             return 0.0  # a counter at zero has not grown: most counters of a healthy node
         if sticks(reading):
@@ -90,15 +95,19 @@ class Past:
         return old + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
-        """The previous reading in this boot, or (`any_boot`) in any remembered boot; None if it is older than
-        `within_seconds`. Gauges have one too."""
+        """Return the previous reading of a counter or gauge in this boot, or with `any_boot` in any recorded boot.
+
+        None if there is none, or if it is older than `within_seconds`.
+        """
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
             return None
         return Reading(series.value, series.time) if self._now - series.time <= within_seconds else None
 
     def rate(self, reading: Observation) -> float | None:
-        """Growth per second since the previous reading; None if there is none, or if the counter sticks."""
+        """Return the growth per second since the previous reading; None without a previous reading or for a saturated
+        counter.
+        """
         last = self.last(reading)
         if last is None or sticks(reading) or self._now <= last.time:
             return None
@@ -108,7 +117,7 @@ class Past:
 def update(
     store: dict[str, Series], observations: Iterable[Observation], now: float, boot_id: str
 ) -> dict[str, Series]:
-    """The store after a run. Series that were not read this time are kept for KEEP_SECONDS."""
+    """Return the store after a run. Series without a reading in this run are kept for KEEP_SECONDS."""
     new = {name: series for name, series in store.items() if series.time > now - KEEP_SECONDS}
     for reading in observations:
         name = key(reading)
@@ -120,13 +129,13 @@ def update(
             if 0 < amount < math.inf:
                 grown = (*grown, (now, amount))
             if len(grown) > KEEP_INCREMENTS:
-                # The two oldest become one at the later time: a window then sees it a little too long, never too short.
+                # Merge the two oldest at the later time: a window counts them slightly too long, never too short.
                 grown = ((grown[1][0], grown[0][1] + grown[1][1]), *grown[2:])
         new[name] = Series(reading.value, now, boot_id, grown)
     return new
 
 
-# --- the store as text: the worker writes and reads it; the daemon keeps it between runs
+# --- the store as text, which the worker reads and writes and the daemon keeps between runs
 
 
 def encode(store: dict[str, Series]) -> str:
@@ -142,7 +151,7 @@ def decode(text: str) -> dict[str, Series]:
 
 
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
-    """The store after a part's repair: earlier growth proves nothing. `subject`: the value of a label; "" = all."""
+    """Return the store after a repair, without the earlier growth of `subject` (the value of a label; "" = all)."""
     return {
         name: series._replace(grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
         for name, series in store.items()
@@ -150,7 +159,7 @@ def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
 
 
 def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
-    """The store after the clock was set: the same readings, at the times that `move` gives."""
+    """Return the store after the clock was set: the same readings at shifted times."""
     return {
         name: series._replace(
             time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)

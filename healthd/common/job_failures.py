@@ -1,4 +1,4 @@
-"""Meaning of a fault for a job that ended near it. Each check declares it: `CAUSES`, `ENDS_JOB` and `PERMANENT`.
+"""Effect of a fault on a job that ended near it. Each check declares it: `CAUSES`, `ENDS_JOB` and `PERMANENT`.
 
 `healthd fleet attribution` and the answers that count hardware failures use it. scripts/fleet_codes.py writes it into a
 table, since those commands do not import the checks.
@@ -35,8 +35,9 @@ class FailureCause(str, Enum):
 class EndsJob(str, Enum):
     """When a fault ends a job.
 
-    ALWAYS       the usual severity of the code drains or requeues, and jobs die of it, also where the settings of a
-                 site lower it to a warning
+    ALWAYS       the usual severity of the code drains or requeues, and jobs die of it, even if the site's settings
+    lower it
+                 to a warning
     IF_ISOLATES  if the condition is degraded or critical: the default
     IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
     NEVER        the fault slows or delays jobs, or is bookkeeping

@@ -1,9 +1,9 @@
-"""The words that healthd is written in: frozen values without behaviour.
+"""Vocabulary of healthd: frozen values without behaviour.
 
 fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
 
-Times are seconds since the epoch (`Moment` in what the ledger keeps), durations are seconds, PCI addresses are written
-as the kernel does in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
+Times are seconds since the epoch (`Moment` in fields that the ledger keeps), durations are seconds. PCI addresses have
+the kernel's form in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from healthd.common.values import Value, Whole
 
 
 class Severity(enum.IntEnum):
-    """What a finding means for the node. "Unknown" is not on this scale: see Outcome and Health."""
+    """Effect of a finding on the node. "Unknown" is not a severity: see Outcome and Health."""
 
-    INFO = 0  # recorded, nothing more
-    WARNING = 1  # an engineer should look; never touches Slurm
+    INFO = 0  # only recorded
+    WARNING = 1  # an engineer should investigate; never changes anything in Slurm
     DEGRADED = 2  # drain; running jobs finish
     CRITICAL = 3  # drain now and requeue
 
 
 class Health(enum.Enum):
-    """The node's health. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
+    """Health of the node. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
 
-    A known fault that drains wins over a check that could not look; a check that could not look wins over
-    warnings and over healthy.
+    A fault that drains takes precedence over a check that failed to run. A check that failed to run takes precedence
+    over warnings and over healthy.
     """
 
     HEALTHY = "healthy"
@@ -43,53 +43,53 @@ class Health(enum.Enum):
 class Mode(enum.Enum):
     OBSERVE = "observe"  # never changes anything in Slurm
     DRAIN = "drain"
-    ACT = "act"  # drain, and requeue what a CRITICAL fault broke
+    ACT = "act"  # drain, and requeue the jobs that a CRITICAL fault hit
 
 
 class Requeue(enum.Enum):
-    """Which batch jobs a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
+    """Batch jobs that a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
 
-    PART = "part"  # those that the broken part serves
-    NODE = "node"  # all on the node
+    PART = "part"  # the jobs that use the broken part
+    NODE = "node"  # all jobs on the node
 
 
 class Outcome(enum.Enum):
-    """How one run of a check ended. Only COMPLETED speaks about health."""
+    """How a run of a check ended. Only a COMPLETED run is evidence about health."""
 
     COMPLETED = "completed"
-    FAILED = "failed"  # raised, crashed, or answered nonsense
+    FAILED = "failed"  # raised, crashed, or returned an invalid reply
     TIMED_OUT = "timed_out"  # its deadline passed
-    STUCK = "stuck"  # not started: a worker that still hangs holds what the check uses
+    STUCK = "stuck"  # not started, because a hanging worker still uses the same resource
 
 
 class Clears(enum.Enum):
-    """What ends a condition."""
+    """Event that ends a condition."""
 
-    PASS = "pass"  # the check completes clean `clear_after` times running
-    WINDOW = "window"  # nothing new for `window_seconds` under load or after repair; a shared cause: at any time
+    PASS = "pass"  # `clear_after` completed runs in a row without the finding
+    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; a shared cause: at any time
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
     REBOOT = "reboot"  # another boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
 
 
 class Ending(enum.Enum):
-    """How a condition ended. `Clears` is what a condition waits for; a condition may also end in another way."""
+    """How a condition ended. `Clears` is the expected ending; a condition may also end in another way."""
 
-    PASS = "pass"  # clean runs of its check
-    WINDOW = "window"  # nothing new in its window
+    PASS = "pass"  # completed runs without the finding
+    WINDOW = "window"  # no repeat in its window
     RESET = "reset"  # evidence of a reset of the part (a check's `Repair`)
     REBOOT = "reboot"  # another boot id, or evidence of a reboot
     REPAIRED = "repaired"  # `healthd repaired`
     RECOVERED = "recovered"  # a kernel line reports that the fault is over
-    RENAMED = "renamed"  # the part got another name, and a condition of that name replaces this one
+    RENAMED = "renamed"  # the part has a new name, and a condition with that name replaces this one
     UNCHECKED = "unchecked"  # its check no longer runs: not configured, or only on an idle node
 
 
 class Remedy(enum.Enum):
-    """What an engineer does about a condition (its commands: agent/reporting/next_steps.py)."""
+    """Action of an engineer on a condition (commands: agent/reporting/next_steps.py)."""
 
-    NOTHING = "nothing"  # no action tonight: it ends by itself
-    CHECK = "check"  # mend the cause; the check then passes
+    NOTHING = "nothing"  # no action tonight: the condition ends by itself
+    CHECK = "check"  # fix the cause; the check then passes
     GPU_RESET = "gpu_reset"
     REBOOT = "reboot"
     POWER_CYCLE = "power_cycle"  # a warm reboot may leave the part as it is
@@ -97,8 +97,11 @@ class Remedy(enum.Enum):
 
 
 class Ends(Value, frozen=True):
-    """What ends a finding. `window`: the setting of the check with the time without a repeat that ends it as well, or
-    the only way if `clears` is WINDOW; "" = no such time."""
+    """Event that ends a finding.
+
+    window: the setting of the check for the time without a repeat that also ends it, or that is the only ending if
+    `clears` is WINDOW; "" = none.
+    """
 
     clears: Clears
     window: str = ""
@@ -110,8 +113,10 @@ class ObservationKind(enum.Enum):
 
 
 class Observation(Value, frozen=True):
-    """One number that was read. Its name is a Prometheus metric's without the `healthd_` prefix (base units;
-    counters end in `_total`). `bits` is the width at which a counter wraps or sticks (None: 64-bit or unknown).
+    """A number that a check read.
+
+    The name is that of a Prometheus metric without the `healthd_` prefix (base units; counters end in `_total`). `bits`
+    is the width at which a counter wraps or saturates (None: 64-bit or unknown).
     """
 
     name: str
@@ -122,25 +127,27 @@ class Observation(Value, frozen=True):
 
 
 class Meaning(NamedTuple):
-    """What an observation's value says, with unit and range: the HELP of its metric. `labels`: all that it has."""
+    """Description of an observation with unit and range: the HELP text of its metric. `labels`: the names of all its
+    labels.
+    """
 
     text: str
     labels: tuple[str, ...] = ()
 
 
 class Worsens(Value, frozen=True):
-    """A finding that lasts `after_seconds` from its first sight is of this severity instead."""
+    """Escalation: a finding that lasts `after_seconds` has this severity instead."""
 
     after_seconds: float
     severity: Severity
 
 
 class Slowness(Value, frozen=True):
-    """How slow something is, in numbers, so that what it costs can be counted where all nodes' events are.
+    """A measured slowdown, in numbers, so that its cost can be computed from the events of all nodes.
 
-    slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; of several jobs the largest
+    slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; the largest of several jobs
     onset     the first slow iteration (epoch seconds)
-    jobs      the Slurm jobs on this node that are slow, as the kernel's cgroups name them
+    jobs      the slow Slurm jobs on this node, as the kernel's cgroups name them
     """
 
     slowdown: float
@@ -149,22 +156,23 @@ class Slowness(Value, frozen=True):
 
 
 class Found(Value, frozen=True):
-    """How bad a check found something, before the site's settings changed it."""
+    """Severity that a check reported, before the site's settings changed it."""
 
     severity: Severity
     worsens: Worsens | None = None
 
 
 class Program(NamedTuple):
-    """What a check wants run before a drained node is resumed: `arguments` of `healthd`, and after how many `seconds`
-    it is ended, whatever it does."""
+    """A command that a check requires before a drained node is resumed: `arguments` of `healthd`, killed after
+    `seconds`.
+    """
 
     arguments: tuple[str, ...]
     seconds: float
 
 
 class RunName(NamedTuple):
-    """The name of a run: a check, and one of its instances ("" if it has none)."""
+    """Name of a run: a check and one of its instances ("" if it has none)."""
 
     check: str
     instance: str = ""
@@ -174,7 +182,7 @@ class RunName(NamedTuple):
 
 
 class ConditionKey(NamedTuple):
-    """The key of a condition: a code, and the part that has it ("" = the node)."""
+    """Key of a condition: a code and the part ("" = the node)."""
 
     code: str
     subject: str
@@ -186,27 +194,28 @@ class ConditionKey(NamedTuple):
 class Finding(Value, frozen=True):
     """A problem with one part.
 
-    code      stable, begins with the check's name: "gpu_xid/79", "mount/missing"
-    subject   the part, keyed by what every source knows: a PCI address, a mount point, "mlx5_0/1"; "" = the node
-    confirm_seconds   how long it must persist before it counts
-    confirmed_by      codes of conditions from the kernel log: where one of the same part stands ("" = of any part) that
-                      the log told minutes ago, and of which nobody knew by then, it counts at once
-    window_seconds    for WINDOW: how long nothing new must be seen. With GPU_RESET, REBOOT or OPERATOR it is the
-                      alternative way out ("reset, or 24 h clean"); 0 = no such way
-    evidence  what the finding rests on ("failure flag 1"): a fault that an operator acknowledged stays
-              acknowledged until this changes. "" = nothing to compare, so a failing check always counts again
-    events    sequences of the kernel events that it rests on (correlate only)
-    shared_cause   one outside cause can give it on every node at once (file server, driver mismatch)
-    expects   the setting of the check that it compares with ("expected"), "" = none: if that setting was only guessed
-              (by a profile of the machine's type), the finding warns and never drains
-    relapse_seconds   if it is seen again within this time after it cleared, it waits for an operator; 0 = never,
-              except for REBOOT
-    over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
-              that waits for no reset, reboot or operator, and never makes one (correlate only)
-    log_decides   the kernel prints a line with each thing that this look counts, and the line says more: while one came
-              since the last look that saw it, the severity of the lines stands
-    found     its first severity, if the site's settings changed it (absorb.as_configured)
-    slowness  how slow, where it is a slowness that was measured
+    code      stable, begins with the check's name: "gpu_xid/79"
+    subject   the part, named so that every source can name it: a PCI address, a mount point, "mlx5_0/1"; "" = the
+              node
+    confirm_seconds   how long the problem must last before it counts
+    confirmed_by      codes of conditions from the kernel log: if one of them is open on the same part ("" = on any
+                      part) since minutes ago, and was not known before, this finding counts at once
+    window_seconds    for WINDOW: the time without a repeat. With GPU_RESET, REBOOT or OPERATOR it is the alternative
+                      ending ("reset, or 24 h without a repeat"); 0 = no such ending
+    evidence  the observed state ("failure flag 1"): an acknowledged fault stays acknowledged until this text changes.
+              "" = nothing to compare, so every failing run counts again
+    events    sequence numbers of the kernel events behind the finding (correlate only)
+    shared_cause   one external cause can produce it on every node at once (file server, driver mismatch)
+    expects   the setting of the check with the expected value ("expected"), "" = none. If a profile of the machine's
+              type guessed that setting, the finding warns and never drains
+    relapse_seconds   if the finding returns within this time after it cleared, only an operator clears it; 0 = never,
+                      except for REBOOT
+    recovered   the newest event reports the end of the problem ("nfs: server X OK"). It ends a condition that needs
+                no reset, reboot or operator, and never opens one (correlate only)
+    log_sets_severity   the kernel logs each occurrence with more detail than this count has: if such lines arrived
+                        since the last run that reported the finding, their severity is used
+    found_severity   the severity before the site's settings changed it (absorb.as_configured)
+    slowness  the measured slowdown, for slowness only
     """
 
     severity: Severity
@@ -230,16 +239,16 @@ class Finding(Value, frozen=True):
 
     @property
     def key(self) -> ConditionKey:
-        """The key of the condition that it becomes."""
+        """Key of the condition that this finding opens."""
         return ConditionKey(self.code, self.subject)
 
 
 class NothingToCheck(Value, frozen=True):
-    """A check has nothing to check on this node. Given instead of findings: such a run completes, and is not listed
-    among those that passed.
+    """Result of a check that has nothing to check on this node. The run completes, and is not listed among those that
+    passed.
 
-    reason  why, as a noun phrase: "no NVIDIA GPU"
-    fix     what lets it check something: "healthd baseline --write"; "" = nothing needs to be done
+      reason  a noun phrase: "no NVIDIA GPU"
+      fix     a command that gives it something to check: "healthd baseline --write"; "" = no action needed
     """
 
     reason: str
@@ -252,11 +261,11 @@ NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd
 
 
 class Repair(Value, frozen=True):
-    """Evidence that a part was reset: it ends conditions that wait for `clears` and were not seen after `before`.
+    """Evidence that a part was reset. It ends conditions that wait for `clears` and were not seen after `before`.
 
-    `before` is the moment of the earlier reading that the evidence compares with (epoch seconds; when its run began,
-    as in Condition.last_level_seen), so that an event between the reset and the reading that shows it is never cleared
-    by mistake.
+    `before` is the time of the earlier reading that the evidence compares with (epoch seconds; the start of its run, as
+    in Condition.last_level_seen). So an event between the reset and the reading that shows it is never cleared by
+    mistake.
     """
 
     clears: Clears
@@ -266,17 +275,17 @@ class Repair(Value, frozen=True):
 
 
 class KernelEvent(Value, frozen=True):
-    """What one kernel line (or several lines of one fault) says.
+    """Content of one kernel line, or of several lines about one fault.
 
-    kind      xid, sxid, pcie_aer, mlx5, ... (kernel/lines/ lists them)
-    code      the number within the kind ("79"), "" if there is none
+    kind      xid, sxid, pcie_aer, mlx5, ... (agent/kernel_log/rules/ has them)
+    code      the number within the kind ("79"), "" = none
     pci       the address in sysfs form, "" if the line has none
-    time      of the first line; `last_time` of the last one; `lines` how many were coalesced into it
-    sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
-    history   it was in the log before healthd ever looked at it: known, but no news
-    observed  its source can be forged (a followed file): it is shown and decides nothing
-    fields    everything else that was parsed: (("link", "28"), ("fatal", "true"))
-    uptime    seconds from the boot to the first line; None where the source does not tell
+    time      time of the first line; `last_time` of the last one; `lines`: number of coalesced lines
+    sequence  assigned by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
+    history   the line was in the log before healthd first read it: recorded, without any effect
+    observed  users can forge lines of its source (a followed file): displayed, without any effect
+    fields    all other parsed values: (("link", "28"), ("fatal", "true"))
+    uptime    seconds from the boot to the first line; None if the source does not have it
     """
 
     kind: str
@@ -296,13 +305,16 @@ class KernelEvent(Value, frozen=True):
     observed: bool = False
 
     def field(self, name: str) -> str:
-        """One of `fields`; "" if the line does not have it."""
+        """Return one of `fields`, or "" if the line does not have it."""
         return dict(self.fields).get(name, "")
 
 
 class CheckResult(Value, frozen=True):
-    """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec). `left_out`:
-    how many more observations it gave than are kept. `nothing`: why it had nothing to check, None if it had.
+    """Result of one run of one check.
+
+    instance              "" or the named instance ("/data" of mount, the name of an exec)
+    dropped_observations  observations beyond the maximum, which are not kept
+    nothing_to_check      why the run had nothing to check; None if it had something
     """
 
     check: str
@@ -323,33 +335,32 @@ class CheckResult(Value, frozen=True):
 
 
 class WorsensBy(Value, frozen=True):
-    """Which setting of the check says when its finding worsens, and to what."""
+    """Setting of the check with the time after which its finding worsens, and the new severity."""
 
     setting: str
     severity: Severity
 
 
 class Explain(Value, frozen=True):
-    """What `healthd explain CODE` says about one code, to the engineer who is woken by it.
+    """Texts of `healthd explain CODE`, for the engineer who is woken by it.
 
-    meaning: what was seen; matters: why that is bad for jobs; todo: what an engineer should do.
-    What healthd does and what ends it follow from `severity` and `clears`, and from what the findings of this code have
-    in common, so that it is told before there is one:
+    meaning: the observation; matters: the effect on jobs; todo: the actions of an engineer. healthd's own reaction and
+    the ending follow from `severity` and `clears`, and from properties that the findings of this code share:
 
-    severity   the worst of them
-    also       what others of them are; the texts say which
-    chosen_by  the setting of the check that says its severity, "" = none does
-    confirm    the setting that says how long it must last, "" = it counts at once
-    at_once    some of its findings count at once all the same
-    worsens    a finding that lasts gets worse
-    shared     whether other nodes may have the same cause (Finding.shared_cause); None: some of its findings
-    expects    the setting that it compares with (Finding.expects), "" = none
-    needs      the setting without which nobody looks for it, "" = none
-    window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
-    milder     what ends those of its findings in `also` that only warn; None: the same
-    recorded   what ends those in `also` that are only recorded (INFO); None: the same as `milder`
-    remedy     what an engineer does about it; None: what follows from `clears` (agent/reporting/endings.py)
-    line_decides   the kernel line names the remedy: without the line no command is given
+      severity   the worst severity of the findings
+      also       other severities of the findings; the texts say which
+      chosen_by  the setting of the check with the severity, "" = none
+      confirm    the setting with the confirmation time, "" = counts at once
+      at_once    some findings count at once all the same
+      worsens    a finding that lasts gets worse
+      shared     other nodes may have the same cause (Finding.shared_cause); None: only some findings
+      expects    the setting with the expected value (Finding.expects), "" = none
+      needs      the setting without which this is not checked, "" = none
+      window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
+      milder     the ending of findings in `also` that only warn; None: the same
+      recorded   the ending of findings in `also` that are only recorded (INFO); None: the same as `milder`
+      remedy     the action of an engineer; None: follows from `clears` (agent/reporting/endings.py)
+      line_decides   the kernel line names the remedy: without the line no command is printed
     """
 
     severity: Severity
@@ -373,14 +384,16 @@ class Explain(Value, frozen=True):
 
 
 class ConditionState(enum.Enum):
-    PENDING = "pending"  # seen, but not yet for its confirm time
+    PENDING = "pending"  # not yet confirmed: shorter than its confirm_seconds
     OPEN = "open"
-    ACKNOWLEDGED = "acknowledged"  # open, but an operator knows: it no longer acts
+    ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator: it triggers nothing
     CLEARED = "cleared"
 
 
 class Ack(Value, frozen=True):
-    """`healthd ack`: a person knows of a condition, from `given` to `until`. `severity`: how bad they know it."""
+    """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`. `severity`: the worst one that it
+    covers.
+    """
 
     until: Moment
     why: str
@@ -389,34 +402,36 @@ class Ack(Value, frozen=True):
     given: Moment = 0.0
 
 
-# The events that a check fails on, and how; None: only on several of them together.
+# Kernel events on which a check raised, with the exception. None: it raised only on several events together.
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 
 class Condition(Value, frozen=True):
-    """A finding that the ledger holds.
+    """A recorded problem in the ledger.
 
-    severity         its severity now: as found, capped and worsened
-    found            its severity as found and worsened, without the site's settings; None: equal to `severity`
-    expects          the setting of the check that it compares with, "" = none
-    first_seen       first sight; `persists_since` begins again after a clean run
+    severity         the current severity: as reported, capped by settings, and worsened
+    found_severity   the reported and worsened severity, without the site's settings; None: equal to `severity`
+    expects          the setting of the check with the expected value, "" = none
+    first_seen       first finding; `persists_since` restarts after a clean run
     critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
-    count            kernel events, or completed runs that saw it
-    last_level_seen  when the last run that saw it began, of a check that looks at the state itself (0 = never): the
-                     moment of its readings in its past
+    count            kernel events, or completed runs with the finding
+    last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 = never): the
+                     time of its readings in its history
     last_event       time of the last kernel event behind it (0 = never)
-    acknowledged_at  when an operator resumed the node (0 = never): it may act only if it is seen later
-    ack              a person knows of it for a while: until then it stays acknowledged, whatever is seen, unless its
-                     severity rises
-    clean_runs       completed runs in a row without it
-    quiet_seconds    time without news that counted towards its window
-    repaired         a reset or a reboot came after its last sight: its window also runs without load
-    history          it rests only on lines that the log held before healthd's first start
-    observed         it rests only on lines of a source that can be forged: it never drains and holds no resume
+    acknowledged_at  when an operator resumed the node (0 = never): only later evidence gives the condition effect
+                     again
+    ack              acknowledgement with a time limit: until then the condition stays acknowledged, regardless of new
+                     evidence, unless its severity rises
+    clean_runs       completed runs in a row without the finding
+    quiet_seconds    time without a repeat that counted towards its window
+    repaired         a reset or a reboot came after the last evidence: its window also runs without load
+    history          it rests only on lines that the log had before healthd's first start
+    observed         it rests only on lines of a source that users can forge: it never drains and never delays a
+                     resume
     boot_id          the boot in which it was last seen
-    ending           how it ended (None: it did not); `cleared_by` is the same as text, with user or evidence
-    job              Slurm job at the source, if known
-    slowness         how slow, as the last sight had it; None: it is no slowness that was measured
+    ending           how it ended (None: still open); `cleared_by` is the same as text, with the user or the evidence
+    job              Slurm job that caused it, if known
+    slowness         the last measured slowdown; None for conditions that are not slowness
     """
 
     check: str
@@ -464,20 +479,19 @@ class Condition(Value, frozen=True):
 
     @property
     def run(self) -> RunName:
-        """The run that found it."""
+        """Name of the run that reported it."""
         return RunName(self.check, self.instance)
 
 
 class Verdict(Value, frozen=True):
-    """The node's health and the reasons, for everything that publishes or decides.
+    """Health of the node and the reasons, for all parts that publish or decide.
 
-    causes        open conditions of DEGRADED or CRITICAL that may act, worst first
-    fault_time    when the newest CRITICAL cause was last seen happening (jobs that started later are not its
-                  victims); 0 = there is none
-    unknown       why the node cannot be called healthy: one sentence for each check that could not look
-    may_resume    every check that a resume waits for completed clean, and no condition >= DEGRADED stands that nobody
-                  has acknowledged
-    before_resume what a resume waits for besides, in words: a program that runs on the idle node; "" = nothing
+    causes        open conditions of DEGRADED or CRITICAL that may drain, worst first
+    fault_time    when the newest CRITICAL cause last happened (jobs that started later are not its victims); 0 = none
+    unknown       why the node cannot be called healthy: one sentence for each check that failed to run
+    may_resume    every check that a resume requires completed clean, and no unacknowledged condition >= DEGRADED is
+                  open
+    before_resume a program on the idle node that a resume also waits for, as text; "" = none
     """
 
     health: Health
@@ -490,7 +504,7 @@ class Verdict(Value, frozen=True):
 
 
 class Drain(Value, frozen=True):
-    """`spared`: the running jobs that are not requeued, and why: (job, why)."""
+    """Decision to drain. `not_requeued`: running jobs that are not requeued, as (job, why)."""
 
     reason: str
     requeue: bool
@@ -502,7 +516,7 @@ class Resume(Value, frozen=True):
 
 
 class Leave(Value, frozen=True):
-    """Touch nothing. `would` says what `mode = "act"`, or healthd without a pause, would have done, if anything."""
+    """Decision to change nothing. `would`: the action in `mode = "act"` and without a pause, "" = none."""
 
     why: str
     would: str = ""
@@ -512,8 +526,10 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 
 
 class Gpu(Value, frozen=True):
-    """A GPU as NVML names it, for people: faults are keyed by the PCI address. `minor`: its device node is
-    /dev/nvidiaMINOR (None: not known). `mig`: the UUIDs of its MIG devices, in NVML's order."""
+    """A GPU as NVML numbers it, for display: faults are keyed by the PCI address.
+
+    `minor`: its device node is /dev/nvidiaMINOR (None: not known). `mig`: UUIDs of its MIG devices, in NVML's order.
+    """
 
     pci: str
     index: Whole
@@ -524,7 +540,7 @@ class Gpu(Value, frozen=True):
 
 
 class PciDevice(Value, frozen=True):
-    """A device from sysfs. `kind`: gpu, nvswitch, nic, nvme or other; `upstream` is the port above it."""
+    """A device from sysfs. `kind`: gpu, nvswitch, nic, nvme or other; `upstream`: the port above it."""
 
     pci: str
     vendor: str
@@ -537,8 +553,10 @@ class PciDevice(Value, frozen=True):
 
 
 class Disk(Value, frozen=True):
-    """A disk or an NVMe controller as the kernel calls it ("nvme0n1", "nvme0", "sda"). `pci`: its own card or the card
-    above it, "" = none; `ids`: its serial number and wwid, as sysfs has them."""
+    """A disk or an NVMe controller by its kernel name ("nvme0n1", "nvme0", "sda").
+
+    `pci`: its own PCI device or the one above it, "" = none; `ids`: serial number and wwid from sysfs.
+    """
 
     name: str
     pci: str = ""
@@ -546,8 +564,11 @@ class Disk(Value, frozen=True):
 
 
 class LocalMount(Value, frozen=True):
-    """A file system on this node's disks, where it is mounted first. `device`: as the kernel calls it ("dm-0",
-    "nvme0n1p1"); `disks`: the disks below it; `redundant`: those that another copy or path stands in for."""
+    """First mount of a local file system.
+
+    `device`: kernel name ("dm-0", "nvme0n1p1"); `disks`: the disks below it; `redundant`: disks that another copy or
+    path can replace.
+    """
 
     point: str
     fstype: str
@@ -557,7 +578,7 @@ class LocalMount(Value, frozen=True):
 
 
 class Inventory(Value, frozen=True):
-    """What this node has: given to correlate() and to people."""
+    """Hardware of this node, passed to correlate() and displayed."""
 
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[PciDevice, ...] = ()
@@ -568,15 +589,21 @@ class Inventory(Value, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether sysfs listed the devices. What a log shows of another machine has no PCI classes."""
+        """Return True if sysfs listed the devices. Devices found in another machine's log have no PCI class."""
         return any(device.pci_class for device in self.devices)
 
 
 class NodeState(Value, frozen=True):
-    """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none.
-    `partitions`: those that it is in. `gpus`: how many gres/gpu it has there; None: not known. `refused_here`: Slurm
-    drained it because healthd's own prolog refused a job. `gpus_of_one_type`: as `gpus`; None also where they are of
-    several. `unread_rows`: rows of sinfo for this node that could not be read; `partitions` may then be incomplete."""
+    """This node in Slurm.
+
+    flags        State split at "+", upper case ({"IDLE", "DRAIN"})
+    reason_time  0 = none
+    partitions   partitions of the node
+    gpu_count    number of gres/gpu; None: not known
+    single_type_gpu_count    the same; also None if the GPUs have several types
+    drained_by_own_prolog    Slurm drained the node because healthd's own prolog refused a job
+    unread_rows  rows of sinfo for this node that could not be read; `partitions` may then be incomplete
+    """
 
     name: str
     flags: frozenset[str]
@@ -591,11 +618,11 @@ class NodeState(Value, frozen=True):
 
 
 class Spared(Value, frozen=True):
-    """A run of a job that no fault of GPUs has hit so far: it goes on, and Slurm is not asked again.
+    """A running job that no GPU fault has hit so far. It continues, and Slurm is not queried again.
 
-    id     the number that its processes have; `name`: the one that it is requeued by
-    start  when this run began, epoch seconds
-    given  what Slurm gave it of this node's GPUs (gres.Given)
+    id     the number of its processes; `name`: the argument for a requeue
+    start  start of this run, epoch seconds
+    allocated_gpus  the GPUs of this node that Slurm allocated to it (gres.AllocatedGpus)
     """
 
     id: str
@@ -606,24 +633,25 @@ class Spared(Value, frozen=True):
 
 
 class Requeued(Value, frozen=True):
-    """One requeue that was sent or is about to be. It is never repeated for the same (job, restarts)."""
+    """A requeue that was sent or is about to be sent. It is never repeated for the same (job, restarts)."""
 
     job: str
     restarts: Whole
     time: Moment
 
 
-LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that waits for the fleet
+LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that the fleet limit delays
 
 
 class FleetHold(Value, frozen=True):
-    """A drain that is wanted and waits for the fleet (fleet_limit.py).
+    """A decided drain that waits because of the fleet limit (fleet_limit.py).
 
-    since         when it began to wait
-    until         when it is tried again
-    times         how often in a row the limit has held it; 0 = this is the first wait, before any count
-    own_hardware  whether that was the limit for faults of the node's own hardware
-    partition     the strictest one at the last count; then its nodes, how many healthd held, how many it may hold
+    since         start of the wait
+    until         next try
+    times         tries in a row that the limit delayed; 0 = the first wait, before any count
+    own_hardware  the limit for faults of the node's own hardware applies
+    partition     the partition with the least room at the last count; then its nodes, the nodes that healthd keeps
+                  drained, and the limit
     """
 
     since: Moment
@@ -637,7 +665,7 @@ class FleetHold(Value, frozen=True):
 
 
 class PartitionCount(Value, frozen=True):
-    """A partition: how many nodes it has, and how many of them healthd keeps drained."""
+    """Size of a partition and number of its nodes that healthd keeps drained."""
 
     name: str
     nodes: Whole
@@ -652,15 +680,15 @@ class FleetCount(Value, frozen=True):
 
 
 class Lifted(Value, frozen=True):
-    """A drain of ours that is over, whoever ended it, or that has other words of ours by now.
+    """A drain of healthd that has ended, or whose Reason was replaced by another one of healthd.
 
-    reason   our text
-    words    the Reason on the node, without what Slurm appends
-    stamp    Slurm's time stamp of these words; 0 = not known
-    time     when it was over
-    saved    slurmctld was asked again so much later that it can no longer forget it
-    controller  the slurmctld that answered when healthd ended or replaced it; "" = somebody else ended it, once it was
-                saved; policy.UNKNOWN_CONTROLLER = could not be read
+    reason       healthd's text
+    node_reason  the Reason on the node, without the text that Slurm appends
+    reason_time  Slurm's time stamp of that Reason; 0 = not known
+    ended_at     when the drain ended
+    is_saved     the node was read again late enough that slurmctld can no longer lose the end of the drain
+    controller   the slurmctld that answered when healthd ended or replaced the drain; "" = ended by others, or saved;
+                 policy.UNKNOWN_CONTROLLER = could not be read
     """
 
     reason: str
@@ -674,7 +702,7 @@ class Lifted(Value, frozen=True):
 class Unsaved(Value, frozen=True):
     """A change of the node by healthd that slurmctld may not have saved yet.
 
-    time        when it was sent, epoch seconds
+    sent_at     when it was sent, epoch seconds
     controller  the slurmctld that answered right before it (output.parse_controller); policy.UNKNOWN_CONTROLLER =
                 could not be read
     """
@@ -684,7 +712,7 @@ class Unsaved(Value, frozen=True):
 
 
 class Resumed(Value, frozen=True):
-    """A drain of ours that we lifted: when it began to stand and when it was lifted (epoch seconds)."""
+    """A drain that healthd lifted: start of the drain and time of the resume (epoch seconds)."""
 
     drained_at: Moment
     time: Moment
@@ -692,38 +720,40 @@ class Resumed(Value, frozen=True):
 
 
 class SlurmMemory(Value, frozen=True):
-    """What healthd knows of its own drains of this node in Slurm; the ledger keeps it across restarts.
+    """healthd's own drains of this node in Slurm. The ledger keeps this record across restarts.
 
-    reason        our text as last read on the drained node, "" = we hold no drain
-    writing       our text that was sent (or is about to be) and not yet read back, "" = none: recorded before
-                  the command, so that a drain by a daemon that was killed is still known as ours
-    written_at    when `writing` was sent
-    overruled     an operator's words that replaced our drain's, "" = none
-    adopted       words in our form that this ledger does not know (an earlier healthd's), "" = none
-    confirmed_at  when the node was last read as held by one of reason, overruled and adopted (0 = never)
+    reason        healthd's text as last read on the drained node, "" = no drain of healthd
+    pending_reason  healthd's text that was sent (or is about to be sent) and not yet read back, "" = none. It is
+                    recorded before the command, so that a drain by a daemon that was killed is still recognised
+    pending_since   when `pending_reason` was sent
+    overriding_reason  an operator's Reason that replaced healthd's, "" = none
+    adopted_reason  a Reason in healthd's format that this ledger does not have (an earlier healthd's), "" = none
+    confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 = never)
     boot_id       this machine's boot at that reading
-    rebooting     a reboot, or switching it off or on, was pending in Slurm at that reading
-    resumed_at    when we asked Slurm for a resume that has not yet been seen to work (0 = none): a drain of ours
-                  that is gone after that was not ended by an operator
-    hold          a drain that the fleet limit holds back
-    uncounted     our drain was not yet counted after it was set: beyond the fleet limit it is taken back
-    lifted        our last drain that is over, while we hold none
-    stamp         Slurm's time stamp of `reason`, as last read; 0 = not known
-    earlier       drains of ours before `reason` and `lifted`, oldest first: a slurmctld that comes back from an older
-                  state brings one of them back
-    drained_at    when the drain that we hold began to stand (0 = we hold none)
-    own_hardware  whether a fault of the node's own hardware was among its causes
-    clean_seconds  for how long nothing but flapping kept it from being lifted, at the last look; a fault that stands
-                  lets it begin anew
-    clean_since   since when that has gone on, beyond clean_seconds (0 = at the last look it did not)
-    resumed       the drains that we lifted last, oldest first, until a person answers for the node (flapping.py)
-    spared        jobs that the faults did not hit, while a CRITICAL one stands
-    refused       Slurm's time stamp of the drain that stands since our own prolog refused a job; 0 = none does
-    unsaved       healthd's last change of the node, until slurmctld has surely saved it: a backup slurmctld that takes
-                  over before that does not know of it
-    counted       the last complete count of the fleet that can stand in for one that fails (fleet_limit.py)
-    uncounted_since  since when a drain is wanted or set and the fleet cannot be counted (0 = it can, or need not be)
-    uncounted_at  when the last count failed, 0 = none did since a complete one
+    reboot_pending  a reboot or a power change was pending in Slurm at that reading
+    resume_sent_at  when healthd sent a resume whose effect was not yet read back (0 = none): a drain that disappears
+                    after that was not ended by an operator
+    hold          a drain that the fleet limit delays
+    awaits_count  the drain was not yet counted after it was set: it is taken back if the fleet limit is exceeded
+    ended_drain   healthd's last drain, after it ended
+    reason_time   Slurm's time stamp of `reason`, as last read; 0 = not known
+    earlier_drains  drains before `reason` and `ended_drain`, oldest first: a slurmctld that returns from an older
+                    state restores one of them
+    drained_at    start of healthd's drain in force (0 = none)
+    own_hardware  a fault of the node's own hardware was among its causes
+    clean_seconds  how long the drain has been kept only because of flapping, at the last reading; an open fault
+                   resets it
+    clean_since   start of the current clean period, not yet in clean_seconds (0 = not clean at the last reading)
+    resumed_drains  the last drains that healthd lifted, oldest first, until an operator repairs or resumes the node
+                    (flapping.py)
+    unaffected_jobs  jobs that the faults did not hit, while a CRITICAL one is open
+    prolog_drain_time  Slurm's time stamp of the drain after healthd's own prolog refused a job; 0 = none
+    unsaved_change  healthd's last change of the node, until slurmctld has certainly saved it: a backup slurmctld that
+                    takes over before that does not have it
+    stored_count  the last complete count of the fleet that can replace one that fails (fleet_limit.py)
+    count_failing_since  since when a drain is desired or set and the fleet cannot be counted (0 = it can, or need not
+                         be)
+    count_failed_at  when the last count failed, 0 = none since a complete one
     """
 
     reason: str = ""
@@ -754,20 +784,22 @@ class SlurmMemory(Value, frozen=True):
     uncounted_at: PastMoment = 0.0
 
 
-# --- what a node has, for its baseline
+# --- hardware of a node, for its baseline
 
 
 class Baseline(NamedTuple):
-    """The settings of a check that `healthd baseline` writes, in their order. `place`: the rank of its table, lowest
-    first."""
+    """Settings of a check that `healthd baseline` writes, in this order. `place`: rank of the table, lowest first."""
 
     settings: tuple[str, ...]
     place: int = 100
 
 
 class Entry(Value, frozen=True):
-    """One setting, or one `key` of a setting that is a table, or one item (the `key`) of a setting that is a list.
-    `note`: what it is, for people."""
+    """One setting of a baseline, one `key` of a setting that is a table, or one item (`key`) of a setting that is a
+    list.
+
+    `note`: a description for people.
+    """
 
     check: str
     setting: str
@@ -778,8 +810,11 @@ class Entry(Value, frozen=True):
 
 
 class LeftOut(Value, frozen=True):
-    """What a baseline leaves out, and why. `key` "": the whole setting; `setting` "": the whole check. `unread`: it
-    could not be looked at, so nobody knows whether it is there; else it was, and looks broken."""
+    """Something that a baseline omits, and why.
+
+    `key` "": the whole setting; `setting` "": the whole check. `unread`: the part could not be read, so its presence is
+    unknown; otherwise it is present and looks broken.
+    """
 
     check: str
     why: str
@@ -790,17 +825,20 @@ class LeftOut(Value, frozen=True):
 
     @property
     def unseen(self) -> bool:
-        """A check of which nothing is told was not looked at either."""
+        """True if the part could not be read. A check without any entry counts as unread."""
         return self.unread or not (self.setting or self.instance)
 
 
-# --- what the daemon's parts know of themselves
+# --- status of the daemon's parts
 
 
 class KernelLogStatus(Value, frozen=True):
-    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: data that
-    was no record, or too long for a line; rotations: how often the file was replaced or cut; observed: the source can
-    be forged, so what it says is shown and decides nothing."""
+    """Status of the kernel log.
+
+    alive: the source is open and read. lost: lines that were overwritten before they were read. malformed: data that
+    was no record, or lines that were too long. rotations: how often the file was replaced or truncated. observed: users
+    can forge lines of the source, so they are displayed without any effect.
+    """
 
     source: str
     alive: bool
@@ -817,10 +855,10 @@ class KernelLogStatus(Value, frozen=True):
 
 
 class SourceStatus(Value, frozen=True):
-    """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
+    """Status of one source: kernel_log, journal (which fills gaps of the ring buffer), device_removals.
 
-    up: it is open, and the last read gave no error. last_read: when a read last gave no error, 0 = never yet.
-    restarts: how often it was opened again, or this was tried; overruns: how often something was lost.
+    up: it is open, and the last read succeeded. last_read: time of the last successful read, 0 = never. restarts: how
+    often it was reopened, or a reopening failed; overruns: how often something was lost.
     """
 
     source: str
@@ -835,9 +873,11 @@ class SourceStatus(Value, frozen=True):
 
 
 class StreamStatus(Value, frozen=True):
-    """How the event stream gets to the disk. waiting: lines that are not on it yet; dropped: lines that did not fit
-    beside those; failures: writes that failed; journal_lost: lines that the journal did not take; problem: why none can
-    be written, in one sentence."""
+    """Status of the event stream.
+
+    waiting: lines not yet on disk; dropped: lines that did not fit beside those; failures: failed writes; journal_lost:
+    lines that the journal did not accept; problem: why nothing can be written, in one sentence.
+    """
 
     waiting: int = 0
     dropped_total: int = 0
@@ -847,13 +887,13 @@ class StreamStatus(Value, frozen=True):
 
 
 class SlurmStatus(Value, frozen=True):
-    """Slurm's state of the node, as last read. trouble: why it could not be read or changed, in one sentence."""
+    """State of the node in Slurm, as last read. problem: why it could not be read or changed, in one sentence."""
 
     node: NodeState | None = None
     owner: str = ""
     read_at: float = 0.0
     problem: str = ""
-    commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
+    commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> count
 
 
 class RoundStatus(Value, frozen=True):

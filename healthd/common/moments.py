@@ -1,4 +1,4 @@
-"""Moments: epoch seconds by this machine's clock, and one walk over all moments of a value. Pure."""
+"""Moments: epoch seconds by this machine's clock, and a function that changes all moments of a value. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PAST = "past"
 
 # 0.0 = never. Durations, monotonic times and time stamps by another machine's clock (slurmctld's) are plain floats.
 Moment = Annotated[float, MOMENT]
-# A moment that decisions require to be over. If it is in the future, the clock was ahead when it was recorded.
+# A moment that must be in the past. If it is in the future, the clock was ahead when it was recorded.
 PastMoment = Annotated[float, MOMENT, PAST]
 
 Changes = Mapping[type, Callable[[Any], Any]]
 
 
 def with_moments(value: Any, mark: str, change: Callable[[float], float], whole: Changes) -> Any:
-    """Return `value` with each field of that mark changed, also in the Structs, tuples and tables below it.
+    """Return `value` with each field of that mark changed, also in nested Structs, tuples and tables.
 
-    A value of a type in `whole` is changed by that function instead.
+    A value of a type in `overrides` is changed by that function instead.
     """
     kind = type(value)
     if kind in whole:

@@ -1,4 +1,4 @@
-"""What is mounted where: /proc/self/mountinfo (proc_pid_mountinfo(5)). A dead file server cannot block reading it.
+"""Mounts from /proc/self/mountinfo (proc_pid_mountinfo(5)). A dead file server cannot block reading it.
 
 36 35 98:0 /srv /data rw,noatime shared:1 - nfs4 server:/srv rw,vers=4.2
 id parent DEVICE root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
@@ -18,7 +18,7 @@ LOCAL = {
     *("tmpfs", "devtmpfs", "ramfs", "rootfs", "overlay", "squashfs", "erofs", "iso9660"),
 }
 ON_DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs"}
-# Container engines mount the volumes of a container here, and desktops the disks that somebody plugged in.
+# Container engines mount volumes here, and desktops mount removable disks.
 _NOT_THE_HOSTS = (
     *("/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containerd/", "/var/lib/containers/", "/var/lib/rancher/"),
     *("/run/containerd/", "/run/docker/", "/run/k3s/", "/run/containers/", "/run/media/", "/media/"),
@@ -26,8 +26,11 @@ _NOT_THE_HOSTS = (
 
 
 class Mount(NamedTuple):
-    """`device`: "98:0", the same for all mounts of a file system. `read_only`: somebody made this mount so. `options`:
-    those of the file system itself; "ro" among them may come from the kernel. `source`: "/dev/sda3"."""
+    """One mount.
+
+    `device`: "98:0", the same for all mounts of a file system. `read_only`: a user mounted it read-only. `options`:
+    those of the file system itself; "ro" among them may come from the kernel. `source`: "/dev/sda3".
+    """
 
     point: str
     fstype: str
@@ -38,10 +41,10 @@ class Mount(NamedTuple):
 
     @property
     def turned(self) -> str:
-        """ "read-only" or "shut down" if the kernel made the file system so after errors; "" if not.
+        """ "read-only" or "shut down" if the kernel changed the file system after errors; "" if not.
 
-        A person who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
-        From Linux 6.15 on ext4 stays "rw" and says "emergency_ro" or "shutdown" (both seen on 6.18).
+        A user who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
+        From Linux 6.15 on, ext4 stays "rw" and has "emergency_ro" or "shutdown" (both seen on 6.18).
         """
         if "shutdown" in self.options:
             return "shut down"
@@ -51,7 +54,7 @@ class Mount(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # five checks and mounts read the same lines in each round
 def parse(line: str) -> Mount:
-    """Raises ValueError if `line` is not one of mountinfo."""
+    """Parse one line of mountinfo. Raises ValueError."""
     fields = line.split(" ")
     try:
         end = fields.index("-", 6)
@@ -65,13 +68,15 @@ def parse(line: str) -> Mount:
 
 
 def _unescape(text: str) -> str:
-    r"""The plain text: the kernel writes blank, tab, newline and backslash as \040, \011, \012 and \134."""
+    r"""Decode \040, \011, \012 and \134, with which the kernel writes blank, tab, newline and backslash."""
     return regex(r"\\([0-7]{3})").sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def parse_all(text: str | None) -> tuple[list[Mount], str]:
-    """(every mount in the kernel's order, what is wrong with the first bad line; "" if none is bad). None, a captured
-    tree without this file, gives no mounts."""
+    """Return all mounts in the kernel's order, and the problem of the first invalid line ("" = none).
+
+    None (a captured tree without this file) gives no mounts.
+    """
     if text is None:
         return [], ""
     if not text:
@@ -86,17 +91,17 @@ def parse_all(text: str | None) -> tuple[list[Mount], str]:
 
 
 def of_host(mount: Mount) -> bool:
-    """Whether the node itself uses this file system, and it is on a disk: no volume of one container."""
+    """Return True if the file system is on a disk and used by the node itself, not a volume of one container."""
     return mount.fstype in ON_DISKS and not mount.point.startswith(_NOT_THE_HOSTS)
 
 
 def in_a_file(mount: Mount) -> bool:
-    """Whether it is on a loop device: the image of a test, an installer, a snapshot."""
+    """Return True if the mount is on a loop device: the image of a test, an installer, a snapshot."""
     return mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
 
 
 def holding(mounts: Sequence[Mount], path: str) -> Mount | None:
-    """The mount that a path lies in: the one with the longest mount point, and the last one of several there."""
+    """Return the mount of a path: the one with the longest mount point, and the last of several there."""
     found = None
     for mount in mounts:
         if _is_above(mount, path) and (found is None or len(mount.point) >= len(found.point)):
@@ -105,9 +110,9 @@ def holding(mounts: Sequence[Mount], path: str) -> Mount | None:
 
 
 def is_local(mounts: Sequence[Mount], path: str) -> bool:
-    """Whether a path can be read without waiting for a file server: only known local types are on the way to it.
+    """Return True if a path can be read without waiting for a file server: all mounts on the path have local types.
 
-    A root directory that comes over the network counts as local, since nothing at all works without it.
+    A root directory on the network counts as local, because nothing works without it.
     """
     way = {mount.point: mount.fstype in LOCAL for mount in mounts if _is_above(mount, path)}
     if len(way) > 1:

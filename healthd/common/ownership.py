@@ -1,12 +1,12 @@
-"""Whose a file is that healthd reads as settings or code, runs, or writes: one rule for all of them.
+"""Ownership rule for all files that healthd reads as settings or code, runs, or writes.
 
-It must belong to root, or to the user that healthd runs as, and nobody else may change it; so must each folder above
-it, up to "/", and each symbolic link on the way, which is followed here by hand. Who looks gets a descriptor of what
-was looked at, and uses that: a name may mean another file a moment later.
+The file must belong to root or to the user that healthd runs as, and no other user may change it. The same holds for
+each folder above it, up to "/", and for each symbolic link on the path, which this module follows itself. The caller
+gets a descriptor of the verified file and uses that, because the name may point to another file a moment later.
 
 - Group root counts as root, unless an ACL names others: their rights hide in the group's mode bits (acl(5)).
-- In a sticky folder (/tmp) nobody but root can replace what root owns there (unlink(2)): it is passed through.
-- A FUSE mount says of its files what its server likes, also that they are root's: it belongs to who mounted it.
+- In a sticky folder (/tmp) only root can replace files that root owns (unlink(2)), so the path may pass through it.
+- The server of a FUSE mount can claim any owner for its files, so they belong to the user who mounted it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from functools import partial
 from healthd.common import mountinfo
 from healthd.common.errors import HealthdError
 
-MOST_LINKS = 40  # as the kernel follows
-MOST_BYTES = 64 << 20  # more is no settings file, check or ledger
+MOST_LINKS = 40  # the kernel's limit
+MOST_BYTES = 64 << 20  # larger than any settings file, check or ledger
 ACL = "system.posix_acl_access"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Untrusted(HealthdError, PermissionError):
-    """Others than root could have changed what healthd would use: which step of the path, and who could.
+    """A user other than root could have changed the file: which step of the path, and who.
 
-    `place`: the real path of that step, which may be a folder above what was asked for."""
+    `path`: the real path of that step, which may be a folder above the requested file.
+    """
 
     def __init__(self, why: str, place: str) -> None:
         super().__init__(errno.EPERM, why)
@@ -41,15 +42,15 @@ class Untrusted(HealthdError, PermissionError):
         return str(self.strerror)
 
     def at(self, path: str, setting: str = "") -> Untrusted:
-        """The same, naming what was asked for and the setting that it is."""
+        """Return the error with the requested path and its setting."""
         named = f" ({setting})" if setting else ""
         return Untrusted(f"{path}{named}: refused: {self}", self.place)
 
 
 @contextmanager
 def opened(path: str) -> Iterator[int]:
-    """A regular file, open for reading. Raises Untrusted, OSError."""
-    # Not blocking: it may be a fifo, which may have no writer for ever.
+    """Open a regular file for reading. Raises Untrusted, OSError."""
+    # Non-blocking, because a FIFO may never have a writer.
     descriptor = _open_last(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
@@ -60,13 +61,13 @@ def opened(path: str) -> Iterator[int]:
 
 
 def read(path: str) -> bytes:
-    """A file's content. Raises Untrusted, OSError."""
+    """Return a file's content. Raises Untrusted, OSError."""
     with opened(path) as descriptor:
         return content(descriptor)
 
 
 def content(descriptor: int) -> bytes:
-    """All that can be read. Raises OSError, also for more than `MOST_BYTES`."""
+    """Return the whole content. Raises OSError, also for more than `MAX_BYTES`."""
     text = bytearray()
     while piece := os.read(descriptor, 1 << 20):
         text += piece
@@ -77,8 +78,7 @@ def content(descriptor: int) -> bytes:
 
 @contextmanager
 def folder(path: str, make_mode: int | None = None) -> Iterator[int]:
-    """A folder in which only we make files. `make_mode`: it and those above it are made where they are missing. Raises
-    Untrusted, OSError."""
+    """Open a folder in which only we create files. `make_mode`: create missing folders. Raises Untrusted, OSError."""
     descriptor = _open_last(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, may_be_sticky=False)
     try:
         yield descriptor
@@ -88,8 +88,10 @@ def folder(path: str, make_mode: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def beside(path: str) -> Iterator[tuple[int, str]]:
-    """The folder of a file that is to be written by replacing the name that `path` ends with, and that name: a symbolic
-    link of that name is replaced, not followed. Raises Untrusted, OSError."""
+    """Open the folder of a file that is written by replacing its name, and return it with that name.
+
+    A symbolic link of that name is replaced, not followed. Raises Untrusted, OSError.
+    """
     above, name = os.path.split(path)
     if name in ("", ".", ".."):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -101,10 +103,10 @@ def beside(path: str) -> Iterator[tuple[int, str]]:
 
 
 def program(path: str) -> os.stat_result:
-    """What a program is that is about to be run. Raises Untrusted, OSError.
+    """Return the stat of a program that is about to run. Raises Untrusted, OSError.
 
-    It is run by its name, not through a descriptor: a script would be told "/proc/self/fd/7" as its own name, and the
-    process would be called "7". By the rule nobody but root, or we, can make the name mean something else meanwhile.
+    It is run by name, not through a descriptor: otherwise a script would see "/proc/self/fd/7" as its own name, and the
+    process would be called "7". By the rule above only root, or we, can change the name in between.
     """
     descriptor = _open_last(path, os.O_PATH)
     try:
@@ -113,13 +115,15 @@ def program(path: str) -> os.stat_result:
         os.close(descriptor)
 
 
-# --- the way to it
+# --- walking the path
 
 
 def _open_last(path: str, flags: int, make_mode: int | None = None, named: str = "", may_be_sticky: bool = True) -> int:
-    """Walk to `path`, looking at each step. The last one's descriptor. Raises Untrusted; an OSError names `path`, or
-    what is `named`."""
-    # The mount table is read once for a walk, and only if it leads through a file system without a disk.
+    """Verify each step of `path` and return the descriptor of the last one.
+
+    Raises Untrusted; an OSError names `path`, or `error_path`.
+    """
+    # Read the mount table at most once per walk, and only for a file system without a disk.
     require = partial(_require, fuse_users=functools.cache(lambda: _fuse_users()))
     try:
         descriptor, place = _walked(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, make_mode, require)
@@ -137,7 +141,7 @@ def _open_last(path: str, flags: int, make_mode: int | None = None, named: str =
 
 
 def _walked(path: str, flags: int, make_mode: int | None, require: Callable[[int, str], None]) -> tuple[int, str]:
-    """The last step's descriptor and its real path. The last step itself is not looked at yet."""
+    """Return the last step's descriptor and its real path. The last step itself is not yet verified."""
     left = list(reversed(_steps(os.path.join(os.getcwd(), path))))
     here, place, links = os.open("/", _FOLDER), "/", 0
     try:
@@ -149,7 +153,7 @@ def _walked(path: str, flags: int, make_mode: int | None, require: Callable[[int
             if target is None and not left:
                 return os.open(name, flags, dir_fd=here), step
             if target is None:
-                # O_DIRECTORY, so that an automount is mounted now
+                # O_DIRECTORY mounts an automount now
                 next_folder, next_place = os.open(name, _FOLDER, dir_fd=here), step
             else:
                 links += 1
@@ -165,17 +169,19 @@ def _walked(path: str, flags: int, make_mode: int | None, require: Callable[[int
 
 
 def _steps(path: str) -> list[str]:
-    """The names in a path. ".." stays: where it leads is known where the step before it is."""
+    """Return the names in a path. ".." stays, because its target depends on the step before it."""
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
 def _link(here: int, name: str, step: str, make_mode: int | None, require: Callable[[int, str], None]) -> str | None:
-    """Where a symbolic link points; None if the step is none. A folder that is missing is made if it shall be."""
+    """Return the target of a symbolic link, or None for any other step. Create a missing folder if `make_mode`
+    is set.
+    """
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
     except FileNotFoundError:
         if make_mode is not None:
-            with suppress(FileExistsError):  # just made, by whomever: it is looked at like any other
+            with suppress(FileExistsError):  # created by another process; it is verified like any other
                 os.mkdir(name, make_mode, dir_fd=here)
         return None
     try:
@@ -193,7 +199,7 @@ def _link(here: int, name: str, step: str, make_mode: int | None, require: Calla
 def _require(
     descriptor: int, place: str, fuse_users: Callable[[], Mapping[int, int]], may_be_sticky: bool = True
 ) -> None:
-    """Raises Untrusted if others can change what this descriptor is of."""
+    """Raise Untrusted if other users can change the file of this descriptor."""
     about = os.fstat(descriptor)
     # File systems without a disk have the major number 0.
     mounted_by = fuse_users().get(about.st_dev) if os.major(about.st_dev) == 0 else None
@@ -209,28 +215,30 @@ def changed_by(
     has_acl: Callable[[], bool] = lambda: False,
     may_be_sticky: bool = True,
 ) -> str:
-    """Who else could change a file, folder or link, "" if nobody. `mounted_by`: the user of the FUSE mount that it is
-    in, None if it is in none. `may_be_sticky`: it is a folder on the way to something that is looked at, too."""
+    """Return who else could change a file, folder or link; "" if nobody can.
+
+    `mounted_by`: the user of its FUSE mount, None if it is in none. `allow_sticky`: accept a sticky folder on the path.
+    """
     if about.st_uid not in trusted:
-        return f"belongs to user {about.st_uid}, it must belong to root"
+        return f"belongs to user {about.st_uid}; it must belong to root"
     if mounted_by is not None and mounted_by not in trusted:
-        return f"lies in a FUSE mount of user {mounted_by}"
+        return f"is in a FUSE mount of user {mounted_by}"
     if stat.S_ISLNK(about.st_mode):
-        return ""  # its mode says nothing, and where it leads cannot be changed
+        return ""  # a link's mode is meaningless, and its target cannot be changed
     mode = stat.S_IMODE(about.st_mode)
     if may_be_sticky and stat.S_ISDIR(about.st_mode) and mode & stat.S_ISVTX:
         return ""
     if mode & stat.S_IWOTH:
-        return f"is writable by anybody (mode {mode:o})"
+        return f"is writable by all users (mode {mode:o})"
     if mode & stat.S_IWGRP and about.st_gid != 0:
         return f"is writable by group {about.st_gid} (mode {mode:o})"
     if mode & stat.S_IWGRP and has_acl():
-        return f"is writable by whom its ACL names (mode {mode:o}; getfacl shows them)"
+        return f"is writable by other users through an ACL (mode {mode:o}; see getfacl)"
     return ""
 
 
 def _has_acl(descriptor: int) -> bool:
-    """Whether a POSIX ACL says more than the mode bits. Raises OSError."""
+    """Return True if a POSIX ACL grants more than the mode bits. Raises OSError."""
     try:
         return bool(os.getxattr(f"/proc/self/fd/{descriptor}", ACL))
     except OSError as error:
@@ -240,13 +248,13 @@ def _has_acl(descriptor: int) -> bool:
 
 
 def _fuse_users() -> dict[int, int]:
-    """Device number -> the user who mounted it, of each FUSE mount. Raises OSError."""
+    """Return device number -> user who mounted it, for each FUSE mount. Raises OSError."""
     with open(mountinfo.MOUNTINFO, encoding="utf-8", errors="replace") as file:
         return dict(found for line in file for found in fuse_user(line.rstrip("\n")))
 
 
 def fuse_user(line: str) -> Iterator[tuple[int, int]]:
-    """The device number and the user_id= in a line of mountinfo, if it is of FUSE."""
+    """Yield the device number and the user_id= of a line of mountinfo, if it is a FUSE mount."""
     if " - fuse" not in line:
         return
     mount = mountinfo.parse(line)

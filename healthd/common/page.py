@@ -1,6 +1,6 @@
 """Text for a terminal: paragraphs, tables, colours and times. Pure.
 
-No text of others reaches the terminal as a control character.
+Control characters in external text never reach the terminal.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ _COLOURS = {
 
 
 class Page(NamedTuple):
-    """Where text is written: `width` in columns; `colour`: a terminal that wants colours; `fold`: a table row that is
-    too long goes on below its last column (not in a pipe, where a row is a line)."""
+    """Layout of the output.
+
+    `width` in columns; `colour`: a terminal with colours; `fold`: wrap a long table row below its last column (not in a
+    pipe, where a row is a line).
+    """
 
     width: int = 100
     colour: bool = False
     fold: bool = False
 
     def paint(self, text: str, word: str = "") -> str:
-        """The text in the colour of `word` ("critical"); without `word`, in its own."""
+        """Return the text in the colour of `style` ("critical"), by default in that of the text itself."""
         code = _COLOURS.get(word or text.strip(), "")
         return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
 
@@ -50,7 +53,7 @@ class Page(NamedTuple):
         return f"\033[{_BOLD}m{text}\033[0m" if self.colour else text
 
     def wrap(self, text: str, indent: str = "") -> list[str]:
-        """One paragraph. Words that are longer than a line (paths, reasons) stay whole."""
+        """Wrap one paragraph. Words that are longer than a line (paths, reasons) stay whole."""
         return textwrap.wrap(
             plain(text),
             max(self.width, 40),
@@ -61,13 +64,14 @@ class Page(NamedTuple):
         )
 
     def item(self, text: str, indent: str = "") -> list[str]:
-        """One item of a list: "- text", with its further lines below the text."""
+        """Format one item of a list: "- text", with further lines below the text."""
         first, *rest = Page(self.width - 2).wrap(text.removeprefix("- "), indent)
         return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in rest)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-        """Columns are as wide as their widest cell (a very wide one moves only its own row); a word that has a colour
-        gets it."""
+        """Format a table. Columns are as wide as their widest cell (a very wide cell moves only its own row); words
+        that have a colour are painted.
+        """
         rows = [[plain(cell) for cell in row] for row in rows]
         fitting = [
             [len(cell) for cell in column if len(cell) <= WIDEST_CELL] for column in zip(head, *rows, strict=True)
@@ -95,7 +99,7 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def plain(text: object) -> str:
-    """Text that cannot steer a terminal: one line, no control characters."""
+    """Return the text as one line without control characters."""
     return printable(" ".join(str(text).split()))
 
 
@@ -103,7 +107,7 @@ def plain(text: object) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """ "3 min ago"; the local time if older than a day; "never" for 0."""
+    """Return "3 min ago"; the local time if older than a day; "never" for 0."""
     if not then:
         return "never"
     seconds = now - then
@@ -124,5 +128,5 @@ def ahead(then: float, now: float) -> str:
 
 
 def plural(count: int, what: str, several: str = "") -> str:
-    """1 -> "1 failure", 2345 -> "2,345 failures". several: where it is not the word with an s."""
+    """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". plural_noun: if it is not the noun with an s."""
     return f"{count:,} {what if count == 1 else several or what + 's'}"

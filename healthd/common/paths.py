@@ -1,4 +1,4 @@
-"""Default folders of the daemon and the files that other programs open in them."""
+"""Default directories of the daemon, and names of files in them that other programs open."""
 
 from __future__ import annotations
 

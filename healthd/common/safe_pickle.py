@@ -1,9 +1,9 @@
-"""A pickle of others as plain data: dicts, lists, tuples, texts, numbers. Nothing in it is loaded, called or made.
+"""Safe reader for pickles with plain data: dicts, lists, tuples, text, numbers. No class is loaded or called.
 
-It is proofread first: its opcodes must be those by which PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python
-write plain data (Python's pickletools says what each does). Any other ends the reading before Python's unpickler sees
-the file, so that no class or function is named at all; and what a small file could make large is bounded: the memo, the
-containers.
+The opcodes are validated first: only those with which PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python
+write plain data are allowed (Python's pickletools describes each). Any other opcode is rejected before Python's
+unpickler sees the file, so no class or function is ever named. The memo and the number of containers are bounded,
+because a small file could make them large.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MOST_CONTAINERS = 8_000_000  # lists, dicts, tuples, each 40 bytes and more from one byte; and places in the memo
+MOST_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and entries of the memo
 _MAKES_CONTAINERS = b"]}tl\x85\x86\x87\x94"
 
-# What has a fixed length: opcode and argument. The memo has at most 2^20 places: it is an array in memory.
+# Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.
 _FIXED = re.compile(
     rb"(?:"
     rb"[(\]})tlsuaeN\x85-\x89\x94]"  # containers, tuples, None, True, False, memoize
@@ -28,30 +28,30 @@ _FIXED = re.compile(
     rb"|[rj]..[\x00-\x0f]\x00"
     rb"|G.{8}"  # a float
     rb"|\x8a(?:\x00|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8})"  # a whole number
-    rb"|\x95.{8}"  # a frame: how much may be read ahead
+    rb"|\x95.{8}"  # a frame: number of bytes to read ahead
     rb"|\x80[\x02-\x05]"
     rb"){1,1000}",
     re.DOTALL,
 )
-# Opcodes that name a class or function, call one, or set what an object has.
+# Opcodes that name a class or function, call one, or set attributes of an object.
 _MAKES = frozenset(b"ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98")
-_TEXT_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # a text begins with its length in so many bytes
+_TEXT_LENGTHS = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # number of bytes of the length before a text
 _STOP = ord(".")
 
 
 class NotPlain(HealthdError):
-    """A pickle that is no plain data, or is damaged: how, in words that follow the file's name."""
+    """A pickle with more than plain data, or a damaged one. The message follows the file's name."""
 
 
 class _Plain(pickle.Unpickler):
-    """Python's own, which here never gets to it."""
+    """Unpickler that refuses every class, in case validation missed one."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise pickle.UnpicklingError(f"names {module_name}.{global_name}")
 
 
 def plain(data: bytes) -> Any:
-    """Raises NotPlain."""
+    """Load the plain data of a pickle. Raises UnsafePickle."""
     proofread(data)
     try:
         return _Plain(io.BytesIO(data), fix_imports=False, encoding="utf-8", errors="strict").load()
@@ -62,8 +62,11 @@ def plain(data: bytes) -> Any:
 
 
 def proofread(data: bytes) -> None:
-    """Raises NotPlain for a pickle that is more than plain data, that breaks off, or that would grow."""
-    counting = _containers(data) > MOST_CONTAINERS  # in texts and numbers too, so the opcodes alone are counted then
+    """Raise UnsafePickle for a pickle with more than plain data, a truncated one, or one that would use too much
+    memory.
+    """
+    # This also counts bytes in text and numbers. Only beyond the limit are the opcodes counted exactly.
+    counting = _containers(data) > MOST_CONTAINERS
     at, end, containers = 0, len(data), 0
     while at < end:
         run = _FIXED.match(data, at)
@@ -78,15 +81,15 @@ def proofread(data: bytes) -> None:
         if opcode == _STOP:
             return
         if opcode in _MAKES:
-            raise NotPlain("is a pickle that names a class or function, or calls one: nothing of it was loaded")
+            raise NotPlain("is a pickle that names or calls a class or function; nothing was loaded")
         size = _TEXT_LENGTHS.get(opcode)
         if size is None:
             known = opcode in b"(]})tlsuaeN\x85\x86\x87\x88\x89\x94KqhMJrjG\x8a\x95\x80"
             if known and end - at <= 9:
                 break
-            raise NotPlain(f"is no pickle of plain data (opcode {opcode:#04x} at byte {at:,})")
+            raise NotPlain(f"is not a pickle of plain data (opcode {opcode:#04x} at byte {at:,})")
         at += 1 + size + int.from_bytes(data[at + 1 : at + 1 + size], "little")
-    raise NotPlain("is a pickle that breaks off")
+    raise NotPlain("is a truncated pickle")
 
 
 def _containers(opcodes: bytes) -> int:

@@ -1,7 +1,7 @@
-"""Text from outside: a kernel line, a program, a file.
+r"""External text: a kernel line, the output of a program, a file.
 
-What a user may have written is read as ASCII: for Python "\\d" and int() take the digits of every script, "\\s" and
-"\\w" what is blank or a letter anywhere, and "(?i)k" takes the sign of the kelvin.
+Text that a user may have written is matched as ASCII. In Python's default mode "\d" and int() accept the digits of
+every script, "\s" and "\w" accept blanks and letters of every script, and "(?i)k" accepts the kelvin sign.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _at_once = False
 
 
 class LatePattern:
-    """Stands for a re.Pattern[str], which is made when more than its text is asked for. A command uses few of the
-    patterns that it imports, and to compile them all is a quarter of what its imports cost."""
+    """A re.Pattern[str] that is compiled at its first use.
+
+    A command uses few of the patterns that it imports. Compiling all of them would take a quarter of its import time.
+    """
 
     def __init__(self, pattern: str, flags: int) -> None:
         self.pattern, self._flags = pattern, flags
@@ -33,20 +35,24 @@ class LatePattern:
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self.compiled, name)
-        setattr(self, name, found)  # the next time it costs what it does with a compiled pattern
+        setattr(self, name, found)  # later accesses cost as much as with a compiled pattern
         return found
 
 
 def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """A pattern for text of others: its classes and its ignored case are ASCII's. Raises re.error at its first use."""
+    """Return a pattern for external text, with ASCII classes and ASCII case folding. Raises re.error at its
+    first use.
+    """
     if _at_once:
         return re.compile(pattern, flags | re.ASCII)
-    return LatePattern(pattern, flags | re.ASCII)  # type: ignore[return-value]  # it behaves as one
+    return LatePattern(pattern, flags | re.ASCII)  # type: ignore[return-value]  # it behaves like one
 
 
 def compile_patterns() -> int:
-    """Compile those that are not yet, and from now on each where it is made: a daemon has no time for it when a line
-    comes. Returns how many there were. Raises re.error."""
+    """Compile all pending patterns, and from now on each one when it is created. Return how many were pending.
+
+    The daemon does this at its start, so that no kernel line waits for it. Raises re.error.
+    """
     global _at_once
     _at_once = True
     waited = list(_uncompiled)
@@ -57,7 +63,7 @@ def compile_patterns() -> int:
 
 @contextmanager
 def patterns_compiled_where_made() -> Iterator[None]:
-    """Meanwhile regex() compiles at once, and raises re.error: so a site's file is refused where it is imported."""
+    """Compile patterns when they are created. An error in a site's file is then raised while the file is imported."""
     global _at_once
     before, _at_once = _at_once, True
     try:
@@ -67,7 +73,7 @@ def patterns_compiled_where_made() -> Iterator[None]:
 
 
 def is_decimal(text: str) -> bool:
-    """Whether the text is digits 0 to 9, and nothing else: what int() reads."""
+    """Return True if the text consists of digits 0 to 9 only."""
     return text.isascii() and text.isdecimal()
 
 
@@ -79,19 +85,24 @@ _CLASS = regex(
 
 
 def without_class(error: str) -> str:
-    """ "TimeoutError: /bin/sh: did not end" for people: without Python's name for it, where the sentence says enough.
-    A name alone, and those that hint at a mistake in a program (KeyError), stay."""
+    """Return "TimeoutError: /bin/sh: did not end" without Python's class name, if the rest is sufficient.
+
+    A name alone, and classes that hint at a bug in a program (KeyError), stay.
+    """
     return _CLASS.sub("", error, count=1) if _CLASS.match(error) else error
 
 
 def printable(text: str) -> str:
-    """The text at the same length, without characters that end a line or control a terminal."""
+    """Return the text at the same length, without characters that end a line or control a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def described(text: str) -> str:
-    """A field of others in a sentence that goes into logs and mails: what times and numbers are made of is shown; of
-    all else how long it is, for it may be a secret that stands in the wrong column."""
+    """Return an external field for logs and mails: its text if it has only digits and date punctuation, else its
+    length.
+
+    The field may be a secret in the wrong column.
+    """
     if len(text) <= 40 and regex(r"[0-9T:.,+Z_ /-]*").fullmatch(text):
         return repr(text)
     return f"{len(text):,} characters"

@@ -1,4 +1,4 @@
-"""TOML, the format of the settings and of fake machines' scenario files."""
+"""TOML, the format of the settings and of scenario files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from healthd.common.codec import ConvertError
 from healthd.common.text import regex
 
-DEEPEST = 50  # tables in tables; dotted keys can nest thousands of them, and walking through them recurses
+DEEPEST = 50  # nested tables; dotted keys could nest thousands, and the settings code recurses
 
 
 _TWICE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # re.DOTALL
 
 
 def _said(problem: str) -> str:
-    """Return tomllib's sentence, with the name of a table written as in the file."""
+    """Return tomllib's sentence with the name of a table as written in the file."""
     found = _TWICE.match(problem)
     if found is None:
         return problem
@@ -30,21 +30,21 @@ def names_in(folder: str) -> list[str]:
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Raises ConvertError, which says why the text is no TOML."""
+    """Parse TOML. Raises ConvertError with the reason if the text is invalid."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
         table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits is no TOMLDecodeError
+    except (ValueError, RecursionError) as error:  # ValueError: for a number with thousands of digits
         raise ConvertError(_said(str(error))) from None
     left: list[tuple[Any, int]] = [(table, 0)]
     while left:
         value, depth = left.pop()
         if depth > DEEPEST:
             raise ConvertError("tables or lists are nested too deeply")
-        if isinstance(value, int) and value.bit_length() > 64:  # Python reads hexadecimal ones of any length
+        if isinstance(value, int) and value.bit_length() > 64:  # Python reads hexadecimal integers of any length
             raise ConvertError("an integer has more than 64 bits")
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         left += [(item, depth + 1) for item in items]

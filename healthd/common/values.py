@@ -4,8 +4,8 @@
         until: Moment
         why: str
 
-A `Value` is compared, hashed and shown by its fields. Its JSON has no field that is at its default. Decoding is strict:
-an unknown field, a missing one, `"1"` for a number, NaN and infinity are refused.
+A `Value` is compared, hashed and printed by its fields. Its JSON omits fields at their default. Decoding is strict:
+unknown and missing fields, `"1"` for a number, NaN and infinity are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthd.common.errors import HealthdError
 
 T = TypeVar("T")
 
-# An int of 64 bits. Python reads numbers of thousands of digits, which no float can hold.
+# An int of 64 bits. Python reads numbers with thousands of digits, which do not fit into a float.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -36,7 +36,7 @@ class DecodeError(HealthdError, ValueError):
 
 
 def _plain(value: object) -> str | float | int:
-    """Return text or a number of a derived type (numpy.float64) as a plain one."""
+    """Convert text or a number of a derived type (numpy.float64) to a plain one."""
     for kind in (str, float, int):
         if isinstance(value, kind):
             return kind(value)
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 def encode(value: Any) -> bytes:
     """Return the JSON of a value. Raises ValueError or TypeError if it has none.
 
-    Text may have bytes that are not UTF-8, as lone surrogates (os.fsdecode): a path, or a Reason in Slurm.
+    Text may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode): a path, or a Reason in Slurm.
     """
     try:
         return _encode(value)
@@ -88,7 +88,9 @@ def type_hints(cls: type) -> dict[str, Any]:
 
 @functools.cache
 def _own_hints(cls: type) -> dict[str, Any]:
-    """Cached for each base: evaluating the common settings anew for each check is half of reading the settings."""
+    """Return the annotations of one class. Cached, because evaluating the common settings for each check takes half of
+    the time to read the settings.
+    """
     own = types.SimpleNamespace(__annotations__=getattr(cls, "__annotations__", {}))
     module = sys.modules.get(cls.__module__)
     return typing.get_type_hints(own, vars(module) if module else {}, vars(cls), include_extras=True)

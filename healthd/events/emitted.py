@@ -1,4 +1,4 @@
-"""What the stream has said so far, as far as the next event depends on it: a field of the ledger."""
+"""State of the event stream on which the next events depend: a field of the ledger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from healthd.common.values import Value, Whole
 
 
 class ToldCondition(Value, frozen=True):
-    """What was said of a condition that stands.
+    """Emitted state of an open condition.
 
     condition     its name in the stream
-    worst         the worst severity that it had
-    acknowledged  whether the newest word on that was that a person knows
-    count, last   how often, and when last, it had been seen, as its newest line says
+    worst         its worst severity so far
+    acknowledged  the newest event about it was an acknowledgement
+    count, last   occurrences and time of the last one, as in its newest line
     at            when that line was decided
     """
 
@@ -28,7 +28,7 @@ class ToldCondition(Value, frozen=True):
 
 
 class ToldCheck(Value, frozen=True):
-    """A run that is configured. since: since when without a break; settings: their checksum."""
+    """A configured run. since: configured without interruption since then; settings: their checksum."""
 
     check: str
     instance: str
@@ -38,13 +38,15 @@ class ToldCheck(Value, frozen=True):
 
 
 class Told(Value, frozen=True):
-    """conditions  what stands, by its key as text
-    checks      what is configured
-    cluster     the name of the cluster, as Slurm's settings have it; "" = not known
-    stopped     whether the newest word on the daemon was `stopped`
-    alive_at    when `alive` was said last
-    job_ended   the end of a job that the next flush is for, when its epilog spoke (epoch seconds; 0 = there is none)
-    ended_again when the newest epilog spoke after that: the flush behind the next one is for it
+    """Emitted state of the stream.
+
+    conditions  open conditions, by key as text
+    checks      configured runs
+    cluster     ClusterName of slurm.conf; "" = not known
+    stopped     the newest event about the daemon was `stopped`
+    alive_at    time of the last `alive`
+    job_ended   the job end that the next flush is for, as reported by its epilog (epoch seconds; 0 = none)
+    ended_again the newest epilog after that: the flush after the next one is for it
     """
 
     conditions: dict[str, ToldCondition] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Several streams as one by time, with so many open files at once and no more, however many nodes there are."""
+"""Merges several streams by time, with a bounded number of open files, for any number of nodes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from healthd.events.parse import Told, parse
 from healthd.events.reader import HELD, Cursor, Tally, find, listed, read
 
 _MOST_OPEN = 512  # each has a buffer of 64 KiB
-RETRY_LOOKS = 60  # a stream that could not be read is tried again after so many looks, though it is as it was
+RETRY_LOOKS = 60  # rounds after which a stream that could not be read is tried again, although it has not changed
 
 
 def merged(
     streams: Iterable[str], cursor: Cursor, tally: Tally, wanted: Callable[[Told], bool] = lambda told: True
 ) -> Iterator[Told]:
-    """The new events of several streams that are `wanted`, by their time. More streams than files may be open are
-    merged in groups, each into a file that has no name (in TMPDIR), and those then. Raises OSError where one cannot be
-    written."""
+    """Yield the new events of several streams that `is_wanted` selects, by time.
+
+    If there are more streams than files may be open, they are merged in groups, each into a nameless file (in TMPDIR),
+    and these files then. Raises OSError if one cannot be written.
+    """
     at_once = max(HELD + 1, min(_MOST_OPEN, _left() // 2))
 
     def by_time(group: Iterable[str]) -> Iterator[Told]:
@@ -42,13 +44,13 @@ def merged(
 
 
 def _left() -> int:
-    """How many files more this process may open."""
+    """Return how many more files this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2 * _MOST_OPEN if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))
 
 
 def _groups(streams: Iterable[str], at_once: int) -> Iterator[list[str]]:
-    """So many streams each that their files may be open at once."""
+    """Yield groups of streams whose files may be open at the same time."""
     group: list[str] = []
     files = 0
     for stream in streams:
@@ -67,7 +69,7 @@ def _by_time(streams: Iterable[Iterable[Told]]) -> Iterator[Told]:
 
 
 def _kept(events: Iterable[Told], stack: ExitStack) -> IO[bytes]:
-    """A file of them, at its beginning; `stack` closes it."""
+    """Write the events to a temporary file and rewind it; `stack` closes it."""
     from tempfile import TemporaryFile
 
     file: IO[bytes] = stack.enter_context(TemporaryFile(prefix="healthd-events-"))  # noqa: SIM115
@@ -77,11 +79,11 @@ def _kept(events: Iterable[Told], stack: ExitStack) -> IO[bytes]:
 
 
 def _read(file: IO[bytes]) -> Iterator[Told]:
-    """Closes the file at its end."""
+    """Yield the events of a temporary file. Closes the file at its end."""
     with file:
         for line in file:
             told = parse(line[:-1])
-            if isinstance(told, Told):  # it was one before
+            if isinstance(told, Told):  # always true: only events were written
                 yield told
 
 
@@ -92,8 +94,10 @@ def follow(
     wait: Callable[[], bool],
     wanted: Callable[[Told], bool] = lambda told: True,
 ) -> Iterator[Told]:
-    """All new events at these places that are `wanted`, and what is written from now on, until `wait` says that it is
-    over. A stream that cannot be read is tried again when it is another, and after RETRY_LOOKS."""
+    """Yield all new events at these places that `is_wanted` selects, and later ones until `wait` returns False.
+
+    A stream that cannot be read is tried again when it has changed, and after RETRY_ROUNDS.
+    """
     looked: dict[str, object] = {}
     looks = 0
     while True:
@@ -111,7 +115,7 @@ def follow(
 
 
 def _state(stream: str) -> object:
-    """Another one if a file of the stream was written or rotated."""
+    """Return a value that changes when a file of the stream is written or rotated."""
     with suppress(OSError):
         return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.lstat, listed(stream))]
     return object()

@@ -1,7 +1,8 @@
-"""The lines that are decided and not yet known to be on the disk. Pure.
+"""Lines that are decided and not yet confirmed on disk. Pure.
 
-The outbox is a field of the ledger: a kill -9 loses no line, since each lies there, rendered, until its write is
-acknowledged. It is bounded. What does not fit is counted, and a `dropped` event says so as soon as there is room again.
+The outbox is a field of the ledger: a kill -9 loses no line, because each rendered line stays there until its write is
+acknowledged. It is bounded. Lines that do not fit are counted, and a `dropped` event reports them as soon as there is
+room again.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from healthd.common.values import Value, Whole
 from healthd.events.schema import Event, Source, render
 
 MOST_LINES = 2000
-MOST_BYTES = 512 << 10  # with the ends of the lines
+MOST_BYTES = 512 << 10  # including newlines
 
 
 class Outbox(Value, frozen=True):
-    """next_seq   the number of the next line of this stream; a line that does not fit takes one too
-    lines      not acknowledged yet, oldest first, without their ends
-    dropped    how many did not fit and were not told of yet, those of streams before among them
+    """Pending lines.
+
+    next_seq   number of the next line of this stream; a line that does not fit takes a number too
+    lines      not yet acknowledged, oldest first, without newlines
+    dropped    lines that did not fit and are not reported yet, including those of earlier streams
     dropped_from, dropped_to
-               the first and last number of those of this stream: they are the last numbers that were given, and all
-               from the first to the last did not fit. 0: none is of this stream
+               first and last number of such lines of this stream: the last assigned numbers, without a gap; 0: none
     """
 
     stream_id: str = ""
@@ -36,12 +38,14 @@ class Outbox(Value, frozen=True):
 
 
 def begun_anew(before: Outbox, stream_id: str) -> Outbox:
-    """A new stream. What waits of the one before is still written; of what did not fit only the count goes on."""
+    """Begin a new stream. Pending lines of the previous one are still written; of its dropped lines only the count
+    remains.
+    """
     return Outbox(stream_id, lines=before.lines, dropped=before.dropped)
 
 
 def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mono: float) -> Outbox:
-    """The outbox with these events behind its lines. `source.stream_id` is the outbox's own."""
+    """Return the outbox with these events appended. `source.stream_id` is the outbox's own."""
     lines, seq = list(outbox.lines), outbox.next_seq
     has = _bytes(lines)
     dropped, first, last = outbox.dropped, outbox.dropped_from, outbox.dropped_to
@@ -78,20 +82,20 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
 
 
 def written(outbox: Outbox, lines: Iterable[str]) -> Outbox:
-    """The outbox after these lines were acknowledged."""
+    """Return the outbox without these lines, which are on disk."""
     gone = set(lines)
     return replace(outbox, lines=tuple(line for line in outbox.lines if line not in gone))
 
 
 def shed(outbox: Outbox, kept: Iterable[str]) -> Outbox:
-    """The outbox to the last of these lines. What stands behind it is dropped, and so is what it told of others."""
+    """Return the outbox up to the last of these lines. Later lines are dropped, including reports of dropped lines."""
     known = set(kept)
     stay = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in known), 0)
     gone = [json.loads(line) for line in outbox.lines[stay:]]
     if not gone:
         return outbox
     told = [line for line in gone if line["event"] == "dropped"]
-    first = next(  # what waits of streams before stands before all of this one
+    first = next(  # lines of earlier streams come before all lines of this one
         (line.get("from_seq") or line["seq"] for line in gone if line["stream_id"] == outbox.stream_id),
         outbox.dropped_from,
     )
@@ -105,7 +109,7 @@ def shed(outbox: Outbox, kept: Iterable[str]) -> Outbox:
 
 
 def _dropped(count: int, first: int, last: int) -> Event:
-    """`count` with those of streams before, whose numbers say nothing in this one."""
+    """Return the `dropped` event. `count` includes earlier streams, whose numbers are meaningless in this one."""
     mine = last - first + 1 if first else 0
     earlier = {"earlier": count - mine} if count > mine else {}
     return Event("dropped", {"count": mine, "from_seq": first, "to_seq": last, **earlier})

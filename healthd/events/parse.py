@@ -1,7 +1,7 @@
-"""One line of an event stream as it is read: an event, or why it is none. Pure.
+"""Parser for one line of an event stream. Pure.
 
-docs/events.md says what a line is. What a newer healthd writes (another schema, an event that is not known here) is
-kept as it is; what is damaged is told with a reason, and nothing of it is guessed.
+docs/events.md defines a line. Lines of a newer healthd (another schema, an unknown event) are kept unchanged. A damaged
+line is reported with a reason, and no data is taken from it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from healthd.common.text import regex
 from healthd.events.schema import EVENTS, LATEST, SCHEMA
 
-_MOST_SEQ = 2**63 - 1  # what a database holds
+_MOST_SEQ = 2**63 - 1  # the maximum of a database integer
 _TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?Z")
 
 
 class Key(NamedTuple):
-    """Whose numbers they are: each stream counts its lines from its own beginning."""
+    """Key of a stream, in which lines are numbered from its beginning."""
 
     cluster: str
     node: str
@@ -26,9 +26,12 @@ class Key(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One event. `line`: as it was read, without its end. `fields`: the same as plain data. `key`, `seq`: None where
-    another schema has none. `at`: epoch seconds, None where another schema has no time. `unknown`: what of it is not
-    known here ("schema 2", "event melted"), "" for an event of docs/events.md."""
+    """An event.
+
+    line: as read, without newline. fields: the same as plain data. key, seq: None if another schema has none. at: epoch
+    seconds, None if another schema has no time. unknown: what this version does not know ("schema 2", "event melted"),
+    "" for an event of docs/events.md.
+    """
 
     line: bytes
     fields: dict[str, Any]
@@ -45,46 +48,48 @@ class Unread(NamedTuple):
 
 
 def parse(line: bytes) -> Told | Unread:
-    """What a line without its end says."""
+    """Parse a line without its newline."""
     try:
         fields = json.loads(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError:
         return Unread("is not UTF-8")
     except (ValueError, RecursionError):
-        return Unread("is torn or damaged: it is not JSON")
+        return Unread("is truncated or damaged: it is not JSON")
     schema = fields.get("schema") if isinstance(fields, dict) else None
     if not _is_count(schema):
-        return Unread('is not an event: it has no number "schema"')
+        return Unread('is not an event: "schema" is not a number')
     key, seq, at = _key(fields), _seq(fields.get("seq")), seconds(fields.get("time"))
     event = fields.get("event")
     if schema != SCHEMA:
         return Told(line, fields, key if seq is not None else None, seq if key else None, at, f"schema {schema}")
     if key is None or not key.stream_id:
-        return Unread("is damaged: cluster, node and stream_id are not all there")
+        return Unread("is damaged: cluster, node or stream_id is missing")
     if seq is None:
-        return Unread("is damaged: it has no number")
+        return Unread("is damaged: seq is missing")
     if at is None:
-        return Unread("is damaged: its time is not UTC as in 2026-11-22T12:11:20.123Z")
+        return Unread("is damaged: time must be UTC, such as 2026-11-22T12:11:20.123Z")
     if not isinstance(event, str) or not event:
-        return Unread("is damaged: it names no event")
+        return Unread("is damaged: event is missing")
     return Told(line, fields, key, seq, at, "" if event in EVENTS else f"event {event[:40]}")
 
 
 def seconds(text: object) -> float | None:
-    """Epoch seconds of "2026-11-22T12:11:20.123Z"; None if it is no such time, or is before 1970: no line is."""
+    """Return the epoch seconds of "2026-11-22T12:11:20.123Z"; None for other text and for times before 1970."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
     try:
         whole = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:  # the 31st of a month that has none
+    except ValueError:  # an invalid date, such as February 31
         return None
-    # A fraction of the last second is nearer to the year 10000 than a float can tell.
+    # A fraction of the last second of 9999 may round up to the year 10000.
     return min(whole + float(match[2] or 0), LATEST) if whole >= 0 else None
 
 
 def dropped(told: Told) -> tuple[int, int] | None:
-    """The first and the last number that the node itself says it dropped; None if the event names none."""
+    """Return the first and last number of lines that the node itself reports as dropped; None if the event
+    names none.
+    """
     if told.unknown or told.fields["event"] != "dropped":
         return None
     first, last = _seq(told.fields.get("from_seq")), _seq(told.fields.get("to_seq"))

@@ -1,9 +1,9 @@
-"""The event streams in files, of one node or of many: every event once, whatever writer and transport did.
+"""Reader of event streams in files, of one or many nodes: every event once, regardless of repeated or rotated lines.
 
-A stream's files are `events.jsonl` and what rotation made of it (events.jsonl.1, events.jsonl-20261122.gz) in one
-folder; a folder of such folders has many streams. The files of a folder are opened before the first is read, so what is
-rotated meanwhile is read to its end; of more than HELD only the newest, since the others are archives. Memory does not
-grow with lines: it does with streams, a new one at each boot, and with holes (events/sequence.py).
+A stream's files are `events.jsonl` and rotated ones (events.jsonl.1, events.jsonl-20261122.gz) in one folder; a folder
+of such folders has many streams. The files of a folder are opened before the first one is read, so a file that is
+rotated meanwhile is read to its end; if there are more than MAX_OPEN_FILES, only the newest, because the others are
+archives. Memory grows with streams (a new one at each boot) and with gaps (events/sequence.py), not with lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOO_LONG = f"is longer than {MAX_LINE >> 20} MiB: it is no event"
 _HEAD, _BEFORE, _FIRST_LINES = 512, 64, 20
 _GZIP = b"\x1f\x8b"
 _OTHERS = {b"\xfd7zXZ\x00": "xzcat", b"BZh": "bzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
-_TRIES = 5  # so often is a folder listed anew while its files are rotated
+_TRIES = 5  # maximum number of listings of a folder while its files are rotated
 
 
 class Where(NamedTuple):
@@ -53,11 +53,16 @@ class Where(NamedTuple):
 
 @dataclass
 class Tally:
-    """What was read. `repeats`: lines that were there before. `unread`: lines that are no event, `examples` the first
-    of them. `unknown`: what a newer healthd wrote, kept all the same: {"schema 2": 3}. `unfinished`: files that ended
-    in the middle of a line. `problem`: what cannot be read, or not to its end, a sentence each; `troubled`: the streams
-    that it is of. `stray`: unread lines behind which their stream has no event, so that a hole would not show. `since`,
-    `until` (epoch seconds): what was wrong at another time is not noted."""
+    """Counts of a reading.
+
+    repeats     lines that were read before
+    unread      lines that are no event; `examples`: the first of them
+    unknown     kept lines of a newer healthd: {"schema 2": 3}
+    unfinished  files that ended in the middle of a line
+    problems    files that cannot be read, or not to their end, a sentence each; `failed`: their streams
+    stray       unread lines without a later event in their stream, so that a gap would not be visible
+    since, until (epoch seconds): problems at other times are not counted
+    """
 
     since: float = -math.inf
     until: float = math.inf
@@ -73,21 +78,20 @@ class Tally:
     troubled: set[str] = field(default_factory=set)
 
     def newer(self, what: str) -> None:
-        """An event that is not known here. Names beyond MOST_UNKNOWN are counted together."""
+        """Count an event that this version does not know. Names beyond MAX_UNKNOWN are counted together."""
         name = what[:60]
         self.unknown[name if name in self.unknown or len(self.unknown) < MOST_UNKNOWN else "others"] += 1
 
     def cannot(self, path: str, error: OSError) -> None:
-        """A file or folder cannot be read."""
+        """Record that a file or folder cannot be read."""
         gone = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        words = "there is no such file or folder" if gone else f"cannot be read: {error.strerror or error}"
+        words = "no such file or folder" if gone else f"cannot be read: {error.strerror or error}"
         self.problem[f"{path}: {words}"] = None
 
 
 @dataclass
 class _Doubt:
-    """Lines of a stream that are no event, until its next event says of what time they are. `before`: the time of the
-    event before them."""
+    """Unread lines of a stream, until its next event shows their time. `before`: time of the previous event."""
 
     before: float = -math.inf
     count: int = 0
@@ -107,7 +111,7 @@ class _Doubt:
         tally.stray += self._note(None, tally)
 
     def _note(self, at: float | None, tally: Tally) -> int:
-        """How many are noted."""
+        """Record the lines and return how many were recorded."""
         count, self.count = self.count, 0
         examples, self.examples = self.examples, []
         if (at is not None and at < tally.since) or self.before > tally.until:
@@ -118,8 +122,11 @@ class _Doubt:
 
 
 class Mark(NamedTuple):
-    """How far a file was read: to the end of a line. `number`: of the next one, from 1. `before`: how many bytes before
-    that place, and their hash, so that another file in its place is known as such; not the bytes: they name people."""
+    """Position up to which a file was read: the end of a line.
+
+    number: of the next line, from 1. before: the number of bytes before the position and their hash, to recognise
+    another file with the same name; not the bytes, because they name people.
+    """
 
     position: int
     number: int
@@ -128,9 +135,12 @@ class Mark(NamedTuple):
 
 @dataclass
 class Cursor:
-    """What was read before. `seen` makes each event come once; `marks` (a hash of how a file begins -> how far it was
-    read) save reading it again: a file keeps its mark when it is renamed or copied, and without it nothing is lost.
-    `key`: of the marks' hashes, at most 64 bytes, so that nobody who has a mark can try out what it is of."""
+    """Lines that were read before.
+
+    sequences: makes each event appear once. marks (hash of a file's beginning -> position) save reading a file again: a
+    file keeps its mark when it is renamed or copied, and without a mark nothing is lost. key: for the hashes of the
+    marks, at most 64 bytes, so that nobody can test guesses against a mark.
+    """
 
     seen: Seen = field(default_factory=Seen)
     marks: dict[str, Mark] = field(default_factory=dict)
@@ -141,8 +151,9 @@ _BEGIN = Mark(0, 1, b"")
 
 
 class Line(NamedTuple):
-    """`number`: from 1. `end`: where the next begins. `why`: it is not kept, the end of a sentence. `ended`: by a
-    newline, so that nothing will be added to it."""
+    """number: from 1. end: offset of the next line. why: it is not kept, the end of a sentence. ended: by a newline, so
+    that nothing will be appended to it.
+    """
 
     number: int
     content: bytes
@@ -151,12 +162,11 @@ class Line(NamedTuple):
     ended: bool = True
 
 
-# --- where
+# --- streams
 
 
 def find(places: Iterable[str], tally: Tally) -> list[str]:
-    """The streams at these places: each a folder whose files are one, or a file that was named. What is not there goes
-    to `tally`."""
+    """Return the streams at these paths: folders whose files are one stream, or named files. Errors go to `tally`."""
     found: dict[str, None] = {}
     for place in places:
         try:
@@ -166,7 +176,7 @@ def find(places: Iterable[str], tally: Tally) -> list[str]:
             tally.cannot(place, error)
             continue
         if not mine:
-            tally.problem[f"{place}: there is no {NAME} in it"] = None
+            tally.problem[f"{place}: contains no {NAME}"] = None
         found.update(dict.fromkeys(mine))
     return list(found)
 
@@ -182,7 +192,9 @@ def _folders(top: str, tally: Tally) -> Iterator[str]:
 
 
 def listed(stream: str) -> list[str]:
-    """The files of a stream: of a folder that cannot be listed that folder, which then cannot be read either."""
+    """Return the files of a stream; for a folder that cannot be listed the folder itself, which then cannot be read
+    either.
+    """
     try:
         return [os.path.join(stream, name) for name in sorted(os.listdir(stream)) if _OF_STREAM.fullmatch(name)]
     except OSError:
@@ -193,8 +205,10 @@ def listed(stream: str) -> list[str]:
 
 
 def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[Told]:
-    """The events of one stream (`find`) that the cursor does not have, in the order in which they were written as far
-    as files keep it: a line that came late stands where it came."""
+    """Yield the events of one stream that the cursor does not have, in the order of the files.
+
+    A line that was written late appears late.
+    """
     doubt = _Doubt()
     with ExitStack() as stack:
         for path, held in _in_order(_opened(stream, stack, tally)):
@@ -205,7 +219,7 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[Told]:
                 except EOFError:
                     tally.problem[f"{path}: ends in the middle of compressed data"] = None
                 except zlib.error as error:
-                    tally.problem[f"{path}: its compressed data are damaged: {error}"] = None
+                    tally.problem[f"{path}: its compressed data is damaged: {error}"] = None
                 except OSError as error:
                     tally.cannot(path, error)
                 tally.troubled.add(stream)
@@ -213,8 +227,11 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[Told]:
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
-    """The files of a stream, the newest HELD open all at once: the folder is the same when the last is open. (If files
-    are rotated faster than that they are taken as they are: the next reading has the rest.)"""
+    """Open the files of a stream, the newest MAX_OPEN_FILES at the same time, until the folder did not change
+    meanwhile.
+
+    If files are rotated too fast, the current ones are used: the next reading has the rest.
+    """
     tries = _TRIES
     while True:
         tries -= 1
@@ -243,7 +260,7 @@ def _changed(path: str) -> float:
 
 
 def _still(path: str, file: io.BufferedReader | None) -> bool:
-    """Whether the name is still that of the file that was opened."""
+    """Return True if the name still belongs to the opened file."""
     if path == "-" or file is None:
         return True
     with suppress(OSError):
@@ -252,7 +269,7 @@ def _still(path: str, file: io.BufferedReader | None) -> bool:
 
 
 def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tuple[str, io.BufferedReader | None]]:
-    """The oldest first: by the number with which each begins, not by name; streams by their first known time."""
+    """Sort files, oldest first: by the number of their first event, not by name; streams by their first known time."""
     begins = [_first(path, file) if len(files) > 1 else None for path, file in files]
     began: dict[Key, float] = {}
     for told in begins:
@@ -267,11 +284,11 @@ def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tup
 
 
 def _first(path: str, file: io.BufferedReader | None) -> Told | None:
-    """The first event among the first lines."""
+    """Return the first event among the first lines."""
     try:
         with ExitStack() as once:
             head = (file or _open(path, once)).peek(BLOCK)
-    except (OSError, EOFError, zlib.error):  # told when it is read
+    except (OSError, EOFError, zlib.error):  # reported when the file is read
         return None
     found = map(parse, head.split(b"\n", _FIRST_LINES)[:_FIRST_LINES])
     return next((told for told in found if isinstance(told, Told)), None)
@@ -281,32 +298,35 @@ def _first(path: str, file: io.BufferedReader | None) -> Told | None:
 
 
 def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader:
-    """The file, unpacked; `stack` closes it. In a folder it must be a plain one: who may write there could lay a link
-    to a device without an end. `named`: a person named it, and it may be a fifo. Raises OSError."""
-    # Not blocking: a fifo may have no writer for ever.
+    """Open a file, decompressed; `stack` closes it. Raises OSError.
+
+    In a folder it must be a regular file: a user who may write there could create a link to an endless device. `named`:
+    the user named the file, so it may be a FIFO.
+    """
+    # Non-blocking, because a FIFO may never have a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if named else os.O_NOFOLLOW)
     try:
         descriptor = os.dup(0) if path == "-" else os.open(path, flags)
     except OSError as error:
-        raise OSError(errno.EINVAL, "it is a link") if error.errno == errno.ELOOP and not named else error from None
+        raise OSError(errno.EINVAL, "is a symlink") if error.errno == errno.ELOOP and not named else error from None
     stack.callback(os.close, descriptor)
     os.set_blocking(descriptor, True)
     mode = os.fstat(descriptor).st_mode
-    if not named and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a directory's own error comes below
-        raise OSError(errno.EINVAL, "it is no plain file")
+    if not named and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a directory gives its own error below
+        raise OSError(errno.EINVAL, "is not a regular file")
     file: io.BufferedReader = io.BufferedReader(io.FileIO(descriptor, closefd=False), BLOCK)
     stack.enter_context(file)
     begins = file.peek(8)[:8]
     for magic, program in _OTHERS.items():
         if begins.startswith(magic):
-            raise OSError(errno.EINVAL, f"it is compressed, and not with gzip: {program} {path} | healthd events -")
+            raise OSError(errno.EINVAL, f"only gzip is supported; run: {program} {path} | healthd events -")
     if not begins.startswith(_GZIP):
         return file
     return stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=file), BLOCK))
 
 
 def _events(path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, doubt: _Doubt) -> Iterator[Told]:
-    """The new events of one file; sets its mark."""
+    """Yield the new events of one file, and set its mark."""
     head = file.peek(_HEAD)[:_HEAD]
     name = sha256(head).hexdigest() if len(head) == _HEAD and path != "-" else ""
     here = cursor.marks.get(name, _BEGIN)
@@ -317,7 +337,7 @@ def _events(path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, do
             told = Unread(line.why) if line.why else parse(line.content)
             if line.ended:
                 here = Mark(line.end, line.number + 1, _trace((line.content + b"\n")[-_BEFORE:], cursor.key))
-            elif isinstance(told, Unread):  # no whole line, and none may be made of it yet
+            elif isinstance(told, Unread):  # an incomplete line, which may be completed later
                 tally.unfinished += 1
                 return
             tally.lines += 1
@@ -336,7 +356,7 @@ def _events(path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, do
                 yield told
     finally:
         if name:
-            cursor.marks.pop(name, None)  # the last are those that were read last
+            cursor.marks.pop(name, None)  # the order of the marks is that of the readings
             cursor.marks[name] = here
 
 
@@ -345,7 +365,7 @@ def _trace(text: bytes, key: bytes) -> bytes:
 
 
 def _stands(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
-    """Whether the file is still the one that was marked; then it is at the mark."""
+    """Return True, with the file at the mark, if it is still the marked file."""
     size = mark.before[0] if mark.before else 0
     if 0 < size <= mark.position:
         file.seek(mark.position - size)
@@ -356,8 +376,11 @@ def _stands(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
 
 
 def lines(file: IO[bytes], begin: Mark, block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Line]:
-    """The lines of a file that stands at `begin`, but for empty ones. What is longer than `max_line` is not kept. Zero
-    bytes before a line are what a file system leaves of a crash: they are no part of it."""
+    """Yield the lines of a file from `begin` on, without empty ones.
+
+    A line longer than `max_line` is not kept. Zero bytes before a line are left by a file system after a crash, and are
+    skipped.
+    """
     number, end, rest, cut, why = begin.number, begin.position, b"", 0, ""
     while data := file.read1(block) if isinstance(file, io.BufferedReader) else file.read(block):
         *whole, rest = (rest + data).split(b"\n")

@@ -1,6 +1,6 @@
-"""Events of a stream (docs/events.md) as people read them: a row each, in the order in which they come. Pure.
+"""Events of a stream (docs/events.md) as rows for people, in the order of the stream. Pure.
 
-What a line says may be anything: whatever is not there or has another type is left out, never a mistake.
+Fields may be missing or have any type; they are then omitted without an error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _MOST_NODE = 24
 
 
 def rows(events: Iterable[Told], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
-    """Whole lines with their ends: a heading for each day, in local time, and a row for each event. `nodes`: of which
-    node it is, too. `at_once`: a row does not wait for the next event, to be one with it."""
+    """Yield lines with newlines: a heading for each day, in local time, and a row for each event.
+
+    `nodes`: include the node. `at_once`: do not wait for the next event to join rows.
+    """
     day, wide = "", 8
     for alike in ((told,) for told in events) if at_once else _alike(events):
         told = alike[0]
@@ -43,7 +45,7 @@ def rows(events: Iterable[Told], page: Page, nodes: bool = False, at_once: bool 
 
 
 def _alike(events: Iterable[Told]) -> Iterator[tuple[Told, ...]]:
-    """Each alone, but together what is the same of several checks: a start says it of each."""
+    """Yield single events, or joined ones: at a start, equal events of several checks."""
 
     def same(told: Told) -> tuple[Any, ...]:
         f = told.fields
@@ -68,7 +70,7 @@ def _row(before: str, text: str, page: Page) -> str:
 
 
 def words(told: Told) -> str:
-    """What an event says, as one sentence."""
+    """Return an event as one sentence."""
     f = told.fields
     event = f.get("event")
     if told.unknown:
@@ -76,15 +78,15 @@ def words(told: Told) -> str:
     if event in OF_CONDITIONS:
         return _condition(f)
     if event == "started":
-        clean = "" if f.get("clean") is True or not f.get("last_alive") else "; it had not been stopped"
+        clean = "" if f.get("clean") is True or not f.get("last_alive") else "; it was not shut down cleanly"
         return f"healthd {_text(f, 'version')}, mode {_text(f, 'mode')}; last alive {_time(f, 'last_alive')}{clean}"
     if event == "alive":
         standing = [_part(c) for c in _list(f, "conditions") if isinstance(c, dict)]
         names = f": {', '.join(standing)}{_more(f, 'conditions')}" if standing else ""
         looking = len(_list(f, "checks")) + _number(f, "checks_more")
         count = len(standing) + _number(f, "conditions_more")
-        stand = "condition stands" if count == 1 else "conditions stand"
-        return f"{count:,} {stand}{names}; {plural(looking, 'check')} looked"
+        stand = "open condition" if count == 1 else "open conditions"
+        return f"{count:,} {stand}{names}; {plural(looking, 'check')} ran"
     if event in _OF_CHECKS:
         return f"{_run(f)} ({_since(f)})"
     if event == "pause":
@@ -95,8 +97,8 @@ def words(told: Told) -> str:
         which = f" ({_text(f, 'from_seq')} to {_text(f, 'to_seq')})"
         here, earlier = (_number(f, name) for name in ("count", "earlier"))
         mine = [plural(here, "event") + which] if here or not earlier else []
-        before = [f"{plural(earlier, 'event')} of a stream before"] if earlier else []
-        return f"{' and '.join([*mine, *before])} could not be written for too long"
+        before = [f"{plural(earlier, 'event')} of an earlier stream"] if earlier else []
+        return f"{' and '.join([*mine, *before])} were dropped because the stream could not be written"
     if event in ("drain", "resume", "requeue"):
         job = f" job {_text(f, 'job')}" if f.get("job") else ""
         return f"{_text(f, 'stage')}{job}{_colon(f, 'reason')}{_colon(f, 'error')}"
@@ -114,11 +116,13 @@ def _run(f: Fields) -> str:
 
 def _since(f: Fields) -> str:
     version = f"version {_text(f, 'version')}, " if f.get("version") else ""
-    return f"{version}here since {_time(f, 'since')}"
+    return f"{version}configured since {_time(f, 'since')}"
 
 
 def _condition(f: Fields) -> str:
-    """Its message and its jobs stand where it is opened and seen, not again where it is over or known."""
+    """Return the text of a condition. Message and jobs are shown when it opens, not when it is cleared or
+    acknowledged.
+    """
     over = f.get("event") in ("acknowledged", "cleared")
     jobs = [] if over else [str(job) for job in _list(f, "jobs")]
     count = _number(f, "count")
@@ -128,7 +132,7 @@ def _condition(f: Fields) -> str:
         *([f"ended by {_text(f, 'cleared_by')}"] if f.get("cleared_by") else []),
         *([f"{count:,} times since {_time(f, 'first')}"] if count > 1 else []),
         *([f"job {', '.join(jobs)}{_more(f, 'jobs')}"] if jobs else []),
-        *(["from before healthd's first start"] if f.get("history") is True else []),
+        *(["before healthd's first start"] if f.get("history") is True else []),
         *(["only observed"] if f.get("observed") is True else []),
     ]
     told = f" ({'; '.join(notes)})" if notes else ""
@@ -138,7 +142,7 @@ def _condition(f: Fields) -> str:
 
 def _of_a_newer(told: Told) -> str:
     said = ", ".join(f"{name} {value}" for name, value in told.fields.items() if name not in HEAD)
-    return f"({told.unknown}, which this healthd does not know) {said}"
+    return f"({told.unknown}, unknown to this version) {said}"
 
 
 def _part(f: Fields) -> str:
@@ -171,13 +175,15 @@ def _colon(f: Fields, name: str) -> str:
 def _time(f: Fields, name: str) -> str:
     at = seconds(f.get(name))
     if at is None:
-        return "not known"
+        return "unknown"
     when = _local(at)
     return f"{when:%Y-%m-%d %H:%M:%S}{' UTC' if when.tzinfo is timezone.utc else ''}"
 
 
 def _local(at: float) -> datetime:
-    """In local time; in UTC where no date can name that: in the last hours of 9999, a day or more from UTC."""
+    """Return local time, or UTC if local time has no valid date (the last hours of 9999, a clock a day or more from
+    UTC).
+    """
     when = datetime.fromtimestamp(at, timezone.utc)
     try:
         return when.astimezone()

@@ -1,7 +1,7 @@
-"""The words of the stream: which events there are, what each says, and how one becomes a line of JSON. Pure.
+"""Schema of the stream: its events, their fields, and how an event becomes a line of JSON. Pure.
 
-docs/events.md is the contract with whoever reads the lines, docs/events.schema.json the same for programs; a test holds
-all three together. A field is added as one that may be missing; whatever else changes is a new SCHEMA.
+docs/events.md is the contract with readers, docs/events.schema.json the same for programs; a test compares all three. A
+new field must be optional; any other change needs a new SCHEMA.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from healthd.common.text import printable
 from healthd.common.values import Value
 
 SCHEMA = 1
-MOST_BYTES = 16 << 10  # of a line, with its end
-MOST_ENTRIES = 64  # of a list; `NAME_more` says how many are left out
-MOST_NAMES_BYTES = 12 << 10  # of a list of names in the line; each is whole, and none gives way to other fields
-MOST_TEXT = 4096  # characters of a text; less of each where the line would be longer than MOST_BYTES
-LATEST = 253402300799.0  # the last second that a date of four digits can name
+MOST_BYTES = 16 << 10  # of a line, with its newline
+MOST_ENTRIES = 64  # of a list; `NAME_more` counts the omitted ones
+MOST_NAMES_BYTES = 12 << 10  # of a list of names; names are never truncated, nor removed for other fields
+MOST_TEXT = 4096  # characters of a text; fewer if the line would be longer than MAX_BYTES
+LATEST = 253402300799.0  # the last second of the year 9999
 
 
 class Event(Value, frozen=True):
-    """One of EVENTS and its fields. A time is seconds since the epoch here, and becomes a text in the line."""
+    """One of EVENTS and its fields. A time is seconds since the epoch here, and text in the line."""
 
     name: str
     fields: Mapping[str, Any]
 
 
 class Source(Value, frozen=True):
-    """Whose stream it is. `stream_id`: 16 hexadecimal digits, drawn when the stream began."""
+    """Origin of the stream. `stream_id`: 16 random hexadecimal digits from the beginning of the stream."""
 
     cluster: str
     node: str
@@ -38,7 +38,7 @@ class Source(Value, frozen=True):
     stream_id: str
 
 
-# What a field holds. One name means the same in all events.
+# Types of fields. A field has the same type and meaning in all events.
 TEXT, TIME, TIME_OR_NULL, WHOLE, NUMBER, FLAG = "text", "time", "time or null", "whole", "number", "flag"
 TEXTS, NAMES, CONDITIONS = "texts", "names", "conditions"
 
@@ -99,7 +99,7 @@ HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mon
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 STATES = ("open", "acknowledged")
-# The only words that a field may hold, where that is so.
+# Allowed values of fields with a fixed set.
 WORDS = {
     "severity": SEVERITIES,
     "was": (*SEVERITIES, "acknowledged"),
@@ -111,7 +111,7 @@ WORDS = {
 
 
 class Says(Value, frozen=True):
-    """Which fields an event has besides HEAD: always, and where they apply. `stages`: the words of its `stage`."""
+    """Fields of an event besides HEAD. `stages`: allowed values of its `stage`."""
 
     always: tuple[str, ...]
     at_times: tuple[str, ...] = ()
@@ -147,15 +147,15 @@ EVENTS = {
     "dropped": Says(("count", "from_seq", "to_seq"), ("earlier",)),
 }
 OF_CONDITIONS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
-# What `alive` says of each condition that stands.
+# Fields of each open condition in `alive`.
 STANDING = ("condition", "check", "instance", "code", "subject", "severity", "state")
 
 
 def render(source: Source, seq: int, time: float, mono: float, event: Event) -> str:
-    """The event as one line of printable ASCII, without its end; at most MOST_BYTES with it.
+    """Return the event as one line of printable ASCII, without newline; at most MAX_BYTES with it.
 
-    `time`: seconds since the epoch, `mono`: since the boot. Where it would be longer, texts and lists are cut, but no
-    names: what is not named did not look.
+    `time`: seconds since the epoch, `mono`: since the boot. If the line would be longer, texts and lists are truncated,
+    but no names: a check that is not listed did not run.
     """
     fields = {
         "schema": SCHEMA,
@@ -191,7 +191,7 @@ def _line(fields: Mapping[str, Any], texts: int, entries: int) -> str:
 
 
 def _whole(names: Iterable[str]) -> list[str]:
-    """Those that fit."""
+    """Return the names that fit."""
     kept, room = [], MOST_NAMES_BYTES
     for name in map(printable, names):
         if (size := len(json.dumps(name)) + 1) <= room:
@@ -211,6 +211,6 @@ def _plain(kind: str, value: Any, texts: int) -> Any:
 
 
 def when(time: float) -> str:
-    """RFC 3339 in UTC with milliseconds: "2026-11-22T12:11:20.123Z"."""
+    """Format a time as RFC 3339 in UTC with milliseconds: "2026-11-22T12:11:20.123Z"."""
     moment = datetime.fromtimestamp(min(max(time, 0.0), LATEST), timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""Which lines of which streams were read: what a repeat is, and what is missing. Pure.
+"""Lines of each stream that were read, to detect repeats and gaps. Pure.
 
-A writer that was killed, and every transport that loses nothing, writes some lines twice: a line is known by (cluster,
-node, stream_id, seq). Memory grows with the streams and with their holes, not with the lines.
+A writer that was killed, and every lossless transport, writes some lines twice. A line is identified by (cluster, node,
+stream_id, seq). Memory grows with the streams and with their gaps, not with the lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.events.parse import Key
 
 
 class Runs:
-    """Whole numbers as runs without a gap: [(1, 5), (8, 8)]."""
+    """Integers as ranges without gaps: [(1, 5), (8, 8)]."""
 
     __slots__ = ("_first", "_last")
 
@@ -33,16 +33,16 @@ class Runs:
         return at >= 0 and number <= self._last[at]
 
     def add(self, first: int, last: int) -> None:
-        """Every number from `first` to `last`, both included."""
-        begin = bisect_left(self._last, first - 1)  # the first run that it touches ...
-        end = bisect_right(self._first, last + 1)  # ... and the one behind the last
+        """Add every number from `first` to `last`, both included."""
+        begin = bisect_left(self._last, first - 1)  # the first range that it touches ...
+        end = bisect_right(self._first, last + 1)  # ... and the one after the last
         if begin < end:
             first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
         self._first[begin:end] = [first]
         self._last[begin:end] = [last]
 
     def without(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The runs of numbers from `first` to `last` that are not in here."""
+        """Yield the ranges of numbers from `first` to `last` that are not included."""
         for at in range(bisect_left(self._last, first), bisect_right(self._first, last)):
             if first < self._first[at]:
                 yield first, self._first[at] - 1
@@ -51,12 +51,12 @@ class Runs:
             yield first, last
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """The runs of numbers between those that are in here."""
+        """Return the ranges of numbers between the included ones."""
         return ((last + 1, first - 1) for last, first in zip(self._last, self._first[1:], strict=False))
 
 
 class Hole(NamedTuple):
-    """Lines that are missing between two that are there."""
+    """Missing lines between two present ones."""
 
     key: Key
     first: int
@@ -64,15 +64,18 @@ class Hole(NamedTuple):
 
 
 class Seen:
-    """What was read. `runs`: the numbers of the lines of each stream; `dropped`: those that the node itself says it
-    dropped, since it could not write for too long. Both can be kept, and be gone on from another day."""
+    """Lines that were read. `runs`: the numbers of the lines of each stream; `dropped`: those that the node reports as
+    dropped.
+
+    Both can be saved and continued later.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[Key, Runs] = {}
         self.dropped: dict[Key, Runs] = {}
 
     def is_new(self, key: Key, seq: int) -> bool:
-        """Whether this line was not seen before; from now on it was."""
+        """Record this line and return True if it was not read before."""
         runs = self.runs.setdefault(key, Runs())
         if seq in runs:
             return False
@@ -80,13 +83,15 @@ class Seen:
         return True
 
     def drop(self, key: Key, first: int, last: int) -> None:
-        """The node says that it dropped these."""
+        """Record lines that the node reports as dropped."""
         self.dropped.setdefault(key, Runs()).add(first, last)
 
     def holes(self) -> Iterator[Hole]:
-        """What was lost on the way, or is still under way: missing between the first and the last line of a stream, and
-        not dropped by the node. What was before the first is no hole: its file was rotated away. A stream_id is one
-        node's alone, so the name that its cluster got meanwhile is none either."""
+        """Yield lines that are lost or not yet delivered: missing inside a stream, and not dropped by the node.
+
+        Lines before the first one are no gap: their file was rotated away. A stream_id belongs to one node, so a new
+        name of its cluster makes no gap either.
+        """
         names: dict[tuple[str, ...], Key] = {}
         runs: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)
         dropped: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)

@@ -1,10 +1,10 @@
-"""The event stream as the worker writes it: files and, for sites that collect it, entries of the journal.
+"""Writer of the event stream in the worker: files and, for sites that collect it, entries of the journal.
 
-The files are STATE_DIR/events.jsonl, and older ones as events.jsonl.1 to .3. Only the worker writes: a disk or journald
-may hang.
+The files are STATE_DIR/events.jsonl, and older ones as events.jsonl.1 to .3. Only the worker writes, because a disk or
+journald may hang.
 
-A line is acknowledged when it is on the disk. What a kill or a full disk leaves of a line is closed with an end of its
-own, so that it spoils no other.
+A line is acknowledged when it is on disk. The fragment of a line after a kill or on a full disk is ended with a
+newline, so that it damages no other line.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from healthd.host import journald
 
 NAME = "events.jsonl"
 FILES = 4
-MOST_BYTES = 16 << 20  # of a file; only a line that is longer alone has more
-LOOK_BACK_BYTES = 1 << 20  # more than an outbox holds
-# Of the entries in the journal.
+MOST_BYTES = 16 << 20  # of a file; only a single longer line may exceed it
+LOOK_BACK_BYTES = 1 << 20  # more than the maximum size of an outbox
+# Entries in the journal.
 IDENTIFIER = "healthd-events"
 PATIENCE_SECONDS = 2.0  # for all lines of a call together
 INFO = 6  # as in syslog(3)
@@ -36,8 +36,11 @@ ENABLED = "check_enabled"
 
 
 def append(state_dir: str, lines: Sequence[str], again: bool) -> None:
-    """Write these lines behind the others, durably, all or none. `again`: they may have been written before, and those
-    that stand at the end already are left out. Raises ownership.Untrusted, OSError that names the file."""
+    """Append these lines durably, all or none.
+
+    `may_repeat`: they may have been written before, and lines that are already at the end are skipped. Raises
+    ownership.Untrusted, OSError that names the file.
+    """
     with ownership.folder(state_dir, make_mode=0o700) as folder, _naming(state_dir):
         descriptor = _open(folder)
         try:
@@ -58,7 +61,7 @@ def append(state_dir: str, lines: Sequence[str], again: bool) -> None:
 
 @contextmanager
 def _naming(state_dir: str) -> Iterator[None]:
-    """An error names the file by its path: a call by a descriptor knows none, one in a folder only its end."""
+    """Add the path to an OSError: a call by descriptor has none, a call in a folder only the last part."""
     try:
         yield
     except OSError as error:
@@ -67,7 +70,7 @@ def _naming(state_dir: str) -> Iterator[None]:
 
 
 def name(number: int) -> str:
-    """0 is the newest file."""
+    """Return the name of a file; 0 is the newest."""
     return f"{NAME}.{number}" if number else NAME
 
 
@@ -85,13 +88,13 @@ def _open(folder: int) -> int:
 
 
 def _newest(folder: int, descriptor: int) -> frozenset[bytes]:
-    """The lines at the end of the stream, also where that is in the file before."""
+    """Return the lines at the end of the stream, also from the previous file."""
     text = _end(descriptor, LOOK_BACK_BYTES)
     if len(text) < LOOK_BACK_BYTES:
         with suppress(FileNotFoundError):
             before = os.open(name(1), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                if stat.S_ISREG(os.fstat(before).st_mode):  # else it holds no line of ours, and _rotate says so
+                if stat.S_ISREG(os.fstat(before).st_mode):  # otherwise it has no line of ours, and _rotate reports it
                     text = _end(before, LOOK_BACK_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(before)
@@ -108,7 +111,7 @@ def _end(descriptor: int, most: int) -> bytes:
 
 
 def _rotate(folder: int) -> None:
-    """Each file gets the next number, up to the first that is free: a kill in between costs no file."""
+    """Rename each file to the next number, up to the first unused one: a kill in between loses no file."""
     free = next((n for n in range(1, FILES) if not _exists(folder, name(n))), FILES - 1)
     for number in reversed(range(free)):
         with suppress(FileNotFoundError):
@@ -116,7 +119,7 @@ def _rotate(folder: int) -> None:
 
 
 def _exists(folder: int, path: str) -> bool:
-    """Raises OSError if it is a folder: no file can take its place."""
+    """Return True if the file exists. Raises OSError if it is a folder, which no file can replace."""
     try:
         mode = os.lstat(path, dir_fd=folder).st_mode
     except FileNotFoundError:
@@ -127,7 +130,7 @@ def _exists(folder: int, path: str) -> bool:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of it, on the disk, or nothing of it."""
+    """Write all data to disk, or nothing."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         data = b"\n" + data
@@ -146,8 +149,10 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
-    """Send each line as an entry; successive check_enabled lines, which a start has by the dozen, are one entry. Return
-    how many lines journald did not take."""
+    """Send each line as an entry. Successive check_enabled lines, of which a start has dozens, are one entry.
+
+    Returns how many lines journald did not accept.
+    """
     until, lost = time.monotonic() + PATIENCE_SECONDS, 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for event, same in itertools.groupby(map(json.loads, lines), key=lambda said: str(said.get("event"))):
@@ -163,20 +168,20 @@ def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
 
 
 def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
-    """Return the one entry of several check_enabled lines. Their fields are in the stream's file."""
+    """Return one entry for several check_enabled lines. Their fields are in the stream's file."""
     names = ", ".join(f"{said.get('check')} {said.get('instance') or ''}".strip() for said in group)
     message = f"{ENABLED}: {len(group)} checks: {names}"
     return {"MESSAGE": message, "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, "HEALTHD_EVENT": ENABLED}
 
 
 def _entry(said: Mapping[str, Any]) -> dict[str, object]:
-    """The fields of a line's entry: HEALTHD_ and the field's name; texts as they are, ids with blanks between them."""
+    """Return the fields of a line's entry: HEALTHD_ and the field's name; texts unchanged, ids separated by blanks."""
     fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in said.items()}
     return {"MESSAGE": _words(said), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
 
 
 def _words(said: Mapping[str, Any]) -> str:
-    """A line in words: "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
+    """Return the message of a line: "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
     what = " ".join(str(said[name]) for name in ("event", "stage", "check", "code", "subject", "job") if said.get(name))
     why = next((str(said[name]) for name in ("error", "message", "text", "reason", "why") if said.get(name)), "")
     return f"{what}: {why}" if why else what

@@ -1,11 +1,11 @@
-"""Find the lines of a log that may be the kernel's and that a rule may recognise. Pure.
+"""Finds the lines of a log that may be the kernel's and that a rule may recognise. Pure.
 
 A rule recognises only lines that contain one of its literals. Most lines of a log repeat an earlier line with other
 numbers. So a line is looked up by its skeleton (the line without digits and a-f), and only a new skeleton is searched
-for the literals. With re2 (the extra healthd[scan]) the text is searched for all literals at once and is not cut into
+for the literals. With re2 (the extra healthd[scan]) the text is searched for all literals at once and is not split into
 lines. Both find the same lines (tests/scan/test_scan_fast.py).
 
-Of a storm only the first line is examined. The lines that repeat it with another time are returned with it.
+In a storm only the first line is examined. The lines that repeat it with another time are returned with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
-PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
+PREFIXES_LOOKED_AT = 50  # lines of a block that are tested for a kernel prefix
 BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
 
-# A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off. Where a level stands near
-# the date it may be a program's own, which quotes the kernel (quoted.py).
+# A date, then the writer of the line: "kernel", or nothing if that was removed. A line with a level near the date may
+# be from a program that quotes the kernel (quoted.py).
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
@@ -36,20 +36,20 @@ _BLANK = (b" ", b"\t")
 
 SKELETON_BYTES = 2048  # a longer skeleton is not kept
 SKELETONS_BYTES = 8 << 20  # for all skeletons
-A_SKELETON = 100  # bytes that one takes beside its own
+A_SKELETON = 100  # overhead of a skeleton in bytes
 
 VARIES = b"0123456789abcdef"
-# journalctl -o json writes a message that is no UTF-8 as the numbers of its bytes: any literal may be in it.
+# journalctl -o json writes a message that is not UTF-8 as the numbers of its bytes: it may contain any literal.
 IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for after in ("", " "))
 
 
-# (number, begins, line, literals, again) of a line that may be the kernel's and has `literals` of rules. `begins`:
-# where, in its block's text; `again`: whole lines behind it that repeat it within its second, each later than the last.
+# (number, begins, line, literals, repeats) of a line that may be the kernel's and has `literals` of rules. `begins`:
+# its offset in the text of its block; `repeats`: complete following lines that repeat it within its second, in order.
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
 def candidates(blocks: Iterable[Block], tally: Tally, near: Neighbours | None = None) -> Iterator[Candidate]:
-    """`near`: is given each block before its lines are returned."""
+    """Yield the candidates. `preceding` gets each block before its lines are returned."""
     skeletons = Skeletons()
     with_re2: Search | None = None
     owner = b""
@@ -65,7 +65,7 @@ def candidates(blocks: Iterable[Block], tally: Tally, near: Neighbours | None = 
         number, counted, at, looked_to = block.first, 0, 0, 0
         found: Iterator[tuple[int, int]] | None = None
         while at <= len(text):
-            if found is None:  # behind a candidate there may be another: in a storm no line needs to be searched for
+            if found is None:  # the line after a candidate may be another one: in a storm no search is needed
                 begins, end = at, text.find(b"\n", at)
                 end = len(text) if end < 0 else end
             elif (next_one := next(found, None)) is not None:
@@ -109,7 +109,7 @@ def _has_the_kernels(lines: list[bytes]) -> bool:
 
 
 def _last_unindented(text: bytes, start: int, end: int, otherwise: bytes) -> bytes:
-    """The last line between two places that is not indented."""
+    """Return the last line between two offsets that is not indented."""
     while end >= start:
         begins = text.rfind(b"\n", start, end) + 1 or start
         if not text.startswith(_BLANK, begins, end):
@@ -119,9 +119,11 @@ def _last_unindented(text: bytes, start: int, end: int, otherwise: bytes) -> byt
 
 
 def _continues(line: bytes, owner: bytes) -> bool:
-    """Whether a line continues a program's text ("Mar 29 15:38:59 host name[7]: text"): journalctl indents these
-    by the prefix. A service may write anything there, also a date and "kernel:". What continues the kernel's own text
-    is read, but not believed (continuation.py)."""
+    """Return True if a line continues a program's text ("Mar 29 15:38:59 host name[7]: text").
+
+    journalctl indents such lines by the width of the prefix. A service may write anything there, including a date and
+    "kernel:". Continuations of the kernel's own text are read, but count as unproven (continuation.py).
+    """
     text = owner.find(b": ")
     if not 0 < text <= len(line) - len(line.lstrip()) - 2:
         return False
@@ -134,8 +136,8 @@ def _is_kernels(line: bytes) -> bool:
     return found is not None and (found.uptime is not None or found.epoch is not None or found.host != "")
 
 
-# A line, and those behind it that are the same but for the microseconds of their time; where it has no uptime, those
-# that are the same. Syslog daemons and dmesg write these; of all others each line is looked at.
+# A line and the following ones that differ only in the microseconds of their time; without an uptime, equal lines.
+# Syslog daemons and dmesg write these; in other formats each line is examined.
 _SECOND = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _ZONE = rb"(?:Z|[+-]\d\d:\d\d)"
 _DATE = rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|" + _SECOND + rb"(?:\.\d{1,9})?" + _ZONE + rb")"
@@ -146,22 +148,22 @@ _AGAIN = re.compile(
     rb"|(" + _SECOND + rb"\.)\d{6}(" + _ZONE + _KERNEL + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\3\d{6}\4\d{6}\5)+"
     rb"|(" + _DATE + _KERNEL + rb"[^\n\[]*\n)\6+)"
 )
-_TAIL = 24  # bytes, by which most lines that differ are told apart
+_TAIL = 24  # bytes at the end, in which most different lines differ
 
 
 def _again(text: bytes, begins: int, end: int) -> bytes:
-    """The lines behind a line that repeat it (Candidate)."""
+    """Return the lines that repeat a line and follow it (Candidate)."""
     size = end + 1 - begins
     if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
         return b""
-    lines = 8  # and more where these are all the same: else each line is compared with all behind it
+    lines = 8  # more if these are all equal; otherwise each line would be compared with all later ones
     while (stop := _end_of_again(text, begins, begins + size * lines, size)) == begins + size * lines:
         lines *= 8
     return text[begins + size : stop]
 
 
 def _end_of_again(text: bytes, begins: int, limit: int, size: int) -> int:
-    """Where the lines of `size` bytes end that are the same, and whose times rise; at `limit` at the latest."""
+    """Return the end of the equal lines of `size` bytes with rising times; `limit` at most."""
     found = _AGAIN.match(text, begins, limit)
     if found is None:
         return begins + size
@@ -175,7 +177,7 @@ def _end_of_again(text: bytes, begins: int, limit: int, size: int) -> int:
 
 
 def _rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
-    """How many lines of `size` bytes, the first of which has its microseconds at `first`, have them in order."""
+    """Return how many lines of `size` bytes have their microseconds in order. `first`: those of the first line."""
     times = [text[place : place + 6] for place in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
@@ -186,12 +188,12 @@ def _rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[b
 
 
 def of_rules() -> tuple[str, ...]:
-    """The literals of all rules, the site's included."""
+    """Return the literals of all rules, the site's included."""
     return tuple(kernel_parse.LITERALS)
 
 
 def _searched() -> tuple[tuple[bytes, bytes, str], ...]:
-    """(skeleton, bytes, text) of each literal."""
+    """Return (skeleton, bytes, text) of each literal."""
     return tuple((text.encode().translate(None, VARIES), text.encode(), text) for text in (*of_rules(), *IN_NUMBERS))
 
 
@@ -199,7 +201,7 @@ Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
 
 
 class Skeletons:
-    """The literals of lines, by what is left of a line without numbers. `search` is a Search."""
+    """Cache of the literals in lines, by the line without numbers. `search` is a Search."""
 
     def __init__(self) -> None:
         self._literals = _searched()
@@ -207,7 +209,7 @@ class Skeletons:
         self._size = 0
 
     def of(self, line: bytes) -> tuple[str, ...]:
-        """The literals in a line, in their order."""
+        """Return the literals in a line, in their order."""
         skeleton = line.translate(None, VARIES)
         literals = self._known.get(skeleton)
         if literals is None:
@@ -215,7 +217,7 @@ class Skeletons:
         return tuple([text for literal, text in literals if literal in line]) if literals else ()
 
     def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
-        """Where the lines begin and end that have a literal, from `start` on, where a line begins."""
+        """Yield begin and end of the lines with a literal, from offset `start` on, which is the start of a line."""
         rest = text[start:] if start else text
         skeletons = rest.translate(None, VARIES).split(b"\n")
         here, known = set(skeletons), self._known
@@ -229,7 +231,7 @@ class Skeletons:
             ends = list(accumulate(map(len, lines)))  # without the ends of lines
             for place in compress(count(), map(there.__contains__, skeletons)):
                 line, literals = lines[place], known.get(skeletons[place])
-                if literals is not None:  # None: it had no room
+                if literals is not None:  # None: it was not cached
                     for literal, _ in literals:
                         if literal in line:
                             break
@@ -255,14 +257,14 @@ class Skeletons:
 
 
 def by_re2() -> Search | None:
-    """A Search that finds the literals themselves; None without google-re2."""
+    """Return a Search that finds the literals themselves; None without google-re2."""
     try:
         import re2
 
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # bytes are bytes
         pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _searched()), options)
-    except (ImportError, AttributeError, TypeError):  # other packages have a module of this name (pyre2, fb-re2)
+    except (ImportError, AttributeError, TypeError):  # other packages have a module with this name (pyre2, fb-re2)
         return None
 
     def search(text: bytes, start: int) -> Iterator[tuple[int, int]]:

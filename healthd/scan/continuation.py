@@ -1,11 +1,12 @@
-"""Whether a line of a log begins a record of the kernel, or seems to go on with the one before it.
+"""Detects whether a line of a log begins a record of the kernel, or may continue the previous one.
 
-A user can put a line break into what the kernel prints of them: a mount option, a file's name (docs/scan.md). /dev/kmsg
-keeps that as one record; what cuts it into lines leaves one of three marks (Linux 6.18, util-linux 2.38):
+A user can put a line break into text that the kernel prints, such as a mount option or a file name (docs/scan.md).
+/dev/kmsg keeps it as one record; programs that split it into lines leave one of three marks (Linux 6.18, util-linux
+2.38):
 
     the same time in microseconds   syslog(2) and consoles: record_print_text() puts the prefix before each line
     indented by the prefix          dmesg since util-linux 2.36, journalctl
-    no prefix where others have one dmesg before that, and whatever else writes the text as it is
+    no prefix, unlike other lines   dmesg before that, and programs that write the text unchanged
 """
 
 from __future__ import annotations
@@ -16,53 +17,53 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): so far back a record may have begun
-LINES_KEPT = 2100  # of the blocks before: a record may be line breaks only
-OF_OTHER_HOSTS = 32  # lines between two of a record, where a log collects many hosts
-KEPT = 1000  # of what was looked up: each line is looked at from many of those after it
-LEADING_BLANKS = 8  # with which a record's own text may begin
+RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): the maximum distance to its begin
+LINES_KEPT = 2100  # of earlier blocks: a record may consist of line breaks only
+OF_OTHER_HOSTS = 32  # lines of other hosts between two lines of a record, in a collected log
+KEPT = 1000  # cached results: each line is examined for many later lines
+LEADING_BLANKS = 8  # at the start of a record's own text
 
 _BLANK = b" \t"
 # The kernel's time, as dmesg, syslog daemons and consoles write it; `dmesg --time-format=iso` has microseconds too.
 _STAMP = re.compile(
     rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
 )
-_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in a boot the clock stands still: no user is there
+_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in a boot the clock is 0, and there are no users
 _DATE = re.compile(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
 )
 
 PrefixWidth = Callable[[bytes], "int | None"]
 
-# Which machine's kernel log a line is of, by what stands before the time; and the kernel's time, as written.
+# The machine of a line, from the text before the time, and the kernel's time, as written.
 Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
 
 
 class Neighbours:
-    """The lines before a line of the current block, which is the block that was entered last.
+    """Lines before a line of the current block.
 
-    prefix_width   returns the number of columns before a line's text: 0 = no prefix, None = written by another program
+    prefix_width: returns the number of columns before a line's text: 0 = no prefix, None = written by another program.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:
         self._width = functools.lru_cache(KEPT)(prefix_width)
-        self._blocks: deque[tuple[bytes, int]] = deque()  # this one and those before it, with how many lines each has
+        self._blocks: deque[tuple[bytes, int]] = deque()  # this block and earlier ones, with their numbers of lines
         self._lines = 0
-        self._without_owner: int | None = None  # the number of the last bare line that stands for itself
+        self._without_owner: int | None = None  # number of the last line without a prefix that is a record of its own
         self._heads: Heads = {}
         self._heads_before: Heads = {}  # heads of lines before the first one in _heads
-        self._looked_at = (-1, (b"", b""))  # the last line with a stamp, by its number; line 0 may be one
+        self._looked_at = (-1, (b"", b""))  # number and stamp of the last line with a stamp
 
     def enter(self, text: bytes, count: int) -> None:
-        """The next block, of `count` lines."""
+        """Add the next block, of `count` lines."""
         self._blocks.append((text, count))
         self._lines += count
         while self._lines - count - self._blocks[0][1] >= LINES_KEPT:
             self._lines -= self._blocks.popleft()[1]
 
     def before(self, begins: int) -> Iterator[bytes]:
-        """The lines before the one that begins there in the block, the nearest first."""
+        """Yield the lines before the one at this offset of the block, the nearest first."""
         return islice(self._all_before(begins), LINES_KEPT)
 
     def _all_before(self, begins: int) -> Iterator[bytes]:
@@ -75,7 +76,9 @@ class Neighbours:
                 end = start - 1
 
     def head(self, number: int, begins: int, line: bytes) -> bytes | None:
-        """The line whose record line `number` seems to go on with; None if it stands for itself."""
+        """Return the first line of the record that line `number` seems to continue; None if it is a record of
+        its own.
+        """
         if line[:1] in (b" ", b"\t"):
             return self._owner_of_indented(begins, line)
         stamp = _stamp(line)
@@ -86,22 +89,22 @@ class Neighbours:
         return None
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
-        """The first line of this machine and this time, where only lines of others are between them."""
+        """Return the first line of this machine and time, if only lines of other machines are between them."""
         who, time = stamp
         (last, before), self._looked_at = self._looked_at, (number, stamp)
         if last == number - 1 and before[0] == who and before[1] != time:
-            head = line  # as nearly all lines of a log in which each is a fault
+            head = line  # the usual case in a log in which each line is a fault
         elif _NOT_YET.fullmatch(time):
             return None
         else:
             head = self._first_of_its_time(number, begins, line, stamp)
-        if len(self._heads) > LINES_KEPT:  # of as many lines: what was known before is too old by now
+        if len(self._heads) > LINES_KEPT:  # older entries are too old by now
             self._heads_before, self._heads = self._heads, {}
         self._heads[stamp] = (number, head)
         return head if head != line else None
 
     def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
-        """Found in the lines, and behind many of others from what was found before."""
+        """Search the lines, and beyond many lines of other hosts use the earlier result."""
         last, known = self._heads.get(stamp) or self._heads_before.get(stamp) or (None, line)
         head, others, place = line, 0, number
         for earlier in self.before(begins):
@@ -113,7 +116,7 @@ class Neighbours:
                     return known
             elif found is not None and found[0] == stamp[0]:
                 break
-            elif others == OF_OTHER_HOSTS:  # who writes many lines in between parts no record
+            elif others == OF_OTHER_HOSTS:  # many lines of other hosts do not separate a record
                 return known if last is not None and number - last <= LINES_KEPT else head
             else:
                 others += 1
@@ -133,8 +136,11 @@ class Neighbours:
         return None
 
     def _owner_of_indented(self, begins: int, line: bytes) -> bytes | None:
-        """A line with a prefix of its own may be of a log that was pasted with an indent, and counts unless its indent
-        is the width of what stands before the text that it would go on with."""
+        """Return the line that an indented line continues, or None.
+
+        A line with its own prefix may be from a log that was pasted with an indent, and counts unless its indent is the
+        width of the prefix of the line that it would continue.
+        """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):
             if earlier.strip() and _indent(earlier) < indent:

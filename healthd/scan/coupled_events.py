@@ -1,7 +1,7 @@
-"""Which events of a log are judged together, because a check judges one by the others. Pure.
+"""Events of a log that are evaluated together, because a check evaluates one depending on the others. Pure.
 
-The daemon gives a check all recent events at once. `healthd scan` judges each event as soon as it can grow no more,
-with those of the events around it that can change the judgement:
+The daemon passes all recent events to a check at once. `healthd scan` evaluates each event as soon as it cannot grow
+any more, with the nearby events that can change the result:
 
     a firmware's record      its severity and its device are two events with one record number (GHES, CPER)
     recovery_failed          belongs to the PCIe error before it (checks/pcie_aer.py)
@@ -14,8 +14,8 @@ from __future__ import annotations
 from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
-MOST_NEAR = 64  # events of these kinds that are kept of each host
-MOST_TOGETHER = 8  # more do not change a judgement, and a storm must stay cheap
+MOST_NEAR = 64  # events of these kinds that are kept for each host
+MOST_TOGETHER = 8  # more do not change a result, and a storm must stay cheap
 
 INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
 RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
@@ -24,7 +24,7 @@ _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
 def is_judged_with_others(event: KernelEvent) -> bool:
-    """Return True if `are_coupled` can hold for `event`. Most events need no search for others."""
+    """Return True if `are_coupled` can be true for `event`. Most events need no search for others."""
     if event.kind not in KINDS:
         return False
     if event.field("record"):
@@ -35,7 +35,7 @@ def is_judged_with_others(event: KernelEvent) -> bool:
 
 
 def are_coupled(event: KernelEvent, other: KernelEvent, apart: float) -> bool:
-    """Return True if `event` is judged by `other`, which is `apart` seconds later (earlier if negative).
+    """Return True if `event` is evaluated with `other`, which is `apart` seconds later (earlier if negative).
 
     Both are of KINDS, of one host and one boot.
     """

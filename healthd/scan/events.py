@@ -1,6 +1,6 @@
-"""What happened, by a log of any machine: its messages are coalesced as by the daemon, in file order. Pure.
+"""Events of a log of any machine: its messages are coalesced as by the daemon, in file order. Pure.
 
-Further lines of a known message are counted. Memory is bounded whatever the log holds.
+Repeated lines of a message are only counted. Memory is bounded regardless of the log.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Message, Told, message_of, messages, slot
 
 MOST_WAITING = 2000  # events that may still grow
-MOST_SAME = 10 * MOST_WAITING  # names by which their next lines are found
+MOST_SAME = 10 * MOST_WAITING  # names for finding the next lines of an event
 MOST_HOSTS = 2000
-MOST_DEVICES = 256  # of a host
-REBOOT_SECONDS = 60.0  # an uptime so far before the last one belongs to another boot
+MOST_DEVICES = 256  # per host
+REBOOT_SECONDS = 60.0  # an uptime this far before the last one belongs to another boot
 
 
 @dataclass(slots=True)
 class Machine:
-    """What the log has shown of one host. `clock`: time of its last line; `offset`: epoch at its boot, if a line had
-    epoch and uptime."""
+    """State of one host in the log. `clock`: time of its last line; `offset`: epoch at its boot, if a line had epoch
+    and uptime.
+    """
 
     clock: float = 0.0
     offset: float | None = None
     uptime: float = 0.0
     boot: int = 0
     devices: dict[str, PciDevice] = field(default_factory=dict)
-    by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # ... and those below a slot, by address
-    same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message's name, fault and part
+    by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # slot -> devices there or below, by address
+    same: dict[object, Seen] = field(default_factory=dict)  # events of this boot, by the message's name, fault and part
     near: deque[Seen] = field(
         default_factory=lambda: deque(maxlen=coupled_events.MOST_NEAR)
-    )  # of this boot, of coupled.KINDS
+    )  # events of this boot, of coupled_events.KINDS
 
     def learn(self, device: PciDevice, old: PciDevice | None) -> None:
         pci = device.pci
@@ -49,12 +50,12 @@ class Machine:
             self.by_slot.setdefault(name, {})[pci] = device
 
     def beside(self, message: Message) -> tuple[PciDevice, ...]:
-        """The devices that a message names, whatever their function, and those behind them."""
+        """Return the devices that a message names, with any function, and those below them."""
         below = self.by_slot
         return tuple([device for name in message.slots if name in below for device in below[name].values()])
 
     def coupled_with(self, seen: Seen) -> tuple[Seen, ...]:
-        """Return the events that `seen` is judged with (coupled_events.py), one for each judgement."""
+        """Return the events that `log_event` is evaluated with (coupled_events.py), one for each result."""
         event = seen.message.event
         found: dict[str, Seen] = {}
         for other in self.near:
@@ -66,14 +67,17 @@ class Machine:
         return tuple(found.values())
 
     def inventory(self) -> Inventory:
-        """Of thousands of meanings each has one: their devices are the same objects."""
+        """Return the inventory. Thousands of meanings have one each: they share the objects of the devices."""
         return Inventory(devices=tuple(self.devices.values()))
 
 
 @dataclass(slots=True, eq=False)
 class Seen:
-    """An event of the log. `line`: the number of the first of its `count` lines; `epoch`, `uptime`: that line's, None
-    if it has none; `clock`, `last_clock`: seconds on whatever clock its host's lines have, for distances only."""
+    """An event of the log.
+
+    `line`: the number of the first of its `count` lines; `epoch`, `uptime`: those of that line, None if it has none;
+    `clock`, `last_clock`: seconds on any clock of its host's lines, only for distances.
+    """
 
     line: int
     host: str
@@ -101,13 +105,16 @@ class Seen:
 
 
 def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
-    """The events of a log (happened())."""
+    """Yield the events of a log (merge_messages())."""
     return happened(messages(blocks, now, tally))
 
 
 def happened(told: Iterable[Told]) -> Iterator[Seen]:
-    """Events in the order of their first lines, each when it can grow no more. Lines of one fault become one event, as
-    in the daemon (agent/kernel_log/coalesce.py); a line that repeats another word for word is only counted."""
+    """Yield events in the order of their first lines, each when it cannot grow any more.
+
+    Lines of one fault become one event, as in the daemon (agent/kernel_log/coalesce.py); an identical line is only
+    counted.
+    """
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
     known = 0
@@ -147,7 +154,7 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
 
 
 def _folded(same: dict[object, Seen], message: Message, clock: float, number: int, lines: int) -> Seen | None:
-    """The event that took a new message in; None if the message begins one."""
+    """Return the event into which a new message was merged; None if the message begins an event."""
     for name in (message.fault, message.part):
         seen = same.get(name)
         if seen is None or seen.left or abs(clock - seen.last_clock) > coalescing.WITHIN_SECONDS:
@@ -155,7 +162,7 @@ def _folded(same: dict[object, Seen], message: Message, clock: float, number: in
         old = seen.message
         grown = _grown(old, message)
         if grown is not None:
-            if grown.event.text == message.event.text != old.event.text:  # the lines before were details of this one
+            if grown.event.text == message.event.text != old.event.text:  # earlier lines were details of this one
                 seen.line = number
             seen.message = grown
             seen.count += lines
@@ -165,7 +172,7 @@ def _folded(same: dict[object, Seen], message: Message, clock: float, number: in
 
 
 def _grown(old: Message, new: Message) -> Message | None:
-    """Both messages as one; None if they are two faults."""
+    """Return both messages merged; None if they are two faults."""
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
@@ -174,20 +181,22 @@ def _grown(old: Message, new: Message) -> Message | None:
 
 
 def _apart(seen: Seen, other: Seen) -> float:
-    """Return the seconds from one event to another: negative if `other` was over before, 0.0 if they overlap."""
+    """Return the seconds from one event to another: negative if `other` ended before, 0.0 if they overlap."""
     if other.last_clock < seen.clock:
         return other.last_clock - seen.clock
     return max(0.0, other.clock - seen.last_clock)
 
 
 def _forget(machine: Machine) -> int:
-    """Forget events that can no longer grow, and messages, which come again. Returns how many names are left."""
+    """Forget events that cannot grow any more, and messages, which may return. Return how many names remain."""
     machine.same = {name: seen for name, seen in machine.same.items() if not seen.left and isinstance(name, str)}
     return len(machine.same)
 
 
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
-    """The host's Machine. A log of more than MOST_HOSTS hosts is garbage: the others share one Machine."""
+    """Return the host's Machine. If a log has more than MAX_HOSTS hosts, it is garbage: the others share one
+    Machine.
+    """
     machine = machines.get(host)
     if machine is None:
         machine = machines.setdefault(host if len(machines) < MOST_HOSTS else "", Machine())
@@ -195,7 +204,7 @@ def _machine(machines: dict[str, Machine], host: str) -> Machine:
 
 
 def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float:
-    """Seconds on the host's clock; an uptime far before the last one begins another boot."""
+    """Return the time on the host's clock; an uptime far before the last one begins another boot."""
     if uptime is not None:
         if uptime < machine.uptime - REBOOT_SECONDS:
             machine.boot += 1
@@ -212,11 +221,11 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
     return machine.clock
 
 
-# --- what the log shows of the machine
+# --- devices in the log
 
 
 def _learn(machine: Machine, message: Message) -> None:
-    """Learn what a device is, from the driver that names it, and which port is above it."""
+    """Store the kind of a device, from the driver that names it, and the port above it."""
     assert message.device is not None
     kind, upstream = message.device
     pci = message.event.pci

@@ -1,8 +1,8 @@
-"""Judge the events of a log by the daemon's checks, with what the log itself shows of the machine. Pure.
+"""Evaluates the events of a log with the daemon's checks and with the devices that the log shows. Pure.
 
-The inventory of another machine is not known. Each event is judged alone, or with the few events around it by which a
-check judges it (coupled_events.py). It is worse if the checks make repetition worse (Xid 74). A message is judged once,
-however often it comes.
+The inventory of another machine is not known. Each event is evaluated alone, or with the few nearby events that a check
+evaluates it with (coupled_events.py). It is worse if the checks raise the severity of a repetition (Xid 74). A message
+is evaluated once, regardless of its repeats.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.scan import coupled_events
 from healthd.scan.events import Seen
 from healthd.scan.messages import Meaning, Message
 
-MOST_FAULTS = 5000  # whose last events are kept, to notice a repetition
+MOST_FAULTS = 5000  # faults whose last events are kept, to detect a repetition
 MOST_MEANINGS = 10_000
 KEPT_OF_A_FAULT = 3
 UNPROVEN = "unproven, perhaps not the kernel's own line"
@@ -33,7 +33,7 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning. `context`: other events by which it is judged."""
+    """An event with its meaning. `context`: other events that it is evaluated with."""
 
     seen: Seen
     meaning: Meaning
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
     @property
     def message(self) -> str:
-        """One sentence for people. Most are never shown, so it is made when asked for."""
+        """One sentence for people. Most are never shown, so it is computed on request."""
         event = self.seen.event
         events = (*(seen.event for seen in self.context), event)
         finding = _worst(self.correlate(events, self.meaning.node), event)
@@ -65,21 +65,21 @@ class Judged(NamedTuple):
 
     @property
     def unproven(self) -> bool:
-        """Whether the line may be what a user, or another program, wrote."""
+        """True if a user or another program may have written the line."""
         return self.seen.message.event.observed
 
 
-# Events that the checks judge worse when they repeat: a test holds that.
+# Events with a higher severity when they repeat; a test verifies the list.
 _WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
 def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
-    """`correlate`: all checks' as one, with their settings."""
+    """Yield each event with its meaning. `correlate`: all checks as one function, with their settings."""
     meanings: dict[object, Meaning] = {}
     before: OrderedDict[object, tuple[tuple[Seen, Meaning], ...]] = OrderedDict()
     for seen in found:
         message, machine = seen.message, seen.machine
-        # What an event means depends on these only.
+        # The meaning of an event depends only on these.
         context = machine.coupled_with(seen) if coupled_events.is_judged_with_others(message.event) else ()
         together = tuple([other.message.judged for other in context]) if context else ()
         name = (message.judged, together, machine.beside(message), not machine.devices)
@@ -103,7 +103,7 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
 
 
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
-    """Return the meaning of one event, judged with `others`. It depends neither on the process nor on the time."""
+    """Return the meaning of one event, evaluated with `others`. It depends neither on the process nor on the time."""
     event = _alone(message, 1)
     around = [_alone(other, number) for number, other in enumerate(others, 2)] if others else []
     finding = _worst(correlate((*around, event), node), event)
@@ -125,7 +125,7 @@ def _alone(message: Message, sequence: int) -> KernelEvent:
 def _worse_by(
     earlier: Sequence[tuple[Seen, Meaning]], seen: Seen, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
-    """The meaning of a repetition, if it is worse than each event by itself; else None."""
+    """Return the meaning of a repetition if it is worse than each single event; else None."""
     most = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if most is Severity.CRITICAL:
         return None
@@ -137,7 +137,7 @@ def _worse_by(
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
-    """The worst finding that rests on the event. A line that says that a fault is over is no fault: INFO."""
+    """Return the worst finding that rests on the event. A line that reports the end of a fault is no fault: INFO."""
     resting = [
         replace(finding, severity=Severity.INFO) if finding.over else finding
         for finding in findings
@@ -147,7 +147,7 @@ def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
 
 
 def _code(event: KernelEvent) -> str:
-    """The code of an event without a finding. `healthd explain` knows it if it is an Xid."""
+    """Return the code of an event without a finding. `healthd explain` knows it if it is an Xid."""
     if event.kind == "xid":
         return f"gpu_xid/{event.code}"
     return f"{event.kind}/{event.code}".rstrip("/")
@@ -157,7 +157,7 @@ def _code(event: KernelEvent) -> str:
 
 
 def event_json(judged: Judged) -> dict[str, Any]:
-    """One object of `healthd scan --json` (docs/json.md)."""
+    """Return one object of `healthd scan --json` (docs/json.md)."""
     seen, event = judged.seen, judged.seen.message.event
     named: dict[str, Any] = {"pattern": event.code} if event.kind == SITE else {}
     if event.kind in ("xid", "sxid") and is_decimal(event.code):
@@ -182,7 +182,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
 
 
 def event_line(judged: Judged) -> str:
-    """event_json as a line. The part that all lines of a message share is made once."""
+    """Return event_json as a line. The part that all lines of a message share is made once."""
     seen, meaning = judged.seen, judged.meaning
     message = seen.message
     if meaning is not message.meaning:

@@ -1,4 +1,4 @@
-"""The lines of a log, block by block, and how many were read. Pure."""
+"""Lines of a log in blocks, and their counts. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import NamedTuple
 
 
 class Block(NamedTuple):
-    """Whole lines, which are cut apart only where somebody looks at them. `first`: the number of the first in the file,
-    from 1; `text`: the lines with an end between each two; `size`: how many lines."""
+    """Complete lines, which are split only on demand.
+
+    `first`: the number of the first line in the file, from 1; `text`: the lines, separated by newlines; `size`: number
+    of lines.
+    """
 
     first: int
     text: bytes
@@ -17,7 +20,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, first: int, lines: Sequence[bytes]) -> Block:
-        """At least one line."""
+        """Return the block of at least one line."""
         return cls(first, b"\n".join(lines), len(lines))
 
     @property
@@ -26,20 +29,20 @@ class Block(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The number of its last line."""
+        """Number of its last line."""
         return self.first + self.size - 1
 
 
-MOST_TEXTS = 1000  # different unrecognised lines that are kept to be listed; the others are only counted
-TEXT_LENGTH = 300  # characters that are kept of such a line
+MOST_TEXTS = 1000  # different unrecognised lines that are kept for a list; the others are only counted
+TEXT_LENGTH = 300  # characters that are kept of an unrecognised line
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was read. `kernel`: an event was seen, or a line that begins as only the kernel's do.
+    """Counts of a reading. `kernel`: an event was found, or a line with a prefix that only the kernel writes.
 
-    drivers   driver -> how many of its lines no rule recognises (messages.py)
-    texts     (driver, such a line) -> (its first line's number, how many)
+    drivers   driver -> number of its lines that no rule recognises (messages.py)
+    texts     (driver, line) -> (number of its first line, count)
     """
 
     lines: int = 0

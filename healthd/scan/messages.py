@@ -1,8 +1,8 @@
-"""What the lines of a log say, one message after another. Pure.
+"""Messages in the lines of a log, in order. Pure.
 
-    blocks of lines -> those that may matter -> without prefix -> parsed, or known
+    blocks of lines -> candidates -> without prefix -> parsed, or cached
 
-A message is parsed once, however often it comes.
+A message is parsed once, regardless of its repeats.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 
-MESSAGES_BYTES = 4 << 20  # for known messages, and as much for known lines
-MESSAGE_BYTES = 2000  # what a message takes beside its text
-SHARED = 1000  # of what messages share
+MESSAGES_BYTES = 4 << 20  # for cached messages, and as much for cached lines
+MESSAGE_BYTES = 2000  # overhead of a message
+SHARED = 1000  # cached values that messages share
 
 
 class Meaning(NamedTuple):
-    """code, severity, clears   those of the finding that rests on an event; kind/code, INFO, None if no check has one
-    about   the parts that the event names, with those above them; `part`: the one that it is shown with"""
+    """Meaning of an event.
+
+    code, severity, clears   those of its finding; kind/code, INFO, None if no check reports one
+    part_names  the parts that the event names, with those above them; `part`: the displayed one
+    """
 
     code: str
     severity: Severity
@@ -47,12 +50,13 @@ class Meaning(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """What the lines with one text say, parsed once.
+    """Content of all lines with one text, parsed once.
 
     event    without time, boot and count; observed: it may be a user's text (continuation.py, quoted.py)
-    fault    coalescing.key, part: coalescing.part, as strings: they are looked up for each line
-    name     by which its next line is found: what it says is all in these
-    judged   what a check's judgement may depend on in the event; it also depends on the devices in `slots`
+    fault    coalescing.fault_key, part: coalescing.part_key, as strings: they are looked up for each line
+    name     key for finding its next line
+    judgement_key   everything in the event on which a check's result may depend; it also depends on the devices in
+                    `slots`
     """
 
     event: KernelEvent
@@ -62,13 +66,13 @@ class Message:
     slots: frozenset[str]
     device: tuple[str, str] | None  # kind and port above, of event.pci
     name: tuple[str, bool]
-    meaning: Meaning | None = None  # of which `middle` and `end` are for --json
+    meaning: Meaning | None = None  # its `middle` and `end` are for --json
     middle: str = ""
     end: str = ""
 
 
 class Known(dict[Any, Any]):
-    """What was seen before. It is forgotten as a whole when it becomes too much."""
+    """Cache that is cleared completely when it becomes too large."""
 
     __slots__ = ("most", "size")
 
@@ -100,7 +104,9 @@ def message_of(event: KernelEvent) -> Message:
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
-    """fault, part, judged, slots, device of a Message: messages that differ in their words only have the same ones."""
+    """Return fault, part, judgement_key, slots, device of a Message, which are equal for messages that differ only in
+    text.
+    """
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
     return (
@@ -116,7 +122,7 @@ Told = tuple[int, "float | None", "float | None", str, int, Message]
 
 
 def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Told, None, None]:
-    """(number, uptime, epoch, host, lines, message) of the lines that say something."""
+    """Yield (number, uptime, epoch, host, lines, message) of the lines with a message."""
     iterator = iter(blocks)
     beginning = next(iterator, None)
     if beginning is None:
@@ -129,11 +135,11 @@ def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Tol
         yield from reader.messages(every, tally)
 
 
-EXPORTED = b"__CURSOR="  # how journalctl -o export begins
+EXPORTED = b"__CURSOR="  # beginning of journalctl -o export
 
 
 class Reader:
-    """The messages of a log, each text parsed once. `now`: epoch seconds, for dates without a year."""
+    """Messages of a log, each text parsed once. `now`: epoch seconds, for dates without a year."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -182,13 +188,13 @@ class Reader:
         told, message = None, None
         if found_in is not None:
             text, uptime, epoch, host, count = found_in[:5]
-            # Escaped text may have other literals than the line itself.
+            # Escaped text may contain other literals than the line itself.
             message = self._parsed(text, of_rules() if b"\\" in line else literals)
             told = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
         told = told or _in_quotes(line, found_in, self._now, self._message)
         if told is None and isinstance(message, Unrecognised):
             told = message
-        if not is_found(told) or told[0] is None:  # with the kernel's time a line hardly ever comes again
+        if not is_found(told) or told[0] is None:  # a line with the kernel's time hardly ever repeats
             self._lines.keep(line, told, len(line) + 300)
         return told
 
@@ -215,7 +221,7 @@ class Reader:
         return message
 
 
-Found = tuple["float | None", "float | None", str, int, Message]  # Told without the number of its line
+Found = tuple["float | None", "float | None", str, int, Message]  # ParsedLine without the line number
 
 
 def is_found(told: Found | Unrecognised | None) -> TypeGuard[Found]:
@@ -225,7 +231,7 @@ def is_found(told: Found | Unrecognised | None) -> TypeGuard[Found]:
 def _in_quotes(
     line: bytes, found: Stripped | None, now: float, parsed: Callable[[str, tuple[str, ...]], Message | None]
 ) -> Found | None:
-    """What a line says behind what people or another program put before it (quoted.py)."""
+    """Return the message in a line behind text that people or another program added (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
     text = line.decode("utf-8", "replace")
@@ -252,15 +258,17 @@ _SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
 
 @functools.lru_cache(maxsize=256)
 def _said_by(head: bytes, now: float) -> tuple[Stripped | None, str]:
-    """The message in a line, and the kind of its event."""
+    """Return the message in a line, and the kind of its event."""
     found = stripped(head, now)
     event = None if found is None else kernel_parse.parse(found.text)
     return found, "" if event is None else event.kind
 
 
 def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
-    """What a line says that seems to go on with `head`: with the time and the host of that, not with what it says of
-    itself. Lines of one fault, of one kind, may well be of one moment or one record."""
+    """Return the content of a line that seems to continue `head`: with the time and host of `head`, not its own.
+
+    Lines of one fault, of one kind, may have the same time or be in one record.
+    """
     _, _, _, count, message = told
     if head is None:
         return (None, None, "", count, _unproven(message))
@@ -282,21 +290,21 @@ def slot(address: str) -> str:
 
 # --- lines that no rule recognises
 #
-# `healthd scan` counts the lines of known drivers that no rule recognises, so that "no fault" hides none. A known
-# driver is one that healthd has rules for. NVIDIA's driver prints hardly anything but errors: each of its lines counts
-# that is not in the list of harmless lines. The other drivers also report what they do: of these only lines count that
-# have a word of trouble ("failed", "timeout") and are not known to be harmless.
+# `healthd scan` counts the lines of known drivers that no rule recognises, so that "no fault" does not hide one. A
+# known driver is one with rules in healthd. NVIDIA's driver prints almost only errors, so each line counts that is not
+# in the list of harmless lines. The other drivers also report normal actions, so only lines count that contain a word
+# for a problem ("failed", "timeout") and are not known to be harmless.
 
 
 class Unrecognised(NamedTuple):
-    """A line that no rule recognises, without its prefix. `driver`: as people call it ("NVRM", "mlx5")."""
+    """A line that no rule recognises, without its prefix. `driver`: its usual name ("NVRM", "mlx5")."""
 
     driver: str
     text: str
 
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-# What stands first in a driver's lines -> the driver. The first that fits counts.
+# Beginning of a driver's lines -> the driver. The first match counts.
 _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (driver, regex(begins))
     for driver, begins in (
@@ -319,7 +327,7 @@ _TROUBLE = regex(
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
     r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
 )
-# NVIDIA's driver while it starts and ends, and further lines of its messages of several lines.
+# NVIDIA's driver while it starts and stops, and further lines of its messages with several lines.
 _HARMLESS_NVRM = regex(
     r"NVRM: (?:GPU (?:at )?\S{7,24}:? (?:GPU-|GPU serial number is|GPU is on Board|has software scheduler"
     r"|is already bound to vfio-pci|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX"
@@ -333,7 +341,7 @@ _HARMLESS_NVRM = regex(
     r"|GPU\d{1,3} (?:kbifCacheVFInfo|gpuClearFbhubPoisonIntr)|Attempting to remove |Xid \(\d{1,4}, pid: )"
 )
 _HARMLESS = regex(
-    r"(?:mlx5_core[^\n]{0,80}|mlx5_)[^\n]{0,80}(?:ACCESS_REG|QUERY_\w{1,40})\b"  # a firmware does not know the request
+    r"(?:mlx5_core[^\n]{0,80}|mlx5_)[^\n]{0,80}(?:ACCESS_REG|QUERY_\w{1,40})\b"  # requests that a firmware lacks
     r"|mlx5_core [^\n]{1,40}: (?:Failed to add post action rule|Successfully (?:un)?registered panic handler)"
     r"|EXT[234]-fs \([^)\n]{1,40}\): (?:VFS: Can't find|couldn't mount as|re-?mounted)"
     r"|EDAC \w{1,20}: Failed to register device with error -\d"
@@ -345,7 +353,7 @@ _HARMLESS = regex(
 
 
 def unrecognised_driver(text: str) -> str:
-    """Return the driver whose line this is if a rule should have read it, "" if not. `text` has no prefix."""
+    """Return the driver of a line that a rule should have recognised, "" for other lines. `text` has no prefix."""
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:
         return ""

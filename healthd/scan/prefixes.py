@@ -1,4 +1,4 @@
-"""Lines of a log without what stands before the kernel's message; journalctl's formats. Pure."""
+"""Removes prefixes of lines in a log; reads journalctl's formats. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from healthd.scan.lines import Block, Tally
 
 JSON = (b'{"', b'{ "')
 
-# By far most lines of a storm come from a syslog daemon or dmesg. Lines that may have more before their message are
-# left to strip_prefix.
+# Most lines of a storm come from a syslog daemon or dmesg. strip_prefix handles lines that may have a longer prefix.
 _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:|(\d{4}-\d\d-\d\dT)\d\d:\d\d:)(\d\d)(?(2)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
@@ -25,7 +24,9 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """Like strip_prefix, but faster if many lines have the same date; it reads journalctl -o json too."""
+    """Strip the prefix like strip_prefix, but faster if many lines have the same date; it reads journalctl -o
+    json too.
+    """
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         minute, _, second, fraction, zone, host, uptime = usual.groups()
@@ -41,7 +42,7 @@ def stripped(line: bytes, now: float) -> Stripped | None:
 
 
 def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | None, now: float) -> float | None:
-    """Epoch seconds of a date. Most neighbouring lines share a minute, which is kept."""
+    """Return the epoch seconds of a date. Most neighbouring lines share a minute, which is cached."""
     begins = _minute(minute + b"00" + (zone or b""), now)
     if begins is None or second > b"60":
         return None
@@ -50,7 +51,9 @@ def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | N
 
 @functools.lru_cache(maxsize=64)
 def _minute(date: bytes, now: float) -> float | None:
-    """`date`: at the minute's beginning. By the beginning of the day, which most lines of a log share with others."""
+    """Return the epoch seconds of a minute, from the cached beginning of its day. `date`: at the beginning of the
+    minute.
+    """
     day, hour, minute, rest = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
     begins = _even_day(day, rest, now) if hour < b"24" and minute < b"60" else None
     return epoch_of(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)
@@ -62,14 +65,16 @@ _LAST_MINUTE = (24 * 60 - 1) * 60
 
 @functools.lru_cache(maxsize=64)
 def _even_day(day: bytes, rest: bytes, now: float) -> float | None:
-    """Epoch seconds of a day's beginning; None if its last minute is not 23:59 hours later: on it the clock is set, or
-    the year before begins for dates without one."""
+    """Return the epoch seconds of the beginning of a day; None if its last minute is not 23:59 hours later.
+
+    The clock is set on such a day, or the previous year begins for dates without a year.
+    """
     first, last = (epoch_of((day + minute + rest).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
     return first if first is not None and last is not None and last - first == _LAST_MINUTE else None
 
 
 def _journal_entry(line: bytes) -> Stripped | None:
-    """A line of journalctl -o json, as agent/kernel_log/journal.py reads the journal itself."""
+    """Parse a line of journalctl -o json, as agent/kernel_log/journal.py does for the journal itself."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -78,7 +83,7 @@ def _journal_entry(line: bytes) -> Stripped | None:
 
 
 def entry_of(entry: dict[str, Any]) -> Stripped | None:
-    """A journal entry's fields as the kernel's message; None if the kernel did not write it."""
+    """Return a journal entry's fields as the kernel's message; None if the kernel did not write it."""
     message = entry.get("MESSAGE")
     if isinstance(message, list) and all(isinstance(item, int) and 0 <= item < 256 for item in message):
         message = bytes(message).decode("utf-8", "replace")
@@ -104,7 +109,7 @@ _EXPORTED = (b"MESSAGE=", b"_TRANSPORT=", b"SYSLOG_", b"_HOSTNAME=", b"__", b"_S
 
 
 def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Stripped]]:
-    """The kernel's entries of journalctl -o export. Only the first line of a message is read."""
+    """Yield the kernel's entries of journalctl -o export. Only the first line of a message is read."""
     entry: dict[str, Any] = {}
     number, binary = 0, False
     for block in blocks:
@@ -129,7 +134,7 @@ def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Strip
 
 
 def prefix_width(line: bytes, now: float) -> int | None:
-    """How many columns stand before a line's text; 0 if that is no prefix, None if another program wrote the line."""
+    """Return the number of columns before a line's text; 0 without a prefix, None if another program wrote the line."""
     found = stripped(line, now)
     if found is None:
         return None

@@ -1,15 +1,15 @@
-"""What people and programs put before a line of the kernel when they quote it. Pure; for `healthd scan` only.
+"""Text that people and programs put before a quoted line of the kernel. Pure; only for `healthd scan`.
 
-Forms, each as somebody posted it:
+Formats, each from a real post:
 
     diff:371;NVRM: Xid (PCI:0000:37:00): 95, ...                      a fault ticket of a server's maker
     [ 140.054924 ] NVRM: Xid (PCI:0000:01:00): 61, ...                typed from a photograph of a screen
-    2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   the host left out by who posted it
+    2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   the host masked by the poster
     [Sun Dec  1 14:54:40 2024] node17 kernel: mlx5_core 0000:5c:00.0: ...          gpud's tests
     [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
     2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      the same as Python's logging dates it
 
-The last two are the program's word, not the kernel's: nobody can tell from the line where it has that from.
+The last two are evidence by the program, not by the kernel: the line does not show where the program got it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-MOST_BEFORE = 240  # characters that another program puts before the line
+MOST_BEFORE = 240  # maximum length of another program's prefix
 MOST_PIECES = 4
 
-# How lines begin that only the kernel prints, and no program's log: drivers' names with an address, the kernel's own
-# words with their form.
+# Beginnings of lines that only the kernel prints: drivers' names with an address, and the kernel's own messages in
+# their exact format.
 _ONLY_KERNEL = (
     r"NVRM: |nvidia-nvswitch\d{1,3}: |nvidia-nvlink: |nvidia-modeset: |Linux version \d{1,2}\.\d"
     r"|(?:pci|pcieport|nvidia|mlx[45]_core|nvme|efa|bnxt_en|ixgbe|i40e|ice|ahci|megaraid_sas|mpt3sas) [0-9a-f]{4,8}:"
@@ -42,15 +42,15 @@ _LEFT_OUT = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
 _HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
 _TAG = regex(r"kernel: ")
 LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)"
-# The beginning of another program's log line: levels or times in brackets, or a level by its name, or klog's.
+# Beginning of another program's log line: levels or times in brackets, a named level, or klog's format.
 _LOG_PREFIX = regex(
     r"(?:\[[^\[\]]{1,40}\] ?){1,4}(?:[^\[\]:]{1,60}: ){0,3}"
     rf"|[^\n]{{0,100}}\b{LEVEL}\b[^\n]{{0,160}}?(?:[:\]|;] ?| - )"
     r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
     r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
 )
-# A program that dates its lines itself: with a blank before the time, where syslog daemons have a "T", or with its
-# level right behind. Behind the date of a syslog daemon stand host and name of a program, which any user chooses.
+# A program that dates its own lines: with a blank before the time, where syslog daemons have a "T", or with its level
+# right after the date. After the date of a syslog daemon come the host and a program's name, which any user chooses.
 _OWN_DATE = regex(
     r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{1,4}"
     rf"(?=(?:[\w.()-]{{1,40}}[ |:,-]{{1,4}}){{0,2}}\[?{LEVEL}\b)"
@@ -65,8 +65,9 @@ _BEGINS_IN_BYTES = re.compile(
 
 
 class Quoted(NamedTuple):
-    """The kernel's message in a line. `uptime`, `host`: as the quotation has them; `proven`: it was posted as the
-    kernel's own line, not by another program."""
+    """The kernel's message in a line. `uptime`, `host`: from the quotation; `proven`: posted as the kernel's own line,
+    not by another program.
+    """
 
     text: str
     uptime: float | None = None
@@ -75,19 +76,24 @@ class Quoted(NamedTuple):
 
 
 def begins_as_the_kernels(line: bytes) -> bool:
-    """Whether a line begins with what only the kernel prints: then it is of a kernel's log, though nothing says so."""
+    """Return True if a line begins like one that only the kernel prints, which proves a kernel log without any
+    prefix.
+    """
     return _BEGINS_IN_BYTES.match(line) is not None
 
 
 def with_host(line: str) -> str | None:
-    """A dated line with its "<host> kernel: " as a log has it, "host kernel: "; None if it has none."""
+    """Return a dated line with "<host> kernel: " as "host kernel: "; None if it has none."""
     named = _LEFT_OUT.search(line, 0, MOST_BEFORE)
     return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
 
 
 def quoted(text: str, by_programs: bool) -> Quoted | None:
-    """`text` without what stands before the kernel's words in it; None if nothing that is known does. `by_programs`:
-    it may be of another program's log. A line with the kernel's time is not: what it holds further on is a user's."""
+    """Return `text` without the prefix before the kernel's message; None without a known prefix.
+
+    `by_programs`: it may be from another program's log. A line with the kernel's time is not: its further text is a
+    user's.
+    """
     rest, uptime, host = text, None, ""
     for _ in range(MOST_PIECES):
         if found := _UPTIME.match(rest):
@@ -103,7 +109,7 @@ def quoted(text: str, by_programs: bool) -> Quoted | None:
 
 
 def dated_by_a_program(line: str) -> Quoted | None:
-    """What another program's log quotes in a line that begins with the date which that program wrote."""
+    """Return the message that another program's log quotes in a line with that program's date."""
     date = _OWN_DATE.match(line)
     return _by_a_program(line[date.end() :]) if date else None
 

@@ -1,7 +1,6 @@
-"""The table of `healthd scan`: incidents in the order of time, the first cause on top, and what was merely noted. Pure.
+"""Table of `healthd scan`: incidents in order of time, the first cause on top, and notes. Pure.
 
-Bounded: an incident that comes again and again is shown once, with how often it came. If there are too many, the
-mildest are only counted.
+Bounded: a repeated incident is shown once, with its count. If there are too many, the mildest are only counted.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from healthd.scan.events import Seen
 from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally
 
-MOST_ROWS = 30  # of an incident
-MOST_OPEN = 50  # of one host
-MOST_HOSTS = 200  # that have open incidents
+MOST_ROWS = 30  # per incident
+MOST_OPEN = 50  # per host
+MOST_HOSTS = 200  # hosts with open incidents
 MOST_INCIDENTS = 300
 MOST_NOTES = 100
-ROOM = 60  # columns that a message needs after what stands before it
+ROOM = 60  # columns that a message needs after its prefix
 
 
 RowKey = tuple[str, str, bool]
@@ -31,8 +30,9 @@ RowKey = tuple[str, str, bool]
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part, proven or not: the `key`. `first`: its first event; `worst`: the event whose message is
-    shown; `count`: its lines."""
+    """One code on one part, proven or not: the `key`. `first`: its first event; `worst`: the event with the displayed
+    message; `count`: its lines.
+    """
 
     key: RowKey
     first: Seen
@@ -74,8 +74,9 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """`boot`: its host's; `last`: on its host's clock; `left_out`: rows that are only counted; `again`: how often it
-    came again; `until`: its last event."""
+    """`boot`: of its host; `last`: on its host's clock; `hidden_rows`: rows that are only counted; `repeats`: how often
+    it repeated; `until`: its last event.
+    """
 
     host: str
     boot: int
@@ -99,21 +100,21 @@ class Incident:
 
 @dataclass(slots=True)
 class Summary:
-    """What a log tells. `left_out`: incidents of the mildest kind that are not shown."""
+    """Result of a log. `hidden_incidents`: the mildest incidents, which are not shown."""
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
     left_out: int = 0
 
 
-# --- gathered
+# --- collection
 
 
 @dataclass(slots=True)
 class Open:
-    """The open incidents of one host, in the order in which they began, and by the parts that they name.
+    """Open incidents of one host, in the order in which they began, and by the parts that they name.
 
-    earliest   no incident's last event is before this time
+    earliest: no incident's last event is before this time.
     """
 
     boot: int = 0
@@ -122,7 +123,7 @@ class Open:
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
     def over(self, new: Seen) -> list[Incident]:
-        """Take out the incidents that no event can join any more, and return them."""
+        """Remove the incidents that no event can join any more, and return them."""
         found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             self.earliest = new.clock
@@ -158,7 +159,9 @@ class Open:
                 del self.by_part[part]
 
     def joined(self, one: Judged) -> list[Incident]:
-        """The incidents that a new event belongs to (incidents.joins()): first, those that name one of its parts."""
+        """Return the incidents that a new event belongs to (incidents.joins()): first those that name one of
+        its parts.
+        """
         about, clock = one.meaning.about, one.seen.clock
         near: Iterable[Incident]
         if len(about) == 1:
@@ -275,22 +278,22 @@ def _leave_out(found: Summary) -> None:
     found.incidents = dict(best[:MOST_INCIDENTS])
 
 
-# --- shown
+# --- output
 
 
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
-    """`unknown`: list the lines of known drivers that no rule recognises, else only count them."""
+    """Return the table. `unknown`: list the lines of known drivers that no rule recognises, else only count them."""
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]
     hosts = len({incident.host for incident in incidents}) > 1
     for incident in incidents:
         lines += ["", *_incident(incident, page, hosts)]
     if found.left_out:
-        lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are left out: --json has them all")]
+        lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are not shown; --json prints all")]
     if tally.drivers and not unknown:
         lines += ["", *page.wrap(f"{unrecognised_words(tally)}; list them with --unknown")]
     if found.notes:
-        lines += ["", page.heading("Noted: no fault of the node by itself")]
+        lines += ["", page.heading("Notes: not a fault of the node by itself")]
         rows = [(f"x{row.count}", row.code, _date(row.first), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
     if tally.drivers and unknown:
@@ -299,7 +302,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
 
 
 def unrecognised_words(tally: Tally) -> str:
-    """Return how many lines of which drivers no rule recognises: "3 NVRM lines and 1 PCIe line not recognised"."""
+    """Return the counts of unrecognised lines: "3 NVRM lines and 1 PCIe line not recognised"."""
     counts = sorted(tally.drivers.items(), key=lambda item: (-item[1], item[0]))
     parts = [plural(count, f"{driver} line") for driver, count in counts]
     listed = parts[-1] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -313,7 +316,7 @@ def unrecognised_lines(tally: Tally, page: Page) -> list[str]:
         for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1])
     ]
     listed = _page(page, 2).table(("lines", "driver", "first", ""), rows)
-    return ["", page.heading(f"{unrecognised_words(tally)}: they may be of a fault"), *(f"  {line}" for line in listed)]
+    return ["", page.heading(f"{unrecognised_words(tally)}: may report a fault"), *(f"  {line}" for line in listed)]
 
 
 def _page(page: Page, indent: int) -> Page:
@@ -321,7 +324,7 @@ def _page(page: Page, indent: int) -> Page:
 
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
-    """By time if all have one, else in the file's order."""
+    """Sort by time if all incidents have one, else in the file's order."""
     dated = all(incident.first.first.epoch is not None for incident in found.incidents.values())
     return lambda incident: ((incident.first.first.epoch or 0.0) if dated else 0.0, incident.first.line)
 
@@ -350,9 +353,9 @@ def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
     for row, words in zip(rows, cells, strict=True):
         yield from _row(row, words, widths, page)
     if incident.left_out:
-        yield f"  and {incident.left_out} more of its lines"
+        yield f"  and {incident.left_out} more lines"
     if incident.again:
-        times = "once more" if incident.again == 1 else f"{incident.again} times more"
+        times = "repeated once" if incident.again == 1 else f"repeated {incident.again} times"
         yield f"  {times}, last {_date(incident.until)} (line {incident.until.line})"
     yield f"  healthd explain {worst.code}"
 

@@ -252,8 +252,8 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
         return [sentence for sentence, command in daemon.problems() if command == "healthd doctor"]
 
     request = Request("textfile", 1.0, WriteFile("/u/a.prom", ""))
-    refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001, it must belong to root")
-    why = "cannot write /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
+    refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001; it must belong to root")
+    why = "cannot write /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001; it must belong to root"
     for reply in (refused, refused):
         daemon.replies.handle(reply, Received())
     assert told() == [why]

@@ -51,7 +51,7 @@ def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
     status, document = check(tmp_path, *LISTENERS)
     assert (status, document["health"], document["from_daemon"]["checks"]) == (3, "unknown", LISTENERS)
     assert document["unknown"] == [
-        f"{name} only listens to the kernel log: healthd is not running (no {tmp_path}/healthd.sock)"
+        f"{name} only reads the kernel log: healthd is not running (no {tmp_path}/healthd.sock)"
         for name in LISTENERS
     ]
 

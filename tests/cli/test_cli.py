@@ -136,24 +136,24 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("chekc",), 'healthd: there is no command "chekc"; did you mean "check"?'),
-        (("--json", "check"), 'healthd: there is no command "--json"; write the command first, then its options'),
-        (("frobnicate",), 'healthd: there is no command "frobnicate"; healthd --help shows all'),
-        (("cofnig",), 'healthd: there is no command "cofnig"; did you mean "config"?'),
-        (("hook", "--json"), 'healthd: there is no command "hook --json"; known here: hook epilog, hook healthcheck'),
+        (("chekc",), 'healthd: command "chekc"; did you mean "check"?'),
+        (("--json", "check"), 'healthd: command "--json"; write the command first, then its options'),
+        (("frobnicate",), 'healthd: command "frobnicate"; healthd --help shows all'),
+        (("cofnig",), 'healthd: command "cofnig"; did you mean "config"?'),
+        (("hook", "--json"), 'healthd: command "hook --json"; known here: hook epilog, hook healthcheck'),
         (("config", "check", ""), "healthd: the settings: a file must be named, the name is empty"),
         (("record", ""), "healthd record: the name of the file is empty"),
-        (("config", "shwo"), 'healthd: there is no command "config shwo"; did you mean "config show"?'),
+        (("config", "shwo"), 'healthd: command "config shwo"; did you mean "config show"?'),
         (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
-        (("check", "gpu_eccc"), 'healthd check: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
-        (("check", "gpu_ecc/disabled"), 'healthd check: there is no check "gpu_ecc/disabled"; did you mean "gpu_ecc"?'),
-        (("check", "mount"), "healthd check: mount: nothing to check: no table [checks.mount.NAME] is in the settings, "
+        (("check", "gpu_eccc"), 'healthd check: no check is called "gpu_eccc"; did you mean "gpu_ecc"?'),
+        (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean "gpu_ecc"?'),
+        (("check", "mount"), "healthd check: mount: nothing to check: the settings have no enabled table [checks.mount.NAME] is in the settings, "
          "or none is enabled"),
         (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: there is no profile and no file '
          '"dgx-h10"; did you mean "dgx-h100"?'),
-        (("check", "--root", "/none"), "healthd: --root: root: there is no directory /none"),
-        (("check", "--config", "/none"), "healthd: /none: there is no such file"),
+        (("check", "--root", "/none"), "healthd: --root: root: directory /none"),
+        (("check", "--config", "/none"), "healthd: /none: no such file"),
         (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
          '"drain"?'),
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
@@ -187,7 +187,7 @@ def test_the_usual_file_is_required_only_where_it_is_named():
     assert run("list").status == 0
     done = run("config", "check", DEFAULT_FILE)
     assert (done.status, done.out) == (64, "")
-    assert done.err.startswith(f"healthd: there is no {DEFAULT_FILE}: all settings are at their defaults")
+    assert done.err.startswith(f"healthd: {DEFAULT_FILE}: all settings are at their defaults")
 
 
 def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):
@@ -425,7 +425,7 @@ def test_what_a_sites_check_prints_is_shown_and_what_it_raises_is_said(tree, tmp
 def test_there_is_nothing_to_run_where_only_the_log_is_listened_to_and_there_is_none(tree):
     done = run("check", "gpu_xid", "--root", str(tree))
     assert (done.status, done.out) == (64, "")
-    assert "they only listen to the kernel log, and there is none to read here" in done.err
+    assert "the checks only read the kernel log, and there is none to read here" in done.err
 
 
 def test_a_check_for_idle_nodes_is_run_by_its_name_only(tmp_path):
@@ -441,7 +441,7 @@ def test_a_check_that_is_switched_off_is_not_run_even_by_name(tmp_path):
     done = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
     assert (done.status, done.err) == (
         64,
-        "healthd check: gpu_ecc: is switched off in the settings (enabled = false)\n",
+        "healthd check: gpu_ecc: is disabled in the settings (enabled = false)\n",
     )
 
 
@@ -554,7 +554,7 @@ def test_a_complaint_that_nobody_hears_is_no_answer(arguments):
 
 def test_a_right_file_is_called_right(tmp_path):
     file = settings(tmp_path, 'mode = "act"\n[checks.mount."/data"]\n')
-    assert run("config", "check", file).out.startswith(f"{file}: right; mode act, {len(built_in())} checks: ")
+    assert run("config", "check", file).out.startswith(f"{file}: no errors; mode act, {len(built_in())} checks: ")
 
 
 def test_the_sample_settings_are_right():

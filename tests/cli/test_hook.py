@@ -249,14 +249,14 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_epilog_waits_until_the_checks_have_looked(tmp_path: Path) -> None:
     answers = [b'{"asked": 5, "left": ["gpu_ecc"]}', b'{"asked": 5, "left": ["gpu_ecc"]}', b'{"asked": 5, "left": []}']
     with daemon(tmp_path, *answers) as asked:
-        assert hook.epilog(str(tmp_path), "12", 60.0) == "healthd has looked"
+        assert hook.epilog(str(tmp_path), "12", 60.0) == "the checks have run"
     assert asked == [b'{"command": "job-ended", "job": "12"}\n', *[b'{"command": "looks-left", "asked": 5}\n'] * 2]
 
 
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (b'{"asked": 5, "left": ["gpu_ecc"]}', "not waited for: gpu_ecc"),
+        (b'{"asked": 5, "left": ["gpu_ecc"]}', "still running: gpu_ecc"),
         (b'{"error": "job-ended: refused"}', "job-ended: refused"),
         (b"nonsense", "sent an invalid answer"),
         (None, "no reply"),
@@ -322,7 +322,7 @@ def then(tmp_path: Path, code: str, seconds: float = 40.0) -> bytes:
 
 def test_after_the_last_job_the_epilog_validates_and_has_the_daemon_look(tmp_path: Path) -> None:
     with daemon(tmp_path, then(tmp_path, "sys.exit(2)"), b'{"asked": 5, "left": []}') as asked:
-        assert hook.epilog(str(tmp_path), "12", 60.0) == "healthd has looked; validated (status 2)"
+        assert hook.epilog(str(tmp_path), "12", 60.0) == "the checks have run; validated (status 2)"
     assert (tmp_path / "ran").read_text() == "--seconds 40"
     assert asked == [b'{"command": "job-ended", "job": "12"}\n'] * 2
 
@@ -379,14 +379,14 @@ def test_where_no_time_is_left_nothing_is_begun(
     (tmp_path / "slurm.conf").write_text(conf)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     with daemon(tmp_path, then(tmp_path, "")):
-        assert hook.epilog(str(tmp_path), "12", wait) == "healthd has looked; no time is left to validate"
+        assert hook.epilog(str(tmp_path), "12", wait) == "the checks have run; not enough time left for a validation"
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("told", ['"x"', "[3]", '[{"argv": "sh"}]', '[{"argv": []}]', '[{"argv": [1], "seconds": 1}]'])
 def test_an_answer_that_names_no_program_runs_none(tmp_path: Path, told: str) -> None:
     with daemon(tmp_path, f'{{"asked": 5, "left": [], "then": {told}}}'.encode(), b'{"asked": 5, "left": []}'):
-        assert hook.epilog(str(tmp_path), "12", 60.0).startswith("healthd has looked; ")
+        assert hook.epilog(str(tmp_path), "12", 60.0).startswith("the checks have run; ")
 
 
 # --- HealthCheckProgram
@@ -398,11 +398,11 @@ def test_an_answer_that_names_no_program_runs_none(tmp_path: Path, told: str) ->
         ("ok 2000 healthy\n", 0, "ok: healthy"),
         ("warning 2000 disk_space/low /: 5 %\n", 0, "warning: disk_space/low /: 5 %"),
         ("drain 2000 gpu_xid/79 x: y\n", 2, "drain: gpu_xid/79 x: y"),
-        ("drain 1000 gpu_xid/79 x: y\n", 3, "the verdict is old: healthd does not run, or hangs"),
-        ("", 3, "the verdict is old: healthd does not run, or hangs"),
-        ("ok\n", 3, "the verdict is old: healthd does not run, or hangs"),
-        ("ok \xb2 x\n", 3, "the verdict is old: healthd does not run, or hangs"),
-        ("ok 20\u0660\u0660 x\n", 3, "the verdict is old: healthd does not run, or hangs"),
+        ("drain 1000 gpu_xid/79 x: y\n", 3, "the verdict is too old: healthd is not running, or hangs"),
+        ("", 3, "the verdict is too old: healthd is not running, or hangs"),
+        ("ok\n", 3, "the verdict is too old: healthd is not running, or hangs"),
+        ("ok \xb2 x\n", 3, "the verdict is too old: healthd is not running, or hangs"),
+        ("ok 20\u0660\u0660 x\n", 3, "the verdict is too old: healthd is not running, or hangs"),
     ],
 )
 def test_the_health_check_says_what_was_decided(tmp_path: Path, text: str, status: int, sentence: str) -> None:
@@ -475,7 +475,7 @@ def test_the_epilog_ends_with_0_whatever_it_is_told_to_wait(
     argv = [sys.executable, "-m", "healthd", "hook", "epilog", "--wait", wait, "--runtime-dir", str(tmp_path)]
     assert subprocess.run(argv, timeout=240).returncode == 0
     said = capfd.readouterr()
-    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, got "{wait}": taken as 10\n'
+    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, got "{wait}"; using 10\n'
     assert "is not running" in said.out
 
 

@@ -273,7 +273,7 @@ def test_a_gpu_that_a_tool_does_not_see_is_not_passed_over(tmp_path):
     assert told["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
     assert {one["verdict"] for part, one in told.items() if part != "0000:ea:00.0"} == {"ok"}
     shown = healthd(tmp_path, "--show")
-    assert "what was looked at is well; 8 fine, 1 not looked at" in shown.stdout
+    assert "all measured results are good; 8 fine, 1 not looked at" in shown.stdout
 
 
 def test_gpus_that_an_old_tool_only_numbers_are_named_by_their_addresses(tmp_path):

@@ -40,16 +40,16 @@ def about(mode: int, uid: int = 0, gid: int = 0, device: int = os.makedev(8, 1))
     [
         (stat.S_IFREG | 0o600, 0, 4711, ""),
         (stat.S_IFREG | 0o644, 1000, 4711, ""),  # whom healthd runs as
-        (stat.S_IFREG | 0o600, 1001, 0, "belongs to user 1001, it must belong to root"),
+        (stat.S_IFREG | 0o600, 1001, 0, "belongs to user 1001; it must belong to root"),
         (stat.S_IFREG | 0o664, 0, 0, ""),
         (stat.S_IFREG | 0o664, 0, 50, "is writable by group 50 (mode 664)"),
-        (stat.S_IFREG | 0o602, 0, 0, "is writable by anybody (mode 602)"),
+        (stat.S_IFREG | 0o602, 0, 0, "is writable by all users (mode 602)"),
         (stat.S_IFDIR | 0o1777, 0, 0, ""),
         (stat.S_IFDIR | 0o1775, 0, 50, ""),
-        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001, it must belong to root"),  # who may replace all in it
-        (stat.S_IFREG | 0o1666, 0, 0, "is writable by anybody (mode 1666)"),  # on a file the bit says nothing
+        (stat.S_IFDIR | 0o1777, 1001, 0, "belongs to user 1001; it must belong to root"),  # who may replace all in it
+        (stat.S_IFREG | 0o1666, 0, 0, "is writable by all users (mode 1666)"),  # on a file the bit says nothing
         (stat.S_IFLNK | 0o777, 0, 0, ""),
-        (stat.S_IFLNK | 0o777, 1001, 0, "belongs to user 1001, it must belong to root"),
+        (stat.S_IFLNK | 0o777, 1001, 0, "belongs to user 1001; it must belong to root"),
     ],
 )
 def test_who_else_could_change_it(mode: int, uid: int, gid: int, who: str) -> None:
@@ -66,7 +66,7 @@ def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     assert changed_by(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""  # its mask allows nobody to write
 
 
-@pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "lies in a FUSE mount of user 1000")])
+@pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
 def test_a_users_fuse_mount_says_what_it_likes(user: int | None, who: str) -> None:
     found = about(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
     assert changed_by(found, {0}, mounted_by=user) == who
@@ -262,7 +262,7 @@ def test_a_textfile_in_a_users_folder_overwrites_nothing(shared: Path, users: Pa
 
     as_nobody(plant)
     for path in (users / "healthd.prom", users / "metrics/healthd.prom"):
-        with pytest.raises(Untrusted, match=f"^{users} belongs to user {NOBODY}, it must belong to root$"):
+        with pytest.raises(Untrusted, match=f"^{users} belongs to user {NOBODY}; it must belong to root$"):
             replace_file(str(path), "metrics")
     assert precious.read_text() == "root's"
     assert not (shared / "healthd.prom").exists()
@@ -306,7 +306,7 @@ def test_settings_and_baseline_of_another_user_are_not_read(users: Path) -> None
     with pytest.raises(ConfigError) as raised:
         read_file(str(users / "healthd.toml"), required=True, setting="baseline_file")
     assert str(raised.value) == (
-        f"{users}/healthd.toml (baseline_file): refused: {users} belongs to user {NOBODY}, it must belong to root"
+        f"{users}/healthd.toml (baseline_file): refused: {users} belongs to user {NOBODY}; it must belong to root"
     )
 
 

@@ -81,7 +81,7 @@ def test_own_hardware_that_comes_and_goes_is_given_back_twice_in_an_hour_and_the
         daemon.until(lambda s: s["decision"]["text"].startswith(waits), "it waits for a person")
         rounds(daemon, 4)
         assert "DRAIN" in cluster.node("n1").flags
-        assert cluster.node("n1").reason.endswith("(3 times in an hour: a person must resume it)")
+        assert cluster.node("n1").reason.endswith("(3 times in an hour: an operator must resume it)")
         cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
         flaps.is_free()
         daemon.until(lambda s: s["decision"]["text"] == "nothing to do", "the operator's word is taken")
@@ -108,7 +108,7 @@ def test_a_shared_cause_that_comes_and_goes_is_given_back_by_itself_each_time_la
         for times in (2, 3):
             flaps.comes()
             flaps.goes()
-            words = f"clean, but it came and went {times} times in a row"
+            words = f"clean, but drained {times} times in a row"
             daemon.until(lambda s, words=words: s["decision"]["text"].startswith(words), words)
             assert "DRAIN" in cluster.node("n2").flags
             flaps.is_free()

@@ -78,7 +78,7 @@ def test_apply_drains_each_within_the_limit_and_never_beyond(rested: SlurmCluste
     applied = json.loads(done.stdout)["applied"]
     assert [(one["node"], one["drained"]) for one in applied] == [("n1", True), ("n2", True), ("n3", False)]
     assert (
-        "held by the fleet limit: healthd holds 2 of the 3 nodes of partition gpu, and may hold 2" in applied[2]["text"]
+        "delayed by the fleet limit: healthd keeps 2 of 3 nodes in partition gpu, and may hold 2" in applied[2]["text"]
     )
     for name in ("n1", "n2"):
         rested.wait_state(name, "DRAIN", reason="lemon: ")
@@ -180,7 +180,7 @@ def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: 
     db = store(rested, later, {"n2": 9}, others=50)
     (second,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
-    assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in second["text"]
+    assert "1 nodes of the cluster are already drained as lemons; the limit is 1 may be" in second["text"]
     assert "DRAIN" not in flags(rested, "n2")
 
 

@@ -75,7 +75,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         assert (hold["partition"], hold["nodes"], hold["drained"], hold["limit"]) == ("gpu", 3, 2, 2)
         assert condition(status, "mount/missing")
         assert status["decision"]["action"] == "leave"
-        assert "held by the fleet limit: healthd holds 2 of the 3 nodes of partition gpu" in status["decision"]["text"]
+        assert "delayed by the fleet limit: healthd keeps 2 of 3 nodes in partition gpu" in status["decision"]["text"]
         assert status["decision"]["would"].startswith('drain with "healthd: mount/missing ')
         third.until(lambda _: third.verdict().startswith("warning "), "jobs are not kept away")
         assert "DRAIN" not in cluster.node("n3").flags
@@ -88,7 +88,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
         shown = subprocess.run(command, env=third.env, timeout=120, capture_output=True, text=True).stdout
         assert "held by the fleet limit" in shown
-        assert "held 1 time; tried again in " in shown
+        assert "held 1 time; next try in " in shown
 
         hold = third.until(
             lambda s: (s["slurm"]["fleet_hold"] or {}).get("until", 0) - s["time"] > 30,

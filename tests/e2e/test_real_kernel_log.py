@@ -212,7 +212,7 @@ def nothing_of(source, mark, tmp_path, lines=()):
     assert found, "the kernel wrote nothing of it"
     events = [event for line in lines if (event := event_of(line, "b1")) is not None]
     assert [event.text for event in events if event.kind != "oom" and mark in event.text] == []
-    # The same as a syslog daemon writes it that reads /dev/kmsg: one line a record, what is no text escaped.
+    # The same as a syslog daemon writes it that reads /dev/kmsg: one line a record, what is not text escaped.
     log = tmp_path / "kern.log"
     escaped = (line.text.replace("\n", "#012") for line in found)
     log.write_text("".join(f"Nov 21 15:00:00 node17 kernel: [13696.658651] {text}\n" for text in escaped))

@@ -397,7 +397,7 @@ def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) ->
     with subprocess.Popen(["srun", f"--jobid={job}", "sleep", "600"], env=cluster.env, cwd="/") as step:
         until_listed(cluster, job, healthd.node)
         report = healthd.look(faulty())
-        assert dict(report.spared) == {job: "srun or salloc: only batch jobs can be requeued"}
+        assert dict(report.spared) == {job: "started by srun or salloc: only batch jobs can be requeued"}
         assert cluster.job(job)["JobState"] == "RUNNING"
         assert cluster.admin_comment(job).startswith(f"healthd: node {healthd.node}: gpu_xid/79 ")
         cluster.run("scancel", job)

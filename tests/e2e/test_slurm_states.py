@@ -52,7 +52,7 @@ def is_drained_and_not_resumed(healthd: Healthd, *flags: str) -> None:
     assert healthd.look(DEGRADED).owner is Owner.OURS
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Leave)
-    assert report.decision.why.startswith("repaired, but Slurm has the node ")
+    assert report.decision.why.startswith("repaired, but the node is ")
     assert not report.settled, "it is looked at again"
     cluster.wait_state(name, "DRAIN", *flags)
 

@@ -303,7 +303,7 @@ def test_a_folder_without_a_stream_and_a_file_that_is_not_there_are_told(tmp_pat
     assert find([str(tmp_path), str(tmp_path / "none")], tally) == []
     assert list(tally.problem) == [
         f"{tmp_path}: there is no events.jsonl in it",
-        f"{tmp_path}/none: there is no such file or folder",
+        f"{tmp_path}/none: no such file or folder",
     ]
 
 
@@ -317,7 +317,7 @@ def test_a_damaged_archive_is_told_and_its_beginning_is_read(tmp_path):
     (folder / "events.jsonl.1.gz").write_bytes(packed[:40] + b"????" + packed[44:])
     _, tally, _ = all_of(folder)
     (problem,) = tally.problem
-    assert problem.startswith(f"{folder}/events.jsonl.1.gz: its compressed data are damaged: ")
+    assert problem.startswith(f"{folder}/events.jsonl.1.gz: its compressed data is damaged: ")
 
 
 def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
@@ -326,7 +326,7 @@ def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
     told, tally, _ = all_of(file)
     assert told == []
     assert list(tally.problem) == [
-        f"{file}: cannot be read: it is compressed, and not with gzip: xzcat {file} | healthd events -"
+        f"{file}: cannot be read: only gzip is supported; run: xzcat {file} | healthd events -"
     ]
 
 
@@ -365,8 +365,8 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
     [
         (lambda path: path.symlink_to("/dev/zero"), "it is a link"),
         (lambda path: path.symlink_to("/etc/passwd"), "it is a link"),
-        (lambda path: os.mkfifo(path), "it is no plain file"),
-        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "it is no plain file"),
+        (lambda path: os.mkfifo(path), "it is not a regular file"),
+        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "it is not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
     ],
     ids=["link to a device", "link to a file", "fifo", "device", "socket"],

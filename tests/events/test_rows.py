@@ -93,14 +93,14 @@ def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: s
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"count": 2, "from_seq": 4, "to_seq": 5}, "2 events (4 to 5) could not be written for too long"),
+        ({"count": 2, "from_seq": 4, "to_seq": 5}, "2 events (4 to 5) were dropped because the stream could not be written"),
         (
             {"count": 1, "from_seq": 4, "to_seq": 4, "earlier": 7},
-            "1 event (4 to 4) and 7 events of a stream before could not be written for too long",
+            "1 event (4 to 4) and 7 events of a stream before were dropped because the stream could not be written",
         ),
         (
             {"count": 0, "from_seq": 0, "to_seq": 0, "earlier": 1},
-            "1 event of a stream before could not be written for too long",
+            "1 event of a stream before were dropped because the stream could not be written",
         ),
     ],
 )

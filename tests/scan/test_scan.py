@@ -154,10 +154,10 @@ def test_the_exit_status_is_that_of_the_worst_event(log, status):
     ("name", "sentence"),
     [
         ("none", "there is no such file"),
-        ("", "is a directory, no log"),
+        ("", "is a directory, not a log"),
         ("empty", "is empty"),
-        ("journal", "is a journal, no text: journalctl -k -o json --file"),
-        ("zstd", "is compressed with zstd: zstdcat"),
+        ("journal", "is a journal, not text; run: journalctl -k -o json --file"),
+        ("zstd", "is compressed with zstd; run: zstdcat"),
         ("readme", "none of its 2 lines is known to be the kernel's"),
     ],
 )

@@ -258,7 +258,7 @@ def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> Non
     ids=["one time", "indented", "bare", "many hosts"],
 )
 def test_a_log_of_nothing_but_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
-    """Were each compared with all before it, this would be half a billion of comparisons."""
+    """Were each against all before it, this would be half a billion of comparisons."""
     blocks = [Block.of(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
     assert sum(one.count for one in scan.events(blocks, NOW, Tally())) > 25_000
     assert cpu_seconds(lambda: list(scan.events(blocks, NOW, Tally())), 5.0) < 5.0

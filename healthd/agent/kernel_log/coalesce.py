@@ -1,4 +1,4 @@
-"""Lines of one fault are one event: pure, and bounded in a storm (one Xid 95 was 800,000 lines)."""
+"""Joins lines of one fault into one event: pure, and bounded in a storm (one Xid 95 was 800,000 lines)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from healthd.common.model import KernelEvent
 WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
 
-# An application's own mistake raises exceptions on most processors of a GPU, a broken one on its own: of an event that
-# names more of them than this no one is told.
+# An application error raises exceptions on most processors of a GPU, a broken processor only on its own: if an event
+# names more processors than this, none of them is reported.
 MOST_SMS = 8
 EVERYWHERE = "many"
 
@@ -26,19 +26,22 @@ Key = tuple[object, ...]
 @functools.cache
 def varying_fields(kind: str) -> frozenset[str]:
     """Return the fields that may differ between two lines of one fault: those that a rule of the kind declares, and
-    "job", which with_jobs() adds to any event."""
+    "job", which with_jobs() adds to any event.
+    """
     return frozenset({"job"}).union(*(rule.varies for rule in RULES if rule.kind == kind))
 
 
 def key(event: KernelEvent) -> Key:
-    """What two lines must share to be one fault: kind, code, part, boot, and each field that does not vary."""
+    """Return the properties that lines of one fault share: kind, code, part, boot, and each field that does not
+    vary.
+    """
     varying = varying_fields(event.kind)
     fields = tuple(item for item in event.fields if item[0] not in varying)
     return (event.boot_id, event.kind, event.code, event.pci, fields)
 
 
 def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
-    """`event` with `new` counted into it, None if `new` is a fault of its own."""
+    """Return `event` with `new` counted into it, or None if `new` is another fault."""
     details = is_detail(event) + is_detail(new)
     if (event.history, event.observed) != (new.history, new.observed):
         return None
@@ -53,7 +56,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     learnt = tuple(item for item in other.fields if item[0] in varying and item[0] not in known)
     gathered = _gathered(event, new)
     if fault is new and fault.kind == "oops":
-        learnt = ()  # a place named before the oops is a WARNING's: an oops names its own below
+        learnt = ()  # a location before the oops belongs to a WARNING: an oops names its own below
     return replace(
         fault,
         time=event.time,
@@ -65,7 +68,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
 
 
 def _gathered(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
-    """The processors that two lines of one fault name, together."""
+    """Return the field with the processors of both lines."""
     named = list(dict.fromkeys((*event.field(SM).split(), *new.field(SM).split())))
     return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MOST_SMS else " ".join(named)
 
@@ -75,13 +78,13 @@ def is_detail(event: KernelEvent) -> bool:
 
 
 def part(event: KernelEvent) -> Key:
-    """What a detail shares with its fault. The details of an SXid also share its code."""
+    """Return the properties that a detail shares with its fault. The details of an SXid also share its code."""
     named = tuple(item for item in event.fields if item[0] in PARTS)
     return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
 
 def _record(event: KernelEvent) -> str:
-    """The number of a firmware's error record ("{2}[Hardware Error]: ..."): each record is a fault of its own."""
+    """Return the number of a firmware's error record ("{2}[Hardware Error]: ..."): each record is a separate fault."""
     return next((value for name, value in event.fields if name == "record"), "")
 
 
@@ -91,11 +94,11 @@ def coalesce_events(
     next_sequence: int,
     keep_seconds: float = KEEP_SECONDS,
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
-    """(recent events, sequences of the events that are new or grew, next sequence).
+    """Add events. Returns (recent events, sequence numbers of new or extended events, next sequence number).
 
-    Only the newest event of a fault can grow, so this is linear. A new event is kept whatever its age: after a weekend
-    without healthd, Friday's fault is read together with Sunday's and must be judged once. All new events are kept:
-    the caller judges them all, and only then drops those beyond its bound (newest_of_each()).
+    Only the newest event of a fault can grow, so the cost is linear. A new event is kept regardless of its age: after a
+    weekend without healthd, Friday's fault is read together with Sunday's and must be evaluated once. All new events
+    are kept: the caller evaluates them all, and only then drops those beyond its limit (limit_events()).
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
@@ -118,7 +121,7 @@ def coalesce_events(
 
 
 def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
-    """`events` with these jobs, by sequence, in their field "job"."""
+    """Return `events` with the field "job" set from `jobs`, by sequence number."""
     return tuple(
         replace(event, fields=(*event.fields, ("job", jobs[event.sequence]))) if event.sequence in jobs else event
         for event in events
@@ -126,9 +129,11 @@ def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[K
 
 
 def newest_of_each(events: tuple[KernelEvent, ...], most: int, behind: Container[int] = ()) -> tuple[KernelEvent, ...]:
-    """At most `most` of the events, which have been judged. The most frequent fault loses its oldest events first: a
-    storm never pushes out another fault, unless there are more faults than places. Of those, the ones `behind` what
-    drains (their sequences) have a place first."""
+    """Return at most `limit` of the events, which have been evaluated.
+
+    The most frequent fault loses its oldest events first, so that a storm never drops another fault, unless there are
+    more faults than `limit`. Then events in `protected` (sequence numbers behind conditions that drain) have priority.
+    """
     if len(events) <= most:
         return events
     allowed = _level(Counter(key(event) for event in events), most)
@@ -138,12 +143,12 @@ def newest_of_each(events: tuple[KernelEvent, ...], most: int, behind: Container
         seen[key(event)] += 1
         if seen[key(event)] <= allowed:
             kept.append(event)
-    kept = sorted(kept, key=lambda event: event.sequence not in behind)[:most]  # stable: the newest first
+    kept = sorted(kept, key=lambda event: event.sequence not in behind)[:most]  # stable sort: the newest first
     return tuple(sorted(kept, key=lambda event: event.sequence))
 
 
 def _level(counts: Counter[Key], most: int) -> int:
-    """How many events each fault may keep (at least one) so that all faults together keep at most `most`."""
+    """Return how many events each fault may keep (at least one) so that all faults together keep at most `limit`."""
     left, level = most, 0
     sizes = sorted(counts.values())
     for place, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Following a file or a fifo that receives the kernel's lines (a syslog file, a test, the demo)."""
+"""Follows a file or a FIFO with kernel lines (a syslog file, a test, the demo)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from healthd.common.values import Value
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
-MAX_LINE = 16 << 10  # bytes; a longer line is cut to its beginning
-FINGERPRINT = 256  # bytes before our place that must still be the same
-ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that was moved away
+MAX_LINE = 16 << 10  # bytes; a longer line is truncated
+FINGERPRINT = 256  # bytes before our offset that must not change
+ROTATED_SECONDS = 600.0  # how long a writer may still write to a rotated file
 MAX_FILES = 3
 FIRST_OF_A_BOOT = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
 
@@ -33,7 +33,7 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that f
 
 
 class _Cursor(Value, frozen=True):
-    """files: (inode, offset, fingerprint, skipping) of each file that is read, as in Tail."""
+    """files: (inode, offset, fingerprint, skipping) of each open file, as in Tail."""
 
     boot_id: str
     files: tuple[tuple[int, Annotated[int, Meta(ge=0)], int, bool], ...]
@@ -43,9 +43,9 @@ class FollowedFile(Source):
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines of an earlier boot are history too, up
-    to the first line that must be of this boot: the reboot ended their faults. A file that was moved away is read on
-    for a while: its writer learns of the move only later. inotify says when to read; where the file system does not
-    tell it (NFS), the caller's own rounds do.
+    to the first line that must be of this boot, because the reboot ended their faults. A rotated file is read for a
+    while longer, because its writer learns of the rotation only later. inotify signals new data; on file systems
+    without it (NFS), the caller's rounds do.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FollowedFile(Source):
         except ValidationError:  # no cursor, or that of another source
             before, self._first = _Cursor(boot_id, ()), True
         self._boot_id = boot_id
-        self._boot_of_lines = before.boot_id  # of the lines that are read next, until this boot's begin
+        self._boot_of_lines = before.boot_id  # boot of the next lines, until the first one of this boot
         try:
             for place in before.files[:MAX_FILES]:
                 self._resume(*place)
@@ -108,14 +108,14 @@ class FollowedFile(Source):
         except OSError:
             if not lines:
                 raise
-            self.pending = True  # give these lines first: the cursor is behind them
+            self.pending = True  # return these lines first: the cursor is behind them
         if not self.pending:
             lines += self._leave_rotated()
-            self._boot_of_lines = self._boot_id  # all that the file held when it was opened is read
+            self._boot_of_lines = self._boot_id  # the initial content of the file is read
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
-        """Whether the file holds more than may be read at once."""
+        """Read one file. Return True if it has more data than may be read at once."""
         if tail.truncated():
             self._notes += (f"{self._path} was truncated: read again from its beginning",)
             self.rotations += 1
@@ -142,8 +142,10 @@ class FollowedFile(Source):
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Whether a line is of an earlier boot. Called for each old line in turn: the lines of this boot begin with the
-        kernel's own first ones, or with a date after its start."""
+        """Return True if a line is from an earlier boot. Called for each old line in order.
+
+        The lines of this boot begin with the kernel's first lines, or with a date after the start of this boot.
+        """
         if self._boot_of_lines != self._boot_id:
             booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
             if found.text.startswith(FIRST_OF_A_BOOT) or (found.epoch is not None and found.epoch >= booted):
@@ -162,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "it is no file to follow")  # or a fifo by now: it is opened anew
+            raise OSError(errno.EINVAL, "not a regular file")  # a FIFO by now is opened again as one
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return
@@ -177,7 +179,7 @@ class FollowedFile(Source):
         self._inotify.watch(tail.fd)
 
     def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
-        """Open the file of the cursor again, also under the name that rotation has given it since."""
+        """Reopen the file of the cursor, also under the name that rotation has given it."""
         for path in _siblings(self._path, inode):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
@@ -190,10 +192,10 @@ class FollowedFile(Source):
             self._add(tail)
             return
         self.overruns += 1
-        self._notes += (f"{self._path} is not the file that was read last: lines between may be missing",)
+        self._notes += (f"{self._path} is not the file that was read last; lines may be missing",)
 
     def _leave_rotated(self) -> Iterator[RawLine]:
-        """Close files that were rotated long ago; a last line without its newline is given then."""
+        """Close files that were rotated long ago. A last line without a newline is returned then."""
         now = self._now()
         while len(self._tails) > 1 and (
             len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
@@ -205,10 +207,10 @@ class FollowedFile(Source):
 
 
 class Fifo(Source):
-    """A fifo. It is opened for writing too, so that the reader sees no end when writers come and go.
+    """A FIFO. It is opened for writing too, so that the reader gets no end of file when writers come and go.
 
-    Its lines are always news: the time of a line is when it is read. A fifo cannot be read again, so it has no cursor.
-    Nobody writes to one that another has replaced: that is an error, so that what lies there now is opened.
+    The time of a line is the time of its reading, and no line is history. A FIFO cannot be read again, so it has no
+    cursor. If the FIFO was replaced, no writer uses the old one: that is an error, so that the new file is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -237,7 +239,7 @@ class Fifo(Source):
                 self._data += os.read(self._fd, CHUNK)
             except BlockingIOError:
                 if not lines and self._is_replaced():
-                    raise OSError(errno.ESTALE, "it was removed, or another one lies there") from None
+                    raise OSError(errno.ESTALE, "it was removed or replaced") from None
                 break
             except OSError:
                 if lines:
@@ -265,7 +267,7 @@ class Fifo(Source):
 
 
 class Tail:
-    """One open file and the place up to which its lines were given."""
+    """An open file and the offset up to which its lines were returned."""
 
     def __init__(
         self, fd: int, offset: int = 0, fingerprint: int = 0, skipping: bool = False, old_bytes: int = 0
@@ -276,19 +278,21 @@ class Tail:
         self.modified = status.st_mtime
         self.offset = offset
         self.fingerprint = fingerprint
-        self.skipping = skipping  # the rest of a line that was too long
-        self.old_bytes = old_bytes  # the file's size when it was opened: lines before that place may be old
+        self.skipping = skipping  # inside a line that is too long
+        self.old_bytes = old_bytes  # the file's size when it was opened: lines before that offset may be old
         self.rotated_at = 0.0
 
     def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
-        """(complete lines, each with how many it stands for; whether the file held them when it was opened; whether
-        more can be read at once)."""
+        """Return (complete lines with their counts; True if they are old; True if more can be read at once).
+
+        A count is the number of equal lines. Lines are old if the file had them when it was opened.
+        """
         if limit <= 0:
             return [], False, True
         left = self.old_bytes - self.offset
         data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
         if data[:1] == b"\0" and not self.skipping:
-            # A file that was cut under a writer that keeps its place begins with a hole, which is part of no line.
+            # A file that was truncated under a writer without O_APPEND begins with a hole, which is no part of a line.
             hole = len(data)
             data = data.lstrip(b"\0")
             self.offset += hole - len(data)
@@ -300,7 +304,7 @@ class Tail:
         else:
             lines, used, self.skipping = counted_lines(data, limit, self.skipping)
         self.offset += used
-        if used == 0 and left > 0:  # the last line was half written when the file was opened
+        if used == 0 and left > 0:  # the last line was incomplete when the file was opened
             self.old_bytes = 0
             return [], False, True
         return lines, left > 0, used > 0
@@ -309,7 +313,7 @@ class Tail:
         return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
 
     def truncated(self) -> bool:
-        """Whether the bytes before our place are no longer there: truncated, or the inode is another file's now."""
+        """Return True if the bytes before our offset have changed: truncated, or another file has the inode."""
         return self.offset > 0 and self._fingerprint() != self.fingerprint
 
     def rewind(self) -> None:
@@ -328,8 +332,10 @@ class Tail:
 
 
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
-    """As split_lines(), each line with how many repeats it stands for. Only a large `data` is searched for repeats, and
-    is then taken whole or not at all."""
+    """Split lines as split_lines() does, each with the number of its repeats.
+
+    Only large `data` is searched for repeats, and is then used completely or not at all.
+    """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
         first, rest = coalesced(data[:end])
@@ -342,12 +348,12 @@ def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[b
 
 
 def is_cut(line: bytes) -> bool:
-    """Whether this is only the beginning of a line: it is too long for a kernel line."""
+    """Return True if the line was truncated: it is too long for a kernel line."""
     return len(line) >= MAX_LINE
 
 
 def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
-    """(lines, bytes used, whether the rest of a too long line is still to be skipped).
+    """Return (lines, bytes used, True if the rest of a too long line must still be skipped).
 
     At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
     """
@@ -373,8 +379,10 @@ def _usec(found: Stripped) -> int | None:
 
 
 def when(found: Stripped, now: float, modified: float) -> float:
-    """Epoch seconds of an old line, from its prefix. Where the prefix has no time, or one that cannot be true: when
-    the file was last written."""
+    """Return the time of an old line (epoch seconds) from its prefix.
+
+    If the prefix has no time, or an impossible one: the modification time of the file.
+    """
     uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     if found.epoch is not None:
         return min(found.epoch, now)
@@ -384,16 +392,16 @@ def when(found: Stripped, now: float, modified: float) -> float:
 
 
 def _siblings(path: str, inode: int) -> list[str]:
-    """Files beside `path` that have this inode and a name that begins like its own ("kern.log.1")."""
+    """Return files in the folder of `path` with this inode and a name that begins like its own ("kern.log.1")."""
     folder, name = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
 
 
 class Inotify:
-    """Tells through one descriptor that a watched file grew, or that a file appeared in `folder`.
+    """A descriptor that becomes readable when a watched file grows or a file appears in `folder`.
 
-    The standard library has no binding. Where the kernel's limits allow no watch, `fd` is None.
+    The standard library has no binding. If the kernel's limits allow no watch, `fd` is None.
     """
 
     def __init__(self, folder: str) -> None:
@@ -411,12 +419,12 @@ class Inotify:
                 raise OSError(error, os.strerror(error), folder)
 
     def watch(self, fd: int) -> None:
-        """Watch the file behind an open descriptor, whatever its name is by now."""
+        """Watch the file of an open descriptor, regardless of its current name."""
         if self.fd is not None:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        """Raises OSError if the folder is gone or replaced: a new file would go unnoticed."""
+        """Discard pending events. Raises OSError if the folder is gone or replaced: a new file would go unnoticed."""
         if self.fd is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""The kernel's lines in the systemd journal: they replace what the ring buffer lost, or are a source of their own.
+"""Kernel lines from the systemd journal: they fill gaps of the ring buffer, or are a source of their own.
 
-journald writes a line 400 to 500 ms after the kernel, and its reader wakes for every service's lines: that is
-why the live source is /dev/kmsg. read_journal() may block on a dying disk: it is called in the worker.
+journald writes a line 400 to 500 ms after the kernel, and its reader wakes for the lines of every service, so the live
+source is /dev/kmsg. read_journal() may block on a dying disk and is called in the worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthd.common.guard import KERNEL_LOG, never_raises
 
 
 class JournalLine(NamedTuple):
-    """time: epoch seconds; usec: the kernel's log clock, the same number as in /dev/kmsg; cursor: the journal's."""
+    """time: epoch seconds; usec: the kernel's log clock, as in /dev/kmsg; cursor: the journal's."""
 
     time: float
     text: str
@@ -27,13 +27,13 @@ class JournalLine(NamedTuple):
 def read_journal(
     boot_id: str, since_usec: int, until_usec: int, limit: int, accept_injected: bool = False
 ) -> list[JournalLine]:
-    """Kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
+    """Return kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
 
-    [] also where there is no journal. Raises OSError if the journal cannot be read.
+    Returns [] also without a journal. Raises OSError if the journal cannot be read.
     """
     reader = _open(boot_id)
     try:
-        # The seek goes by the time at which journald received a line: never before the kernel wrote it.
+        # The seek uses the time at which journald received a line, which is never before the kernel wrote it.
         reader.seek_monotonic(since_usec / 1e6, boot_id.replace("-", ""))
         wanted = (line for line in _lines(reader, accept_injected) if line.usec > since_usec)
         return list(itertools.islice(itertools.takewhile(lambda line: line.usec < until_usec, wanted), limit))
@@ -44,7 +44,7 @@ def read_journal(
 def _open(boot_id: str) -> Any:
     from systemd import journal
 
-    # Fields stay as received, bytes and text: nothing is converted that is not read.
+    # Other fields stay as received, to avoid conversions of unused data.
     reader = journal.Reader(converters={"MESSAGE": _text, "SYSLOG_IDENTIFIER": _text})
     reader.add_match(_TRANSPORT="kernel")
     if boot_id:
@@ -53,7 +53,7 @@ def _open(boot_id: str) -> Any:
 
 
 def journal_invalidated() -> int:
-    """The value that process() returns after journal files were added or removed (sd_journal_process(3))."""
+    """Return the value of process() after journal files were added or removed (sd_journal_process(3))."""
     from systemd import journal
 
     return int(journal.INVALIDATE)
@@ -72,11 +72,11 @@ def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
 
 @never_raises(KERNEL_LOG)
 def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
-    """One journal entry as a line; None if the kernel did not write it: journald itself says where it has an entry
-    from, and no client can (systemd.journal-fields(7), Trusted Journal Fields).
+    """Return a journal entry as a line; None if the kernel did not write it.
 
-    A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid ..." into an
-    identifier and the rest: here they are joined again.
+    journald itself records the transport of an entry, which no client can forge (systemd.journal-fields(7), Trusted
+    Journal Fields). A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid
+    ..." into an identifier and the rest; they are joined again here.
     """
     message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
     facility = entry.get("SYSLOG_FACILITY", KERNEL)
@@ -95,7 +95,7 @@ def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | No
 
 
 class JournalSource(Source):
-    """The journal as the live source, from this boot's start or from the cursor's place."""
+    """The journal as the live source, from the start of this boot or from the cursor."""
 
     def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
         self.pending = True
@@ -107,7 +107,7 @@ class JournalSource(Source):
         self._resumed = False
         try:
             self._reader.seek_cursor(self._place)
-        except (OSError, ValueError):  # the cursor is another journal's, or none ("")
+        except (OSError, ValueError):  # the cursor is from another journal, or empty
             self._place, self._first = "", True
             self._reader.seek_head()
 
@@ -128,13 +128,13 @@ class JournalSource(Source):
                 entry = self._reader.get_next()
             except OSError:
                 if lines:
-                    self.pending = True  # give these lines first: the cursor is behind them
+                    self.pending = True  # return these lines first: the cursor is behind them
                     break
                 raise
             if not entry:
                 self._first = False
                 break
-            # After seek_cursor the next entry is the cursor's own, if it still exists.
+            # After seek_cursor the next entry is that of the cursor, if it still exists.
             if not self._resumed and self._place and self._reader.test_cursor(self._place):
                 self._resumed = True
                 continue

@@ -1,6 +1,6 @@
 """/dev/kmsg, the live source: 0.05 ms from the kernel to the reader.
 
-`gaps` names the lines that the ring buffer no longer holds, for the journal to fill.
+`gaps` names the lines that the ring buffer has lost, which the journal may fill.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from healthd.agent.kernel_log.prefix import KERNEL, parse_record
 from healthd.agent.kernel_log.source import LINES_PER_READ, Cursor, Gap, RawLine, Source
 from healthd.common.values import Value, Whole
 
-MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
+MAX_RECORD = 16384  # a read with a smaller buffer than the record fails; the kernel's limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16
 
 
 class _Place(Value, frozen=True):
-    """The cursor."""
+    """Cursor of /dev/kmsg."""
 
     boot_id: str
     sequence: Whole
@@ -31,11 +31,11 @@ class _Place(Value, frozen=True):
 
 
 class Kmsg(Source):
-    """/dev/kmsg, one record a read.
+    """/dev/kmsg, one record per read.
 
-    The log clock counts like CLOCK_MONOTONIC but NTP does not discipline it: over months of uptime the two drift apart
-    by minutes. So each time the ring buffer has been read empty, the next record, which is read as it is written, sets
-    the offset between log clock and wall clock anew. Records from before the start are dated by CLOCK_MONOTONIC.
+    The log clock counts like CLOCK_MONOTONIC, but without NTP's corrections: over months of uptime the two drift apart
+    by minutes. So each time the ring buffer has been read completely, the next record, which is read as it is written,
+    sets the offset between log clock and wall clock again. Records from before the start are dated by CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Kmsg(Source):
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
         place = _Place(boot_id, -1, 0)
-        self._first = self._never_read = True  # ever, not only in this boot
+        self._first = self._never_read = True  # since the installation, not only in this boot
         with suppress(ValidationError):  # no cursor, or that of another source
             before = convert(cursor, _Place)
             self._first = self._never_read = False
@@ -72,7 +72,7 @@ class Kmsg(Source):
         return self._gaps
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        """The journal gave the lines that it has in this gap (perhaps none), except those in `left`."""
+        """Remove a gap after the journal returned its lines (perhaps none), except those in `remaining`."""
         self._gaps = tuple(g for g in (left if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
@@ -85,14 +85,14 @@ class Kmsg(Source):
             except BlockingIOError:
                 self._drained, self.pending = True, False
                 if self._sequence < self._must_have and not lines:
-                    raise OSError(errno.ENODATA, "it is open, but gives no lines that others get") from None
+                    raise OSError(errno.ENODATA, "open, but misses lines that another reader gets") from None
                 break
-            except BrokenPipeError:  # the ring overtook us: the next read gives the oldest record left
+            except BrokenPipeError:  # records were overwritten: the next read returns the oldest one left
                 self.overruns += 1
                 continue
             except OSError:
                 if lines:
-                    break  # give these lines first: the cursor is behind them
+                    break  # return these lines first: the cursor is behind them
                 raise
             record = parse_record(data)
             if record is None:
@@ -100,8 +100,8 @@ class Kmsg(Source):
                 self.malformed += 1
                 if not data and lines:
                     break
-                if not data or malformed == limit:  # /dev/null or worse in its place: it would be read for ever
-                    raise OSError(errno.EINVAL, "it gives no records of a kernel log")
+                if not data or malformed == limit:  # /dev/null or another file in its place would be read forever
+                    raise OSError(errno.EINVAL, "it returns no records of a kernel log")
                 continue
             if record.sequence <= self._sequence:
                 continue
@@ -127,19 +127,19 @@ class Kmsg(Source):
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
     def listen_in(self) -> None:
-        """Check once a round that the reader still receives records: without a line or an error, the machine just looks
-        quiet.
+        """Check once per round that the reader still receives records. Otherwise a broken reader looks like a quiet
+        machine.
 
         The first record that a second descriptor has received since the last call must reach the reader by its next
-        read. Later records are not compared: a check costs one record, also in a storm.
+        read. Later records are not compared, so the check costs one record, also in a storm.
         """
         if self._witness >= 0:
-            for _ in range(2):  # the first read gives EPIPE if the ring has wrapped since
+            for _ in range(2):  # the first read returns EPIPE if the ring has wrapped since
                 try:
                     record = parse_record(os.read(self._witness, MAX_RECORD))
                 except BrokenPipeError:
                     continue
-                except OSError:  # EAGAIN: it has heard nothing either
+                except OSError:  # EAGAIN: it has received nothing either
                     break
                 if record is not None:
                     self._must_have = record.sequence

@@ -1,4 +1,4 @@
-"""Keeps a kernel log source open and reads it: a source that dies is counted and opened again, with backoff."""
+"""Reader of the kernel log: keeps a source open, reads it, and reopens it with backoff after an error."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ log = logging.getLogger("healthd.agent.kernel_log.source")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
-READ_SECONDS = 0.05  # a storm is read for so long at most; then its lines are processed and others get a turn
-LINES_AT_ONCE = 4000  # kept in that time, repeats not counted
+READ_SECONDS = 0.05  # maximum time of one read in a storm, so that other sources are served too
+LINES_AT_ONCE = 4000  # maximum lines of one read, without repeats
 FORGEABLE = (
-    "what {} says is only observed and never drains, since any user can forge a line of it: "
-    'kernel_log.source = "kmsg" is proof against that, kernel_log.trust_file = true trusts the file'
+    "lines of {} are only observed and never drain, because any user can forge them: use "
+    'kernel_log.source = "kmsg", or set kernel_log.trust_file = true to trust the file'
 )
 
 
 class Listener:
-    """It gives KernelEvents, and a status about itself, from `open()` on. `observed`: the source can be forged
-    (config.only_observes_kernel_log)."""
+    """Returns KernelEvents and the status of the source, after `open()`.
+
+    `observed`: users can forge lines of the source (config.is_kernel_log_forgeable).
+    """
 
     def __init__(
         self,
@@ -54,9 +56,9 @@ class Listener:
         self._retry_at = 0.0
         self._gap_failures = 0
         self._gap_waits = False
-        self._before = (0, 0, 0, 0)  # what sources that died had counted
+        self._before = (0, 0, 0, 0)  # counts of earlier sources
         self._last_read = 0.0
-        problem = "" if spec != "off" else "switched off"
+        problem = "" if spec != "off" else "disabled"
         self.status = KernelLogStatus(spec, alive=False, problem=problem, observed=observed)
         self.journal = SourceStatus("journal", up=True)
 
@@ -67,7 +69,7 @@ class Listener:
 
     @property
     def deadline(self) -> float:
-        """When to look without being woken: to open the source again, or because one read did not take all."""
+        """When to read without a wakeup: to reopen the source, or because one read did not take everything."""
         if self._source is None:
             return float("inf") if self._spec == "off" else self._retry_at
         return 0.0 if self._source.pending else float("inf")
@@ -78,7 +80,7 @@ class Listener:
 
     @property
     def sources(self) -> Iterator[SourceStatus]:
-        """The sources that are listened to, for the metrics: none where the log is switched off."""
+        """Status of the open sources, for the metrics; empty if the kernel log is off."""
         k = self.status
         if self._spec == "off":
             return
@@ -97,7 +99,7 @@ class Listener:
             yield self.journal
 
     def read(self) -> list[KernelEvent]:
-        """The events in the lines that are there now; in a storm, in those that READ_SECONDS allow to read."""
+        """Return the events of the available lines; in a storm, of those that READ_SECONDS allows to read."""
         if self._source is None and self._monotonic() >= self._retry_at:
             self._open()
         source = self._source
@@ -127,15 +129,15 @@ class Listener:
         self._count(sum(count for count, _ in read), sum(event.lines for event in events))
         return events
 
-    # --- lines that the ring buffer lost, for the journal to fill
+    # --- gaps of the ring buffer, which the journal fills
 
     def gap(self) -> Gap | None:
-        """The gap to ask the journal about now."""
+        """Return the gap to read from the journal now."""
         gaps = self._source.gaps if isinstance(self._source, Kmsg) else ()
         return gaps[0] if gaps and not self._gap_waits else None
 
     def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
-        """The events in the lines that the journal has of a gap. `limit` lines are not all: the rest stays a gap."""
+        """Return the events of the journal's lines in a gap. `limit` lines are not all: the rest remains a gap."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
@@ -144,13 +146,13 @@ class Listener:
         return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
 
     def not_filled(self, gap: Gap, why: str) -> None:
-        """The journal could not be read. It is tried again in the next round, but not for ever."""
+        """Handle a failed read of the journal. It is tried again in the next round, at most GAP_TRIES times."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
         self.journal = replace(self.journal, up=False, problem=why, restarts_total=restarts)
         if not self._gap_waits:
-            log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
+            log.error("the journal could not be read %d times; kernel lines remain lost: %s", GAP_TRIES, why)
             self._gap_failures = 0
             if isinstance(self._source, Kmsg):
                 self._source.filled(gap)
@@ -163,10 +165,10 @@ class Listener:
             except OSError as error:
                 self._failed(f"{self._spec}: {_why(error)}")
 
-    # --- open and closed
+    # --- opening and closing
 
     def open(self, cursor: Any = None) -> None:
-        """`cursor`: where an earlier listener stopped; None: nowhere."""
+        """Open the source. `cursor`: where an earlier reader stopped; None: no earlier reader."""
         self._cursor = cursor
         self._open()
 
@@ -202,10 +204,10 @@ class Listener:
         self._retry_at = self._monotonic() + wait
         restarts = self.status.restarts_total + 1
         self.status = replace(self.status, alive=False, problem=problem, restarts_total=restarts)
-        log.error("kernel log cannot be read, trying again in %g s: %s", wait, problem)
+        log.error("the kernel log cannot be read, next try in %g s: %s", wait, problem)
 
     def _counted(self) -> tuple[int, int, int, int]:
-        """(lost, overruns, malformed, rotations) of all sources since the start."""
+        """Return (lost, overruns, malformed, rotations) of all sources since the start."""
         source = self._source
         if source is None:
             return self._before
@@ -235,7 +237,7 @@ class Listener:
 
 
 def _why(error: Exception) -> str:
-    """The text of a source's error. An error that no source should raise is healthd's own mistake: with its place."""
+    """Return the text of a source's error. An exception that no source should raise is logged with its location."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):

@@ -1,4 +1,4 @@
-"""The source of kernel lines that `--kernel-log` names, opened."""
+"""Opens the source of kernel lines that `--kernel-log` names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def open_source(
     accept_injected: bool = False,
     now: Callable[[], float] = time.time,
 ) -> Source:
-    """The source named by `--kernel-log`: "kmsg", "journal", or the path of a file or fifo to follow.
+    """Open the source named by `--kernel-log`: "kmsg", "journal", or the path of a file or FIFO to follow.
 
-    `cursor` is what an earlier source of any kind left: one that does not fit counts as none. A path need not exist
-    yet, but its directory must. Raises OSError if the source cannot be opened (no root, no such directory).
+    `cursor` is from an earlier source of any kind; one that does not fit is ignored. The file need not exist yet, but
+    its directory must. Raises OSError if the source cannot be opened (not root, no such directory).
     """
     boot_id = Host(root).boot_id()
     if spec == "kmsg":

@@ -1,8 +1,8 @@
-"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel/lines/, one file a family.
+"""Parser of kernel messages: parse(text) -> KernelEvent, pure. The formats are in rules/, one file per family.
 
-Every rule is anchored at the start of the kernel's message: process names and cgroup paths inside a message are
-user text, and a program that quotes an Xid in its own log line is not the driver. A new form is a new row of its
-family's RULES; among rows that share a literal the first that matches counts.
+Every rule is anchored at the start of the kernel's message. Process names and cgroup paths inside a message are user
+text, and a program that quotes an Xid in its own log line is not the driver. A new format is a new row of its family's
+RULES; among rows that share a literal the first match counts.
 
 Some of the kernel's own lines begin with user text all the same: those about a process, "NAME[PID]: segfault at".
 """
@@ -48,9 +48,9 @@ def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
     return {literal: tuple(rule for rule in rules if literal in rule.needs) for rule in rules for literal in rule.needs}
 
 
-LITERALS = _by_literal(RULES)  # with those of the site, once it has some (use_patterns)
-# A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with its name report at most a fault
-# of memory, or an access beyond the end of a device.
+LITERALS = _by_literal(RULES)  # and those of the site (use_patterns)
+# A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with a process name report at most a
+# memory fault, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
 # mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
 # mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
@@ -62,23 +62,25 @@ _USER_TEXT_FIRST = regex(
 )
 
 
-UNREAD = "unread"  # the kind of a line on which a rule fails: the line may be of any fault, so people are told
+UNREAD = "unread"  # kind of a line on which a rule raised: it may report any fault, so it is shown
 
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
-    """Read the site's own lines as well, from now on, in the place of earlier ones. Called once, before any line is
-    read: what is parsed then stays parsed. They count only for a line that no built-in rule reads. If several match a
-    line, the most severe one counts."""
+    """Use the site's patterns, instead of earlier ones, from now on.
+
+    Called once, before any line is read, because parsed lines are not parsed again. A pattern counts only for a line
+    that no built-in rule reads. If several match, the most severe one counts.
+    """
     by_literal = _by_literal((*RULES, *site.rules(patterns)))
     LITERALS.clear()
     LITERALS.update(by_literal)
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
-    """The event that a kernel message (without any prefix) reports; None if it reports nothing that matters here. What
-    is longer than the kernel can print is cut before it is matched.
+    """Return the event of a kernel message without any prefix; None if the message does not matter.
 
-    `literals`: those of LITERALS that the caller has not ruled out, in their order.
+    A message longer than the kernel can print is truncated first. `literals`: those of LITERALS that the caller has not
+    ruled out, in their order.
     """
     text = text[:MAX_TEXT]
     try:
@@ -89,12 +91,12 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
 
 def unread(text: str) -> KernelEvent:
-    """The event of a line that nobody could read."""
+    """Return the event of a line that could not be parsed."""
     return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:
-    """The same lines as an unread event, for a later step that fails on what they say."""
+    """Return the lines of an event as an unread event, for a later step that fails on their content."""
     return replace(event, kind=UNREAD, code="", pci="", fields=())
 
 

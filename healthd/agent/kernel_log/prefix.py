@@ -1,7 +1,7 @@
-"""What stands before the kernel's message: records of /dev/kmsg, and the prefixes of log files. Pure.
+"""Prefixes of kernel messages: records of /dev/kmsg, and the prefixes of log files. Pure.
 
-/dev/kmsg is the source to trust: its facility says who wrote a line. In a file, anybody who may write to syslog
-can pretend to be the kernel (`logger -t kernel`); only lines that name another program can be left out.
+/dev/kmsg is the source to trust: its facility identifies the writer of a line. In a file, any user who may write to
+syslog can pretend to be the kernel (`logger -t kernel`); only lines that name another program can be excluded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Record(NamedTuple):
 class Stripped(NamedTuple):
     """A kernel message in a file.
 
-    The line's time: `uptime`, seconds since boot, or `epoch`; None where the line has none.
-    host: the machine that the prefix names, "" if none. lines: how many lines it stands for.
-    unread: healthd made a mistake with what stands before the message: `text` is the whole line.
+    The line's time: `uptime`, seconds since boot, or `epoch`; None if the line has none.
+    host: the machine in the prefix, "" if none. lines: number of lines that it represents.
+    unread: healthd failed to parse the prefix; `text` is the whole line.
     """
 
     text: str
@@ -50,7 +50,7 @@ _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 @never_raises(KERNEL_LOG)
 def parse_record(data: bytes) -> Record | None:
-    r"""b"4,123,456789,-;text\n KEY=value\n" -> Record; None if `data` is no record. \xNN stands for one byte."""
+    r"""Parse b"4,123,456789,-;text\n KEY=value\n"; None if `data` is no record. \xNN is one byte."""
     match = _RECORD.match(data)
     if match is None:
         return None
@@ -65,7 +65,7 @@ _UPTIME = regex(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
 # [Fri Aug 30 11:43:09 2024]      dmesg -T
 _CTIME = regex(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
 # [2023-06-22 21:55:31.352446]    serial consoles; [...] elided in documents
-# [May19 19:57] and [  +0.000127]    dmesg -H: a time that cannot be read back
+# [May19 19:57] and [  +0.000127]    dmesg -H: a time that cannot be parsed
 _CONSOLE = regex(
     r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\."
     r"| *\+\d{1,10}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ?"
@@ -73,7 +73,7 @@ _CONSOLE = regex(
 # 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: a comma, neither host nor tag
 # 2026-10-03T05:56:38.1-04:00 host kernel: text  rsyslog, journalctl -o short-iso
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)")
-_LETTERS = "A-Za-z\u0080-\U0010ffff"  # of any script: names of days and months are the writer's
+_LETTERS = "A-Za-z\u0080-\U0010ffff"  # of any script: days and months are in the writer's language
 # Mar 29 15:38:59 host kernel: text   (month in the writer's language: "mars", "12月"); journalctl may omit the host
 _SYSLOG = regex(r"((?!\d+ )[0-9" + _LETTERS + r"]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
 # Tue 2025-01-21 04:41:44.123456 UTC host kernel: text           journalctl -o short-full; the writer's zone by its name
@@ -81,11 +81,11 @@ _SYSLOG = regex(r"((?!\d+ )[0-9" + _LETTERS + r"]{2,6})\.? +(\d{1,2}) (\d\d):(\d
 _FULL = regex("[" + _LETTERS + r"]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
 _DAY = regex(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
 _UNIX = regex(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
-_DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the name of the line's writer follows these
+_DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the line's writer follows these
 # "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
 # and syslog-ng the hosts that a line came through: "local@node17", "node17/relay".
 _HOST_TAG = regex(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
-# "Sep 18 20:07:01 NVRM: Xid ...": people who quote a log cut off host and "kernel:". No user's line looks like this:
+# "Sep 18 20:07:01 NVRM: Xid ...": people remove host and "kernel:" from quoted logs. No user's line looks like this:
 # without its host (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
 _WITHOUT_TAG = regex(_SYSLOG.pattern + "NVRM: ")
 _RFC5424 = regex(r"<(\d{1,3})>1 (?=\d{4}-)")
@@ -112,9 +112,9 @@ _REPEATED = regex(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
-    """The kernel's message in a line of a log file; None if another program wrote the line.
+    """Return the kernel's message in a line of a log file; None if another program wrote the line.
 
-    `now` (epoch seconds) tells the year of a syslog date. `injected` admits lines with the priority of another
+    `now` (epoch seconds) gives the year of a syslog date. `injected` accepts lines with the priority of another
     facility (drills and tests).
     """
     try:
@@ -169,17 +169,17 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
 
 
 def _named(tag: re.Match[str]) -> str:
-    """The host before the tag; RFC 5424 writes "-" for none."""
+    """Return the host before the tag; RFC 5424 writes "-" for none."""
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
 def epoch_of(date: str, now: float) -> float | None:
-    """Epoch seconds of a date as a line begins with it; None if it is none."""
+    """Return the epoch seconds of a date in the format of a line's prefix; None if it is no date."""
     return _strip_date(f"{date} -", now)[1]
 
 
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
-    """(rest, epoch, whether the name of the line's writer follows this form of date)."""
+    """Return (rest, epoch, True if the line's writer follows this format of date)."""
     for pattern in _DATES:
         if found := pattern.match(text):
             named = pattern is not _ISO or found[7] != ","
@@ -188,7 +188,7 @@ def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
 
 
 def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | None]:
-    """(rest, uptime, epoch): a console collector's bracket may stand before the kernel's."""
+    """Return (rest, uptime, epoch). A console collector's bracket may precede the kernel's."""
     uptime: float | None = None
     epoch: float | None = None
     for _ in range(3):
@@ -205,7 +205,7 @@ def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | N
 
 
 def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float | None:
-    """Epoch seconds of a matched date; None if it is no date. A date without a zone is local time."""
+    """Return the epoch seconds of a matched date; None if invalid. A date without a zone is local time."""
     try:
         if pattern is _UNIX:
             return float(found[1])
@@ -228,7 +228,7 @@ def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float 
 
 
 def _syslog_epoch(found: re.Match[str], now: float) -> float:
-    """Epoch seconds of a date without a year: the latest one that is not after tomorrow."""
+    """Return the epoch seconds of a date without a year: the latest one up to tomorrow."""
     month = MONTHS.index(found[1].lower()) + 1
     day, hour, minute, second = (int(word) for word in found.groups()[1:5])
     year = time.localtime(now).tm_year
@@ -255,8 +255,11 @@ def _local(year: int, month: int, day: int, hour: int, minute: int, second: floa
 
 @functools.lru_cache(maxsize=64)
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
-    """Epoch seconds. Cached: the lines of a storm share a minute, and mktime is slow. Of an hour that there is twice,
-    since the clock is set back, mktime gives the one whose offset it used last: here always the first."""
+    """Return the epoch seconds of a local minute. Cached: the lines of a storm share a minute, and mktime is slow.
+
+    For an hour that occurs twice, because the clock is set back, mktime uses the offset of its last call. The first
+    call makes that always the first hour.
+    """
     time.mktime((year, month, day, hour - 12, minute, 0, 0, 0, -1))
     return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
 

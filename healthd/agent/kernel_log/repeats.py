@@ -1,9 +1,9 @@
-"""Lines that repeat are counted before they are parsed: this makes a storm of a million lines cheap. Pure.
+"""Counts repeated lines before they are parsed, which makes a storm of a million lines cheap. Pure.
 
-Two Xids with the same head (which GPU, which code) are one fault, whatever pid, channel or registers follow. Codes
-whose further words tell faults apart (a link, a unit, a recovery action) have no head here: those Xids, SXids and PCI
-Express errors are one fault only if their lines are equal word for word. Every other line is read one by one, as
-always: where lines tell a state (a link is down, or up again), their order counts.
+Two Xids with the same head (GPU and code) are one fault, regardless of pid, channel or registers. Codes whose further
+text distinguishes faults (a link, a unit, a recovery action) have no head here: those Xids, SXids and PCI Express
+errors are one fault only if their lines are equal. Every other line is read individually: if lines report a state (a
+link is down, or up again), their order counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-BULK_BYTES = 32 << 10  # this much at once is a storm or a backlog; less is read line by line
+BULK_BYTES = 32 << 10  # a storm or a backlog; less data is read line by line
 
 # Xid 74 and 144-150 name a link, 154 an action, some of 13 a processor: agent/kernel_log/rules/nvidia.py makes fields
 # of them.
@@ -27,8 +27,8 @@ _WHOLE = (
     rb"(?:NVRM: Xid \(PCI:[0-9A-Fa-f:]{7,16}\): (?:74|14[4-9]|150),|nvidia-nvswitch\d{1,3}: SXid \(PCI:"
     rb"|(?:pcieport|nvidia|mlx5_core|nvme) [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: |PCIe Bus Error: |  ))"
 )
-# A line in a file that surely is the kernel's own: its text alone, after dmesg's time, or after a date, a host and
-# "kernel:" (agent/kernel_log/prefix.py knows more forms; syslog daemons write these).
+# A line in a file that is certainly the kernel's: its text alone, after dmesg's time, or after a date, a host and
+# "kernel:" (agent/kernel_log/prefix.py has more formats; syslog daemons write these).
 _LINE = re.compile(
     rb"^(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.:+Z-]{0,24})"
     rb" [\w.-]{1,64} kernel: )?"
@@ -38,28 +38,31 @@ _LINE = re.compile(
 
 
 class Repeats(NamedTuple):
-    """`first`: the first whole line of each head, or of lines with equal text, with their number. `rest`: all other
-    lines, in order."""
+    """`first`: the first complete line of each head, or of equal lines, with its count. `others`: all other lines, in
+    order.
+    """
 
     first: list[tuple[bytes, int]]
     rest: bytes
 
 
 def head(text: str) -> str:
-    """What a message (without prefix) shares with every line of the same fault; "" if only a parser can tell."""
+    """Return the text that a message (without prefix) shares with all lines of its fault; "" if only a parser can
+    decide.
+    """
     match = _HEAD.match(text)
     return match[0] if match is not None else ""
 
 
 def coalesced(lines: bytes) -> Repeats:
-    """Complete lines of a log, each with its newline, in one pass of the regular expression engine (1 us a line)."""
+    """Count the repeats in complete lines of a log, in one pass of the regular expression engine (1 us per line)."""
     parts = _LINE.split(lines)  # text between repeats, a repeat's head or its whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:
         return Repeats([], lines)
     first = []
     for found, count in counts.items():
-        # The head's first occurrence may be another program's line that quotes it: only _LINE says whose it is.
+        # The head's first occurrence may be in another program's line that quotes it: only _LINE identifies the writer.
         place = 0
         while True:
             start = lines.rfind(b"\n", 0, lines.index(found, place)) + 1

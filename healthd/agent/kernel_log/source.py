@@ -1,9 +1,9 @@
-"""What a source of the kernel's lines is, and what it gives. The sources are kmsg, journal and file.
+"""Interface of a source of kernel lines. The sources are kmsg, journal and file.
 
-A source never blocks, gives at most `limit` lines a call, and has a `cursor`: plain data that is stored together
-with the events made of the lines, so that after a restart every line is given exactly once.
+A source never blocks, returns at most `limit` lines per call, and has a `cursor`: plain data that is stored together
+with the events of the lines, so that after a restart every line is returned exactly once.
 
-parse.parse tells what a line says; coalesce.coalesce_events tells which lines are one fault.
+parse.parse parses a line; coalesce.coalesce_events joins the lines of one fault.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from healthd.agent.kernel_log.repeats import head
 from healthd.common.model import KernelEvent
 
 LINES_PER_READ = 1000
-SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside coalesce's window
+SAME_SECONDS = 1.0  # lines of one head within this time are counted as one: short compared with coalesce's window
 
 Cursor = dict[str, Any] | None
 
 
 class RawLine(NamedTuple):
-    """One message of the kernel without its prefix.
+    """A message of the kernel without its prefix.
 
-    time      epoch seconds, never later than when it was read
-    history   the line was in the log before healthd ever looked at it (no cursor): known, but no news
-    usec      the kernel's log clock in this boot, where the source knows it
-    lines     how many lines of the same fault this line stands for; the last was at `last_time`
-    unread    what stands before the message could not be read: `text` is the whole line
+    time      epoch seconds, never later than the time of reading
+    history   the line was in the log before healthd first read it (no cursor): recorded, without effect
+    usec      the kernel's log clock in this boot, if the source has it
+    lines     number of lines of the same fault that this line represents; the last was at `last_time`
+    unread    the prefix could not be parsed: `text` is the whole line
     """
 
     time: float
@@ -44,10 +44,10 @@ class RawLine(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Lines that the ring buffer lost: those between two times of the kernel's log clock, both exclusive.
+    """Lines that the ring buffer lost, between two times of the kernel's log clock, both exclusive.
 
-    `since_usec` 0 is the boot's start. The journal may still have them: journal.read_journal.
-    history   as in RawLine: the lines were written before healthd ever looked
+    `since_usec` 0 is the start of the boot. The journal may still have the lines: journal.read_journal. `history`: as
+    in RawLine.
     """
 
     since_usec: int
@@ -56,11 +56,11 @@ class Gap(NamedTuple):
 
 
 class Source(ABC):
-    """A source of the kernel's lines, open since it was made.
+    """An open source of kernel lines.
 
-    pending: read() stopped at its limit, call it again without waiting.
-    overruns: how often lines were lost; lost: how many lines, where that is known; rotations: how often the file was
-    replaced or cut; malformed: how often the data was no record, or too long for a line.
+    pending: read() stopped at its limit; call it again without waiting.
+    overruns: how often lines were lost; lost: how many lines, if known; rotations: how often the file was replaced or
+    truncated; malformed: how often the data was no record, or a line was too long.
     """
 
     pending = False
@@ -75,14 +75,14 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        """Raise OSError only if there are no lines to give: lines that were read before the error come first."""
+        """Return lines. Raise OSError only if there are none: lines from before the error are returned first."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     @property
     def cursor(self) -> Cursor:
-        """None: what was read cannot be read again."""
+        """Position after the returned lines. None: the source cannot be read again."""
         return None
 
     @property
@@ -91,13 +91,13 @@ class Source(ABC):
         return ""
 
     def take_notes(self) -> list[str]:
-        """What a person should know, each note once."""
+        """Return the notes for the log, each once."""
         notes, self._notes = self._notes, ()
         return list(notes)
 
 
 def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
-    """`observed`: the line's source can be forged."""
+    """Return the event of a line. `observed`: users can forge lines of its source."""
     event = unread(line.text) if line.unread else parse(line.text)
     if event is None:
         return None
@@ -114,10 +114,10 @@ def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent
 
 
 def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
-    """The lines of one read. A line that repeats an earlier one is counted into it, so that a parser sees each once.
+    """Merge repeated lines of one read into the first one, so that each is parsed once.
 
-    An Xid may repeat any earlier one of its head; any other line only the line just before it: between two "not
-    responding" there may be an "OK", and the order tells the present state.
+    An Xid may repeat any earlier one with its head. Any other line may repeat only the line just before it: an "OK" may
+    be between two "not responding", and the order determines the current state.
     """
     kept: list[RawLine] = []
     places: dict[tuple[str, bool], int] = {}

@@ -1,7 +1,7 @@
-"""The settings as msgspec Structs, with their defaults and allowed values, and the files that contain them.
+"""Settings as msgspec Structs, with their defaults and allowed values.
 
 The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. agent/settings/effective.py
-makes the effective settings of it.
+computes the effective settings.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from healthd.common.values import Value
 
 
 class ConfigError(HealthdError):
-    """One sentence for the person who wrote the file: file, setting, what is wrong."""
+    """An error in the settings: one sentence with file, setting and problem."""
 
 
 class CheckConfig(Value, frozen=True):
-    """What every check can be told in its table [checks.NAME].
+    """Common settings of every check, in its table [checks.NAME].
 
     name              the instance ("/data" in [checks.mount."/data"]), set by the table's name
     interval_seconds  None: the daemon's
     clear_after       completed runs in a row without the finding that end a condition which clears by PASS
-    enforce           false caps everything the check finds at WARNING
+    enforce           false caps every finding of the check at WARNING
     severity          another severity for one code: {"gpu_ecc/disabled": "info"}
-    guessed           the settings that a profile of the machine's type gave, not a person ("name": the profile gave
-                      the whole instance); set when settings are read
+    guessed           the settings from a profile of the machine's type, not from a person ("name": the whole instance
+                      is from the profile); set when settings are read
     """
 
     name: str = ""
@@ -66,19 +66,23 @@ class CheckConfig(Value, frozen=True):
 
 
 def only_warns(config: CheckConfig, expects: str) -> bool:
-    """Whether these settings cap at WARNING what compares with the setting `expects` ("" = with none)."""
+    """Return True if these settings cap findings at WARNING that compare with the setting `expects` ("" = with
+    none).
+    """
     return not config.enforce or expects in config.guessed or "name" in config.guessed
 
 
 def severity_with(explain: Explain, config: CheckConfig) -> Severity:
-    """The worst that the check makes of such a code under these settings, before the site overrides or caps it."""
+    """Return the worst severity of the code under these settings, before the site overrides or caps it."""
     chosen = getattr(config, explain.chosen_by, None)
     return chosen if isinstance(chosen, Severity) else explain.severity
 
 
 class NvmlConfig(Value, frozen=True):
-    """fake: a profile or a scenario file instead of the driver. idle_interval_seconds: the time between rounds of GPU
-    checks while nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC counts).
+    """fake: a profile or a scenario file instead of the driver.
+
+    idle_interval_seconds: the time between rounds of GPU checks while no other process has the driver open (opening it
+    takes seconds per GPU, closing it resets volatile ECC counts).
     """
 
     fake: FileOrName = ""
@@ -86,27 +90,31 @@ class NvmlConfig(Value, frozen=True):
 
 
 class KernelPattern(Value, frozen=True):
-    """A line of the kernel that means something at this site. pattern: plain text, "*" = any text, from the beginning
-    of the message on (agent/kernel_log/rules/site.py)."""
+    """A kernel line that matters at this site.
+
+    pattern: plain text, "*" = any text, from the beginning of the message (agent/kernel_log/rules/site.py).
+    """
 
     pattern: LinePattern
     severity: Severity = Severity.WARNING
 
 
 def _too_severe(pattern: KernelPattern) -> str:
-    """A pattern without a fixed beginning also matches a user's text in the middle of a message (audit lines)."""
+    """Refuse a pattern without a fixed beginning: it also matches a user's text inside a message (audit lines)."""
     if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
         return ""
     return (
-        'severity: must be "info" or "warning" for a pattern that begins with "*", which also matches text of users, '
+        'severity: must be "info" or "warning" for a pattern that begins with "*", because it also matches user text, '
         f'got "{pattern.severity.name.lower()}"'
     )
 
 
 class KernelLogConfig(Value, frozen=True):
-    """source: kmsg, journal, off, or the path of a file or fifo to follow. accept_injected: root's own lines count
-    (drills). trust_file: what a followed file says may drain, though users can forge its lines. patterns: lines of the
-    site's own, by name, for what no built-in rule reads."""
+    """source: kmsg, journal, off, or the path of a file or FIFO to follow.
+
+    accept_injected: accept root's own lines (drills). trust_file: lines of a followed file may drain, although users
+    can forge them. patterns: the site's own lines by name, for lines that no built-in rule reads.
+    """
 
     source: KernelLog = "kmsg"
     accept_injected: bool = False
@@ -117,11 +125,14 @@ class KernelLogConfig(Value, frozen=True):
 
 
 class SlurmConfig(Value, frozen=True):
-    """command_timeout_seconds: a Slurm command's own deadline. requeue_retry_seconds: how long an unconfirmed requeue
-    may still be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment:
-    whether a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues:
-    those that the broken part serves, or all on the node. own_faults_per_hour, shared_wait_seconds,
-    shared_max_wait_seconds: what a fault that comes and goes meets (agent/slurm/flapping.py)."""
+    """command_timeout_seconds: deadline of a Slurm command.
+
+    requeue_retry_seconds: how long an unconfirmed requeue may still be in flight. max_restarts: a job that was
+    restarted this often is requeued held. admin_comment: write the fault into the AdminComment of jobs that a CRITICAL
+    fault hit. requeue: the jobs that such a fault requeues: those on the broken part, or all on the node.
+    own_faults_per_hour, shared_wait_seconds, shared_max_wait_seconds: limits for faults that come and go
+    (agent/slurm/flapping.py).
+    """
 
     command_timeout_seconds: Period = 30.0
     requeue_retry_seconds: Seconds = 90.0
@@ -134,13 +145,14 @@ class SlurmConfig(Value, frozen=True):
 
 
 class FleetLimits(Value, frozen=True):
-    """How many nodes of a partition healthd may hold drained: a percentage of them, but at least a given number.
+    """How many nodes of a partition healthd may keep drained: a percentage of them, but at least a given number.
 
     limit_*         for causes that nodes share
     own_hardware_*  for a fault of the node itself
     jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (fleet_limit.py)
-    uncounted_drain_after_seconds  if the drained nodes cannot be counted for so long, and for a random time of up to as
-                    long again, a CRITICAL fault of the node's own hardware drains without a count and without a requeue
+    uncounted_drain_after_seconds  if the drained nodes cannot be counted for this time, and for a random time of up
+                                   to as long again, a CRITICAL fault of the node's own hardware drains without a
+                                   count and without a requeue
     """
 
     limit_percent: Percent = 10.0
@@ -152,8 +164,11 @@ class FleetLimits(Value, frozen=True):
 
 
 class MetricsConfig(Value, frozen=True):
-    """listen: ADDRESS:PORT, several of them, or "off". textfile: a *.prom file for node_exporter's textfile collector;
-    "" = none. web_config: a web configuration file of Prometheus' format (TLS); "" = plain HTTP."""
+    """listen: ADDRESS:PORT, several of them, or "off".
+
+    textfile: a *.prom file for node_exporter's textfile collector; "" = none. web_config: a web configuration file in
+    Prometheus' format (TLS); "" = plain HTTP.
+    """
 
     listen: Address | Addresses = "127.0.0.1:9478"
     textfile: AbsolutePathOrNone = ""
@@ -161,8 +176,10 @@ class MetricsConfig(Value, frozen=True):
 
 
 class Settings(Value, frozen=True):
-    """cluster: "" = as Slurm's settings call it. profile: "auto", "none", a name of conf/profiles or a path.
-    baseline_file: "" = none."""
+    """cluster: "" = ClusterName of slurm.conf. profile: "auto", "none", a name in conf/profiles or a path.
+
+    baseline_file: "" = none.
+    """
 
     mode: Mode = Mode.OBSERVE
     node_name: NodeName = ""
@@ -183,7 +200,7 @@ class Settings(Value, frozen=True):
 
 
 class Layer(NamedTuple):
-    """The [checks.*] of one source. `guessed`: it says what such machines usually have, not what this one has."""
+    """[checks.*] of one source. `guessed`: it describes typical machines of this type, not this node."""
 
     source: str
     checks: Any
@@ -194,11 +211,11 @@ Below = Callable[[Settings], Sequence[Layer]]
 
 
 class Loaded(Value, frozen=True):
-    """Settings and where each came from: `origins` maps "kernel_log.source" and 'checks.mount."/data".fstype' to the
-    file, flag or profile; absent: default.
+    """Settings and their sources.
 
-    checks: the Configs of the enabled checks. tables: their plain tables, for the worker.
-    disabled: the Configs of the other checks. profile: the source of the guessed settings, "" = none.
+    origins: "kernel_log.source" or 'checks.mount."/data".fstype' -> file, flag or profile; absent: default. checks: the
+    Configs of the enabled checks. tables: their plain tables, for the worker. disabled: the Configs of the other
+    checks. profile: the source of the guessed settings, "" = none.
     """
 
     settings: Settings
@@ -210,15 +227,18 @@ class Loaded(Value, frozen=True):
 
 
 def only_observes_kernel_log(loaded: Loaded) -> bool:
-    """Whether what the kernel log says is shown and decides nothing: it is followed in a file, where a line break in a
-    user's text begins a line of its own. A path that was given as a flag is a drill or a test."""
+    """Return True if kernel log lines are displayed without any effect, because users can forge them.
+
+    That is so for a followed file, in which a line break in a user's text begins a new line. A path that was given as a
+    flag belongs to a drill or a test and is trusted.
+    """
     kernel_log = loaded.settings.kernel_log
     proven = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
     return not (proven or loaded.origins.get("kernel_log.source", "").startswith("--"))
 
 
 def directory(table: Mapping[str, Any], source: str, name: str) -> str:
-    """`runtime_dir` or `state_dir` of a daemon with these settings; other errors in them do not matter here."""
+    """Return `runtime_dir` or `state_dir` of a daemon with these settings; other errors in them are ignored."""
     found = table.get(name, getattr(Settings(), name))
     if not isinstance(found, str):
         raise ConfigError(f"{source}: {name}: must be text, got {show(found)}")
@@ -226,7 +246,7 @@ def directory(table: Mapping[str, Any], source: str, name: str) -> str:
 
 
 def kernel_log_of(table: Mapping[str, Any], source: str) -> KernelLogConfig:
-    """[kernel_log] of a settings file, whatever else is in it. Raises ConfigError."""
+    """Return [kernel_log] of a settings file, ignoring the rest of the file. Raises ConfigError."""
     try:
         return load(KernelLogConfig, table.get("kernel_log", {}), "kernel_log")
     except ConvertError as error:
@@ -234,13 +254,15 @@ def kernel_log_of(table: Mapping[str, Any], source: str) -> KernelLogConfig:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """The directory of the site's checks, needed before the table can be judged; "" if that setting is wrong."""
+    """Return the directory of the site's checks, which is needed to validate the table; "" if that setting is
+    invalid.
+    """
     found = table.get("checks_dir", Settings().checks_dir)
     return found if isinstance(found, str) and not no_absolute_path(found) else ""
 
 
 def listen_addresses(listen: str | tuple[str, ...], where: str) -> list[tuple[str, int]]:
-    """[("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478"; none for "off"."""
+    """Return [("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478"; [] for "off"."""
     found = []
     for text in (listen,) if isinstance(listen, str) else listen:
         if problem := no_address(text):

@@ -1,4 +1,4 @@
-"""The settings together with the checks that they are for: one value, which a reload replaces."""
+"""Settings and checks as one value, which a reload replaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.common.model import Program, RunName
 
 
 class Configured(Struct, frozen=True, dict=True):
-    """`checks`: all that were found, by name; `loaded` says which of them run, and how."""
+    """`checks`: all checks by name; `loaded` has the enabled ones with their settings."""
 
     loaded: Loaded
     checks: Mapping[str, Check]
@@ -26,7 +26,7 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def runs(self) -> Mapping[RunName, CheckConfig]:
-        """The Config of every run that is enabled."""
+        """Config of every enabled run."""
         return self.loaded.checks
 
     def check(self, run: RunName) -> Check:
@@ -34,34 +34,34 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def listeners(self) -> list[tuple[Check, CheckConfig]]:
-        """The checks that judge kernel events."""
+        """Checks that evaluate kernel events."""
         every = ((self.checks[name.check], config) for name, config in self.runs.items() if not name.instance)
         return [(check, config) for check, config in every if check.listens]
 
     @functools.cached_property
     def never_holds_resume(self) -> frozenset[RunName]:
-        """The runs that no resume waits for where they cannot look."""
+        """Runs that no resume waits for when they fail to run."""
         return frozenset(name for name, config in self.runs.items() if not self.check(name).holds_resume(config))
 
     @functools.cached_property
     def before_resume(self) -> dict[RunName, Program]:
-        """What is to be run before a drained node is resumed."""
+        """Programs to run before a drained node is resumed."""
         asked = ((name, self.check(name).declares.before_resume(config)) for name, config in self.runs.items())
         return {name: program for name, program in asked if program is not None}
 
     @functools.cached_property
     def after_job(self) -> list[Program]:
-        """What Slurm's epilog is to run after the last job of a node."""
+        """Programs that Slurm's epilog runs after the last job of a node."""
         asked = (self.check(name).declares.after_job(config) for name, config in self.runs.items())
         return [program for program in asked if program is not None]
 
     @functools.cached_property
     def meanings(self) -> dict[str, str]:
-        """Observation -> what its value says, of all checks that run."""
+        """Observation -> description of its value, for all enabled checks."""
         return {name: text for run in self.runs for name, text in self.check(run).meanings.items()}
 
     def versions(self, of_healthd: str) -> dict[RunName, tuple[str, str]]:
-        """Of each run: the version of its check, and a checksum of its settings."""
+        """Return the version of its check and a checksum of its settings for each run."""
         return {
             name: (
                 self.check(name).version or of_healthd,
@@ -72,5 +72,5 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def only_when_idle(self) -> set[RunName]:
-        """The runs that look only while no job is on this node."""
+        """Runs that need a node without jobs."""
         return {name for name in self.runs if self.checks[name.check].when}

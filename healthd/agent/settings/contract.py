@@ -1,7 +1,7 @@
-"""What a check module may declare: each name, its type, and its default where a module does not declare it.
+"""Contract of a check module: the names that it may declare, with types and defaults.
 
-Nothing else of a module is read, and it is read once, when the check is found. A module needs `run` or `correlate`
-(a site's file: `run`). tests/agent/settings/test_contract.py has mypy hold each module of checks/ to the types.
+Nothing else of a module is read, and it is read once, when the check is found. A module needs `run` or `correlate` (a
+site's file: `run`). tests/agent/settings/test_contract.py verifies each module of checks/ against the types with mypy.
 """
 
 from __future__ import annotations
@@ -41,38 +41,41 @@ class Contract(Value, Generic[C], frozen=True):
 
     Config         its settings, each field with a default: a CheckConfig, or a site's dataclass (site_config.py)
     PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
-    USES           what a run may hang in: "nvml", which all its users share; "" = nothing that other checks need
-    WHEN           "idle": it runs only while healthd wants or holds a drain and Slurm shows the node drained and
-                   idle, and `healthd check` runs it only by its name; "" = always
-    AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was taken out),
-                   "job_end" (an epilog says so), "nvml_trouble" (a GPU check met a lost GPU, or NVML did not answer)
-    HOLDS_RESUME   False: a drained node is resumed while the check cannot look, though it can drain. No node waits for
-                   a check that can only warn, by its codes and the site's settings
-    run            yields what it finds, counts, and sees repaired, or NothingToCheck with the reason. An exception: it
-                   could not check
-    before_resume  a program that is run once in each drain of ours, on the drained and idle node, when nothing else
-                   keeps it from its resume, which waits until it has ended and the check has looked; None: none
-    after_job      a program that Slurm's epilog runs after the last job of a node that nothing drains; None: none
-    validate       the sentence that refuses its settings; None or "" = they are right
-    overdue        what it means when a run has not answered for so many seconds
+    USES           a resource in which a run may hang: "nvml", which all its users share; "" = not shared with other
+                   checks
+    WHEN           "idle": it runs only while a drain is desired or set and Slurm shows the node drained and idle, and
+                   `healthd check` runs it only by its name; "" = always
+    AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was removed),
+                   "job_end" (reported by an epilog), "nvml_trouble" (a GPU check found a lost GPU, or NVML did not
+                   answer)
+    HOLDS_RESUME   False: a drained node is resumed while the check fails to run, although it can drain. No node waits
+                   for a check that can only warn, by its codes and the site's settings
+    run            yields findings, observations and repairs, or NothingToCheck with the reason. An exception: the
+                   check failed to run
+    before_resume  a program that is run once in each drain by healthd, on the drained and idle node, when nothing
+                   else prevents the resume, which waits until the program has ended and the check has run; None: none
+    after_job      a program that Slurm's epilog runs after the last job of a node; None: none
+    validate       the sentence that refuses its settings; None or "" = they are valid
+    overdue        the findings if a run has not answered for this many seconds
     correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
-    repairs        the repairs that kernel events are evidence of; pure. Beside correlate, built-in checks only
-    BASELINE       the settings that `healthd baseline` writes for it, and where
-    baseline       the values of those settings on this node now. An exception leaves the check out, with the reason
-    OBSERVATIONS   name of an observation -> what its value says: the HELP of its metric
-    EXPLAIN        code -> what it means, why it matters, what to do
-    explain        the same for codes that come in numbers; asked before EXPLAIN
-    known_codes    the codes that `explain` has words for
-    explain_more   the text for a name that stands only in messages
-    known_more     the names that `explain_more` has words for
-    CAUSES         code -> what a job died of if the fault ended it. The fleet answers read it; unknown if missing
-    cause          the same for codes that come in numbers and that CAUSES does not name
+    repairs        the repairs that kernel events prove; pure. With correlate, built-in checks only
+    BASELINE       the settings that `healthd baseline` writes for it, and the rank of its table
+    baseline       the current values of those settings on this node. An exception omits the check, with the reason
+    OBSERVATIONS   name of an observation -> its description: the HELP text of its metric
+    EXPLAIN        code -> its meaning, why it matters, what to do
+    explain        the same for codes with numbers; called before EXPLAIN
+    known_codes    the codes that `explain` describes
+    explain_more   the text for a name that only occurs in messages
+    known_more     the names that `explain_more` describes
+    CAUSES         code -> cause of a job's failure if the fault ended it. The fleet answers read it; unknown if
+                   missing
+    cause          the same for codes with numbers that CAUSES does not have
     ENDS_JOB       code -> when the fault ends a job; if missing, when its condition is degraded or critical
-    ends_job       the same for codes that come in numbers and that ENDS_JOB does not name
+    ends_job       the same for codes with numbers that ENDS_JOB does not have
     PERMANENT      codes of hardware faults that last until a part is replaced: neither a reset nor a reboot ends them
     """
 
-    Config: type[C] = CheckConfig  # type: ignore[assignment]  # where a module has none, C is CheckConfig
+    Config: type[C] = CheckConfig  # type: ignore[assignment]  # without a Config in the module, C is CheckConfig
     PER: str = ""
     USES: str = ""
     WHEN: str = ""
@@ -104,5 +107,5 @@ NAMES = tuple(f.name for f in fields_of(Contract))
 
 
 def declared(module: ModuleType) -> Contract[Any]:
-    """What a module declares, not yet judged: a site's module may have wrong types."""
+    """Return the declarations of a module, not yet validated: a site's module may have wrong types."""
     return Contract(**{name: getattr(module, name) for name in NAMES if hasattr(module, name)})

@@ -1,9 +1,8 @@
-"""The effective settings, and where each came from. A wrong key, type or unknown check stops the start with one
-sentence.
+"""Effective settings and their sources. A wrong key, type or check name stops the start with one sentence.
 
-Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < its [[node]]
-sections for this node < flags. What lies below the file: layers.py. The sections: node_sections.py. What a setting may
-be: config.py, and the checks for their own.
+Priority per setting, lowest first: defaults, profile of the machine's type, baseline of this node, healthd.toml, its
+[[node]] sections for this node, flags. The layers below the file: layers.py. The sections: node_sections.py. Allowed
+values: config.py, and the checks for their own settings.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def settle(
     known: Mapping[str, Check],
     below: Below = lambda _settings: (),
 ) -> Loaded:
-    """The effective settings. `flags`: dotted setting -> (flag as written, value). `known`: the checks there are.
-    `below`: the layers under the table, the lowest first.
+    """Return the effective settings.
 
-    Raises ConfigError with one sentence.
+    `flags`: dotted setting -> (flag as written, value). `available`: all checks. `lower_layers`: returns the layers
+    below the table, the lowest first. Raises ConfigError with one sentence.
     """
     plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
@@ -62,9 +61,9 @@ def settle(
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {})), *of_sections]
     first_section = len(layers) - len(of_sections)
-    for height, layer in enumerate(layers):  # each layer by itself, so that the error names the right layer
+    for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
         with _named(layer.source, {}):
-            if height >= first_section:  # a section may set one setting of a check: complete over the layers below
+            if height >= first_section:  # a section is complete only on top of the layers below
                 _check_section(layers[:height], layer, known)
             else:
                 _require_known(layer.checks, known)
@@ -81,7 +80,7 @@ def settle(
 
 
 def _check_section(below: Sequence[Layer], section: Layer, known: Mapping[str, Check]) -> dict[str, Any]:
-    """Check names and types in the checks of a [[node]] section and return its checks laid over the layers below.
+    """Validate names and types in the checks of a [[node]] section and return them merged with the layers below.
 
     validate() is left to the caller, for the complete tables. Raises ConvertError.
     """
@@ -97,12 +96,12 @@ def _check_section(below: Sequence[Layer], section: Layer, known: Mapping[str, C
 
 
 def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands neither in [checks] nor in a [[node]] section."""
+    """Return the settings outside of [checks] and the [[node]] sections."""
     return {key: value for key, value in table.items() if key not in ("checks", SECTIONS)}
 
 
 def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
-    """The [[node]] sections that hold for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
+    """Return the [[node]] sections for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
     from healthd.agent.settings import node_sections  # few files have sections
 
     with _named(source, {}):
@@ -115,10 +114,10 @@ def _host_name() -> str:
 
 
 def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) -> list[str]:
-    """Return everything that is wrong with one settings file, a sentence each, for `healthd config check`.
+    """Return all mistakes in one settings file, a sentence each, for `healthd config check`.
 
-    Each table is judged by itself, the checks of a [[node]] section over those of the file. What only shows in all
-    layers together (a baseline that contradicts the file) is left to settle().
+    Each table is validated separately, the checks of a [[node]] section on top of those of the file. Mistakes that only
+    appear in all layers together (a baseline that contradicts the file) are left to resolve_settings().
     """
     names = {f.name for f in fields_of(Settings)}
     top = _top_level(table)
@@ -144,14 +143,14 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
 
         found += _wrong(functools.partial(node_sections.sections, table))
         sections: list[Section] = []
-        with suppress(ConvertError):  # is in `found`
+        with suppress(ConvertError):  # already in `found`
             sections = node_sections.as_written(table)
         for section in sections:
             source_of_section = f"{source} {section.name}"
             allowed = {k: v for k, v in section.settings.items() if k not in node_sections.NOT_IN_A_SECTION}
             of_sections += mistakes(allowed, source_of_section, known)
             apart = [section.checks]
-            if isinstance(section.checks, Mapping):  # judged over those of the file, which must be right
+            if isinstance(section.checks, Mapping):  # validated on top of those of the file, which must be valid
                 apart = [{name: own} for name, own in section.checks.items() if name not in wrong_checks]
             for checks in apart:
                 judge = functools.partial(_judge_section, tables, checks, known)
@@ -160,7 +159,7 @@ def mistakes(table: Mapping[str, Any], source: str, known: Mapping[str, Check]) 
 
 
 def _each_alone(name: str, table: Any, known: Mapping[str, Check]) -> list[Any]:
-    """Return the table of a check once for each of its named tables, so that the mistakes of all of them are found."""
+    """Return the table of a check once for each of its named tables, so that the mistakes in all of them are found."""
     if name not in known or not known[name].per or not isinstance(table, Mapping):
         return [table]
     own = {f.name for f in fields_of(known[name].config)}
@@ -172,20 +171,20 @@ def _each_alone(name: str, table: Any, known: Mapping[str, Check]) -> list[Any]:
 
 
 def _judge_alone(name: str, table: Any, known: Mapping[str, Check]) -> None:
-    """Raises ConvertError if the table of one check is wrong."""
+    """Raise ConvertError if the table of one check is invalid."""
     _require_known({name: table}, known)
     _check_configs({name: table}, {name: known[name]}, {})
 
 
 def _judge_section(file: Mapping[str, Any], checks: Any, known: Mapping[str, Check]) -> None:
-    """Raise ConvertError if the checks of a [[node]] section, laid over those of the file, are wrong."""
+    """Raise ConvertError if the checks of a [[node]] section, on top of those of the file, are invalid."""
     below = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
     tables = _check_section([Layer("", below)], Layer("", checks), known)
     _check_configs(tables, {name: known[name] for name in tables}, {})
 
 
 def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
-    """Return what `judge` refuses, a sentence each."""
+    """Return the mistakes that a call raises, a sentence each."""
     try:
         judge()
     except ConvertError as error:
@@ -195,7 +194,7 @@ def _wrong(judge: Callable[[], object]) -> tuple[str, ...]:
 
 @contextmanager
 def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
-    """An error names the file or the flag that the wrong value came from."""
+    """Convert ConvertError into a ConfigError that names the file or the flag of the invalid value."""
     try:
         yield
     except ConvertError as error:
@@ -204,8 +203,10 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
 
 
 def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
-    """The layers as one, setting by setting (a list or table that is a setting's value is replaced whole), and the
-    layer that each setting is from."""
+    """Merge the layers per setting (a list or table that is a setting's value is replaced as a whole).
+
+    Also returns the layer of each setting.
+    """
     tables: dict[str, Any] = {}
     layer_of: dict[str, Layer] = {}
     for layer in layers:
@@ -227,7 +228,9 @@ def place_of(check: str, instance: str, setting: str) -> str:
 
 
 def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
-    """The settings of one run that a profile guessed. The instance's own table goes before the check's."""
+    """Return the settings of one run that a profile guessed. The instance's own table takes precedence over the
+    check's.
+    """
     found: list[str] = []
     if not any(layer.guessed for layer in layer_of.values()):
         return ()
@@ -240,15 +243,15 @@ def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tupl
 
 
 def require_what_is_named(loaded: Loaded) -> None:
-    """Raises ConfigError if the settings name a root or a fake NVML that does not exist: no check could look."""
+    """Raise ConfigError if the settings name a root or a fake NVML that does not exist: every check would fail."""
     settings, origins = loaded.settings, loaded.origins
     if not os.path.isdir(settings.root):
-        raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
+        raise ConfigError(f"{origins['root']}: root: directory {settings.root} does not exist")
     fake = settings.nvml.fake
     profiles = names_in(fake_machines.FOLDER)
     if fake and fake not in profiles and not os.path.isfile(fake):
         hint = nearest(fake, profiles)
-        raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')
+        raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: no profile or file is called "{fake}"{hint}')
 
 
 def _known_top_level(plain: dict[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
@@ -258,7 +261,7 @@ def _known_top_level(plain: dict[str, Any], known: Mapping[str, Check]) -> dict[
             from difflib import get_close_matches
 
             near = get_close_matches(key, [*names, *known], n=1)
-            is_check = bool(near) and near[0] not in names  # whose table stands below "checks"
+            is_check = bool(near) and near[0] not in names  # its table belongs below "checks"
             hint = f'; did you mean "checks.{near[0]}"?' if is_check else nearest(key, names)
             raise ConvertError(f'unknown setting "{key}"{hint}')
     return plain
@@ -275,7 +278,7 @@ def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
 def _check_configs(
     tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
-    """Every run of the `known` checks. complete: False = names and types only, no validate()."""
+    """Return the Config of every run. complete: False = names and types only, without validate()."""
     wanted: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in known.items():
         table = tables.get(name, {})
@@ -301,7 +304,7 @@ def _check_configs(
 
 
 def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """What a site's file says of its settings must end, as its import must. Raises ConfigError."""
+    """Raise ConfigError if the code of a site's file hangs or crashes when it validates its settings."""
     if runs:
         from healthd.agent.settings.trial import require_judged
 
@@ -309,20 +312,20 @@ def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
-    """One run each: the check itself, or its named sub-tables, which inherit the settings beside them."""
+    """Return the runs of a check: the check itself, or its named sub-tables, which inherit its other settings."""
     if not check.per:
         return [("", table)]
     own = {f.name for f in fields_of(check.config)}
     shared = {key: value for key, value in table.items() if key in own}
     named = {key: value for key, value in table.items() if key not in own}
     _require_tables(name, table, check)
-    if not named:  # a wrong setting is refused also if no instance inherits it
+    if not named:  # an invalid setting is refused even if no instance inherits it
         check.make_config(shared, f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
 
 
 def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
-    """Raise ConvertError if a check with named tables has something else that is no setting of it."""
+    """Raise ConvertError if a check with named tables has a key that is neither a table nor a setting."""
     if not check.per:
         return
     own = {f.name for f in fields_of(check.config)}
@@ -333,19 +336,19 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
         if not isinstance(value, Mapping):
             found.append(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         elif not key.strip() or not key.isprintable():
-            found.append(f"checks.{name}: the name of a table must be words, got {show(key)}")
+            found.append(f"checks.{name}: the name of a table must be printable text, got {show(key)}")
     refuse(found)
 
 
 def _overlay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Put settings over others, setting by setting: the tables [slurm], [fleet] ... are joined."""
+    """Merge settings into others, setting by setting: the tables [slurm], [fleet] ... are joined."""
     for key, value in above.items():
         old = below.get(key)
         below[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. A value where a table should be stays, so that it is refused later."""
+    """Set one setting in nested tables. A value in the place of a table stays, so that it is refused later."""
     *path, last = dotted.split(".")
     for name in path:
         below = table.get(name, {})
@@ -357,7 +360,7 @@ def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"kernel_log.source": "kmsg", ...} of nested tables."""
+    """Flatten nested tables to {"kernel_log.source": "kmsg", ...}."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
@@ -368,7 +371,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
-    """(setting, value, origin) of every setting, for `healthd config show`."""
+    """Return (setting, value, origin) of every setting, for `healthd config show`."""
     origins = dict(loaded.origins)
     if loaded.profile:
         origins["profile"] = f"{origins.get('profile', 'default')}: {loaded.profile}"
@@ -391,7 +394,7 @@ def _all_fields(config: Any) -> dict[str, Any]:
 
 
 def _contradiction(limits: FleetLimits) -> str:
-    """Which limits contradict each other, "" = none: the one for a shared cause may not be the higher one."""
+    """Return a contradiction between the limits, "" = none: the limit for shared causes may not be the higher one."""
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
         ("limit_min_nodes", limits.own_hardware_limit_min_nodes, limits.limit_min_nodes),

@@ -1,10 +1,11 @@
-"""What lies below healthd.toml: the profile of this machine's type, and the baseline of this node.
+"""Layers below healthd.toml: the profile of this machine's type, and the baseline of this node.
 
-A profile (conf/profiles) says what machines of one type have. It is a guess: what is compared with it warns and never
-drains. A baseline (`healthd baseline`) says what this very node has. Both hold nothing but [checks.*]; a profile also
-has [match], by which it is chosen.
+A profile (conf/profiles) describes the hardware of one machine type. It is a guess: deviations from it warn and never
+drain. A baseline (`healthd baseline`) describes the hardware of this node. Both contain only [checks.*]; a profile also
+has [match], which selects it.
 
-GPUs are told by their PCI ids in sysfs, never by name: names need NVIDIA's driver, which may hang (docs/adr/0013).
+GPUs are identified by their PCI ids in sysfs, never by name: names need NVIDIA's driver, which may hang
+(docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 
 class Match(Value, frozen=True):
-    """The machines that a profile is for.
+    """Machines of a profile.
 
     products   patterns of the DMI product name, () = any name
-    gpus       PCI ids and what they are: {"10de:2330" = "H100 SXM5 80GB"}
-    at_least, at_most   how many of these GPUs PCI shows; not asked where `products` decides: all may be lost
+    gpus       PCI ids and descriptions: {"10de:2330" = "H100 SXM5 80GB"}
+    at_least, at_most   number of these GPUs on PCI; ignored if `products` decides, because all GPUs may be lost
     """
 
     products: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Match(Value, frozen=True):
     at_most: int = 1000
 
     def fits(self, product: str, gpus: Mapping[str, int]) -> bool:
-        """`gpus`: PCI id -> how many, for every NVIDIA GPU on PCI."""
+        """Return True if the profile fits. `gpus`: PCI id -> count, for every NVIDIA GPU on PCI."""
         mine = sum(count for pci_id, count in gpus.items() if pci_id in self.gpus)
         if self.products:
             return any(fnmatchcase(product, pattern) for pattern in self.products) and (mine > 0 or not gpus)
@@ -52,7 +53,9 @@ class Match(Value, frozen=True):
 
 
 def below(settings: Settings) -> list[Layer]:
-    """The layers under healthd.toml, the lowest first. Raises ConfigError; ConvertError for an unknown profile."""
+    """Return the layers below healthd.toml, the lowest first. Raises ConfigError; ConvertError for an unknown
+    profile.
+    """
     layers = []
     profile = _chosen(settings)
     if profile:
@@ -65,12 +68,12 @@ def below(settings: Settings) -> list[Layer]:
 
 
 def without_baseline(settings: Settings) -> list[Layer]:
-    """The layers by which a new baseline is made: without the old one."""
+    """Return the layers for creating a new baseline: without the old one."""
     return below(replace(settings, baseline_file=""))
 
 
 def _is_of_this_machine(settings: Settings) -> bool:
-    """Whether the baseline is about this tree: the node's own says nothing about another root, a named one does."""
+    """Return True if the baseline applies to this root: the default baseline is only valid for "/"."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
@@ -80,7 +83,7 @@ def names() -> list[str]:
 
 
 def _chosen(settings: Settings) -> str:
-    """The profile's name or path, "" for none."""
+    """Return the profile's name or path, "" for none."""
     wanted = settings.profile
     if wanted == "auto":
         return _find(Host(settings.root))
@@ -88,13 +91,13 @@ def _chosen(settings: Settings) -> str:
         return wanted if wanted != "none" else ""
     if not wanted.startswith("/"):
         known = ["auto", "none", *names()]
-        raise ConvertError(f'profile: there is no profile "{wanted}"{nearest(wanted, known)}')
+        raise ConvertError(f'profile: unknown profile "{wanted}"{nearest(wanted, known)}')
     read_file(wanted, True, "profile")
     return wanted
 
 
 def _find(host: Host) -> str:
-    """The profile that fits this machine. Profiles that ask for its product name come first."""
+    """Return the profile that fits this machine. Profiles with a product name come first."""
     try:
         product = host.read(PRODUCT_NAME) or ""
         gpus: dict[str, int] = {}
@@ -103,9 +106,9 @@ def _find(host: Host) -> str:
                 pci_id = f"10de:{function.device[2:]}"
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):
-        return ""  # pcie_devices and gpu_count say what cannot be read; a guess without it is worse than none
+        return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than none
     if not product and not gpus:
-        return ""  # a machine that tells nothing of itself: the profiles need not be read
+        return ""  # a machine without this data: skip reading the profiles
     matches = {name: _match(name) for name in names()}
     by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
     return next((name for name in by_product if matches[name].fits(product, gpus)), "")
@@ -117,19 +120,19 @@ def _match(name: str) -> Match:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    """A profile that comes with healthd, as trusted as its code."""
+    """Return a profile that is part of healthd and as trusted as its code."""
     path = os.path.join(PROFILES, f"{name}.toml")
     with open(path, "rb") as file:
         return parse_toml(file.read(), path)
 
 
 def checks_of(baseline_file: str) -> Any:
-    """The [checks] of a baseline, which has nothing else. Raises ConfigError."""
+    """Return [checks] of a baseline, which has nothing else. Raises ConfigError."""
     return _checks_in(read_file(baseline_file, False, "baseline_file"), baseline_file)
 
 
 def _checks_in(table: Mapping[str, Any], path: str, beside: tuple[str, ...] = ()) -> Any:
-    """The [checks] of a file's table that has nothing else but the tables `beside`. Raises ConfigError."""
+    """Return [checks] of a file that has no other tables than `allowed`. Raises ConfigError."""
     for key in table:
         if key != "checks" and key not in beside:
             raise ConfigError(f'{path}: unknown setting "{key}"; only [checks.NAME] belongs in this file')

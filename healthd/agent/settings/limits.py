@@ -1,7 +1,7 @@
 """Types with limits for settings: a class of settings declares its fields with them.
 
-`convert.load` refuses a value that does not fit, with its place. So a rule goes with the class that declares the field,
-and no field is judged by its name: a site's check may name its own fields as it likes.
+`codec.load` refuses an invalid value and names its place. The rule belongs to the class that declares the field, not to
+the field's name, so a site's check may choose any names.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated
 from healthd.common.codec import Rule, number, show
 from healthd.common.text import regex
 
-KERNEL_LOGS = ("kmsg", "journal", "off")  # kernel_log.source, if it is no file to follow
+KERNEL_LOGS = ("kmsg", "journal", "off")  # values of kernel_log.source that are not files
 
 _CLUSTER_NAME = regex(r"[A-Za-z0-9_.-]{1,40}")
 _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def between(least: float, most: float, unit: str = "") -> Rule:
-    """A number from `least` to `most`; `unit`: what the sentence says behind them (" seconds")."""
+    """Return the rule for a number from `minimum` to `maximum`; `unit`: text after the limits (" seconds")."""
     wanted = f"must be {_figures(least)} to {_figures(most)}{unit}"
     return Rule(lambda value: "" if least <= value <= most else f"{wanted}, got {number(value)}", least, most)
 
@@ -28,11 +28,11 @@ def _figures(limit: float) -> str:
 
 
 def _file_or_name(value: str) -> str:
-    return "" if "\0" not in value else f"must not hold a NUL, got {show(value)}"
+    return "" if "\0" not in value else f"must not contain a NUL, got {show(value)}"
 
 
 def no_absolute_path(value: str) -> str:
-    """Why `value` is no absolute path; "" = it is one."""
+    """Return why `value` is no absolute path; "" = it is one."""
     return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, got {show(value)}"
 
 
@@ -41,7 +41,7 @@ def _absolute_path_or_none(value: str) -> str:
 
 
 def _kernel_log(value: str) -> str:
-    """Another name would be followed as a file that never comes: a node that hears nothing, for a slip of the pen."""
+    """Refuse other names: a typo would be followed as a file that never appears, and the node would miss all events."""
     fits = value in KERNEL_LOGS or not no_absolute_path(value)
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
@@ -52,7 +52,7 @@ def is_node_name(value: str) -> bool:
 
 
 def _node_name(value: str) -> str:
-    """The value becomes scontrol's NodeName."""
+    """Validate a name that becomes scontrol's NodeName."""
     return "" if not value or is_node_name(value) else f"must be the name of one node, got {show(value)}"
 
 
@@ -62,15 +62,15 @@ def _cluster_name(value: str) -> str:
 
 
 def no_addresses(value: tuple[str, ...]) -> str:
-    """Of several: none is "off", and none is there twice."""
+    """Validate several addresses: no "off" among them, and no duplicates."""
     if "off" in value:
-        return 'must be ADDRESS:PORT, or several; "off" stands alone'
+        return 'must be a list of ADDRESS:PORT; "off" must not be in a list'
     twice = [address for number, address in enumerate(value) if address in value[:number]]
-    return f'"{twice[0]}" is there twice' if twice else "" if value else 'must be ADDRESS:PORT, or "off" for none'
+    return f'"{twice[0]}" is listed twice' if twice else "" if value else 'must be ADDRESS:PORT, or "off" for none'
 
 
 def no_address(value: str) -> str:
-    """Why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
+    """Return why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
     address, _, port = value.rpartition(":")
     if address == "*":
         every = f'for every address write "0.0.0.0:{port}" or "[::]:{port}"'
@@ -80,15 +80,17 @@ def no_address(value: str) -> str:
 
 
 _PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
-_NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and what a log may hold in another form: JSON escapes these
+_NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and characters that JSON escapes in logs
 SHORTEST_PIECE = 4
 LONGEST_PATTERN = 300
 MOST_WILDCARDS = 10
 
 
 def longest_piece(pattern: str) -> str:
-    """The longest text of a pattern that is in each line that it matches, as every log writes it: lines are found by
-    it, so a short one would be found in most lines."""
+    """Return the longest literal text of a pattern that every matching line contains, in any log format.
+
+    Lines are found by it, so a short literal would be found in most lines.
+    """
     return max(_NOT_PLAIN.split(pattern), key=len)
 
 
@@ -109,14 +111,14 @@ def _pattern_names(value: dict[str, object]) -> str:
     return "" if len(value) <= 100 else f"must be at most 100 patterns, got {len(value)}"
 
 
-# Wide enough for each machine that there is or is announced, narrow enough for a slip of the finger: a unit, a digit.
+# Wide enough for every existing or announced machine, narrow enough to catch a wrong unit or digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # how often, or how long at most
-Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait for, or to remember
+Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or to remember
 Percent = Annotated[float, between(0, 100)]
 Share = Annotated[float, between(0, 1)]
-Count = Annotated[int, between(0, 10**9)]  # of errors and the like, which hardware counts in millions
-Rate = Annotated[float, between(0, 1e9)]  # the same, in a second, a minute
-Few = Annotated[int, between(0, 1000)]  # of what a person would count: restarts, looks
+Count = Annotated[int, between(0, 10**9)]  # of errors and similar events, which hardware counts in millions
+Rate = Annotated[float, between(0, 1e9)]  # the same, per second or minute
+Few = Annotated[int, between(0, 1000)]  # small counts: restarts, runs
 Times = Annotated[int, between(1, 1000)]
 Nodes = Annotated[int, between(0, 65536, " nodes")]  # the largest clusters have some 10,000
 Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl is minor number 255, GPUs are those below it
@@ -133,7 +135,7 @@ WholeCelsius = Annotated[int, between(0, 150, " degrees")]
 Watts = Annotated[float, between(0, 10_000, " W")]
 Gbps = Annotated[float, between(0, 10_000, " Gbit/s")]  # InfiniBand XDR over 12 lanes has 2,400
 Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
-Mtu = Annotated[int, between(68, 65536, " bytes")]  # what IPv4 needs (RFC 791), and what Linux gives to lo
+Mtu = Annotated[int, between(68, 65536, " bytes")]  # IPv4's minimum (RFC 791), and Linux' value for lo
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
 KernelLog = Annotated[str, Rule(_kernel_log)]
 LinePattern = Annotated[str, Rule(_line_pattern)]  # of a message of the kernel: "LustreError: *evicted*"
@@ -143,4 +145,4 @@ AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's
 Address = Annotated[str, Rule(no_address)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
 Addresses = Annotated[tuple[Address, ...], Rule(no_addresses)]
-ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = as Slurm's settings on the node call it
+ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName of slurm.conf on the node

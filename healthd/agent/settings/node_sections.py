@@ -6,9 +6,9 @@
     [node.checks.gpu_count]
     expected = 8
 
-A section holds for a node whose name is in one of its host lists (Slurm's: "rack[1-2]n[01-16]") and in none of those
-that begin with "!". With lists that begin with "!" alone it holds for all other nodes. Its settings go before those
-outside the sections, setting by setting, and a later section's before an earlier one's.
+A section applies to a node whose name is in one of its host lists (Slurm's: "rack[1-2]n[01-16]") and in none of those
+that begin with "!". With only "!" lists it applies to all other nodes. Its settings take precedence over those outside
+the sections, setting by setting, and a later section's over an earlier one's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from healthd.common.codec import ConvertError, refuse, show
 from healthd.common.slurm.hostlist import HostListError, expand
 
 SECTIONS = "node"
-# These are needed before the node's name is known, or are that name.
+# These are needed before the node's name is known, or define it.
 NOT_IN_A_SECTION = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTIONS)
 
 
@@ -41,14 +41,16 @@ class Section(NamedTuple):
 
 
 def sections(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file, in order. Raises one ConvertError for the mistakes of all sections."""
+    """Return the sections of a settings file, in order. Raises one ConvertError with the mistakes of all sections."""
     found = as_written(table)
     refuse([mistake for section in found for mistake in _mistakes(section)])
     return found
 
 
 def as_written(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file unchecked. Raises ConvertError if `node` is not [[node]] sections."""
+    """Return the sections of a settings file without validation. Raises ConvertError if `node` is not [[node]]
+    sections.
+    """
     found = table.get(SECTIONS, [])
     if (
         not isinstance(found, Sequence)
@@ -94,7 +96,7 @@ def _host_list_problem(hosts: str) -> str:
 
 
 def holds_for(section: Section, node: str) -> bool:
-    """Return True if the section's settings are those of this node."""
+    """Return True if the section applies to this node."""
     excluded = [hosts[1:] for hosts in section.match if hosts.startswith("!")]
     included = [hosts for hosts in section.match if not hosts.startswith("!")]
     return not _is_in(node, excluded) and (not included or _is_in(node, included))

@@ -1,9 +1,9 @@
-"""Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
+"""Registry of checks: the built-in ones (healthd/checks/NAME.py), and the site's (Python files in its directory).
 
-A site's Python file is code that healthd runs as root: it, every directory above it and every symbolic link on the way
-must belong to root and be writable by nobody else (ownership.py); what was looked at is what is imported. The daemon
-imports it at its start, for its Config; its run() is called in the worker only. Its other functions (validate, overdue,
-explain) may raise: that costs one sentence, never the daemon.
+A site's Python file is code that healthd runs as root. The file, every directory above it and every symbolic link on
+the path must belong to root, and no other user may write to them (ownership.py); the verified file is the imported one.
+The daemon imports it at its start, for its Config; its run() is called only in the worker. Its other functions
+(validate, overdue, explain) may raise: that is logged in one sentence and never ends the daemon.
 """
 
 from __future__ import annotations
@@ -53,21 +53,23 @@ from healthd.host.host import Host
 T = TypeVar("T")
 
 
-# CHECK/others of any check: the condition that counts the rest (agent/conditions/bounds.py).
+# CHECK/others of any check: the condition that counts further problems (agent/conditions/bounds.py).
 OF_OTHERS = Explain(
     Severity.WARNING,
     Clears.OPERATOR,
-    "All checks together report more than 128 problems: the worst have conditions of their own, and this one counts "
-    "the rest of this check.",
-    "It is as bad as the worst that it counts, and drains where that would.",
-    "healthd status and dmesg: look first at the conditions that have a name. It ends when the last that it counts "
-    "would end, which may need a reboot, or by healthd repaired CHECK/others others.",
+    "All checks together report more than 128 problems. The worst ones have their own conditions; this one counts "
+    "the other problems of this check.",
+    "Its severity is that of its worst problem, and it drains if that would.",
+    "Run healthd status and dmesg, and fix the named conditions first. This one ends with the last problem that it "
+    "counts, which may need a reboot, or with healthd repaired CHECK/others others.",
 )
 
 
 class Check(Value, frozen=True):
-    """A check module and what it declares (contract.py). `path` is "" for a built-in one, and so is `version`, of
-    which it is the checksum."""
+    """A check module and its declarations (contract.py).
+
+    `path` and `version` are "" for a built-in check; `version` is the checksum of a site's file.
+    """
 
     name: str
     module: ModuleType
@@ -108,13 +110,15 @@ class Check(Value, frozen=True):
 
     @property
     def listens(self) -> bool:
-        """Whether it judges kernel events."""
+        """True if it evaluates kernel events."""
         return not self.path and self.declares.correlate is not None
 
     def holds_resume(self, config: CheckConfig) -> bool:
-        """Whether a drained node waits for this check while it cannot look. It does not if the check can only warn: by
-        the site's settings, or since none of its codes drains; nor if the check declares so. One that explains none of
-        its codes may drain for any."""
+        """Return True if a drained node waits for this check when it fails to run.
+
+        That is not so if the check can only warn, by the site's settings or because none of its codes drains, or if it
+        declares so. A check that explains none of its codes may drain for any of them.
+        """
         if only_warns(config, "") or not self.declares.HOLDS_RESUME:
             return False
         asked = ((code, self.explain(code)) for code in {*self.codes(), *config.severity})
@@ -124,15 +128,15 @@ class Check(Value, frozen=True):
         return not explained or any(severity >= Severity.DEGRADED for severity in (*others, *worst))
 
     def resource(self, instance: str) -> str:
-        """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
+        """Return the resource that a hanging run quarantines: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(
         self, host: Host, config: CheckConfig, past: Past
     ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
-        """One run. Raises what the check raises."""
+        """Run the check once. Raises what the check raises."""
         if self.declares.run is None:
-            raise TypeError(f"the check {self.name} only listens")
+            raise TypeError(f"the check {self.name} only reads the kernel log")
         return self.declares.run(host, config, past)
 
     def correlate(
@@ -141,11 +145,11 @@ class Check(Value, frozen=True):
         node: Inventory,
         config: CheckConfig,
     ) -> tuple[list[Finding], Failures]:
-        """(the findings in a window of kernel events, the events that the check fails on); neither if it does not
-        listen to the log.
+        """Return (the findings in a window of kernel events, the events on which the check raises).
 
-        Built-in checks only: it runs in the daemon, at each line. If it raises, the other checks and the daemon go on
-        (the daemon would meet the same line again at each start): each event is then judged by itself.
+        Both are empty for a check that does not evaluate kernel events, and for site checks. This runs in the daemon,
+        for each line. If the check raises, the other checks and the daemon continue (otherwise the daemon would fail on
+        the same line at each start), and each event is evaluated separately.
         """
         listen = None if self.path else self.declares.correlate
         if listen is None:
@@ -162,17 +166,17 @@ class Check(Value, frozen=True):
 
     @property
     def wants(self) -> Baseline | None:
-        """The settings that it wants in the node's baseline. A site's BASELINE may be something else."""
+        """Settings of the check in the node's baseline. A site's BASELINE may be something else."""
         wants = self.declares.BASELINE
         return wants if isinstance(wants, Baseline) else None
 
     def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
-        """What the node has of these now. Raises what the check raises."""
+        """Return the current values of these settings. Raises what the check raises."""
         say = self.declares.baseline if self.wants else None
         return say(host, config) if say else ()
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
-        """The repairs that kernel events are evidence of. Built-in checks only."""
+        """Return the repairs that kernel events prove. Built-in checks only."""
         listen = None if self.path else self.declares.repairs
         if listen is None:
             return []
@@ -183,7 +187,7 @@ class Check(Value, frozen=True):
             return []
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
-        """What it means that a run did not answer for `seconds`."""
+        """Return the findings for a run that did not answer for `seconds`."""
         nothing: list[Finding] = []
         say = self.declares.overdue
         return iter(self._asked("overdue", lambda: [self._finding(item) for item in say(config, seconds)], nothing))
@@ -198,42 +202,42 @@ class Check(Value, frozen=True):
         return self._asked("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
-        """The text for a name that is no code, but stands in a finding's message: "nvlink5/149:4"."""
+        """Return the text for a name that is no code, but occurs in a finding's message: "nvlink5/149:4"."""
         return self._asked("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
 
     def known_more(self) -> list[str]:
-        """Names that explain_more() knows."""
+        """Return the names for explain_more()."""
         return self._asked("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
-        """The codes that it can explain; of codes that are numbers (Xids), those in the catalogue."""
+        """Return the codes that it can explain; for codes with numbers (Xids), those in the catalogue."""
         known = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
         return self._asked("explain", lambda: list(map(str, known())), [])
 
     @property
     def meanings(self) -> dict[str, str]:
-        """Observation -> what its value says."""
+        """Observation -> description of its value."""
         return {name: meaning.text for name, meaning in self.declares.OBSERVATIONS.items()}
 
     @property
     def judges_settings(self) -> bool:
-        """Whether code of a site's file runs when its settings are read: a validate(), or what a Config does."""
+        """True if code of a site's file runs when its settings are read: a validate(), or a Config's own code."""
         own = getattr(self.config, "__post_init__", None) is not getattr(CheckConfig, "__post_init__", None)
         return bool(self.path) and (own or hasattr(self.module, "validate"))
 
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
-        """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
+        """Return its Config from plain data. Raises ConvertError, also for anything that a site's Config raises."""
         with self._mistakes_of("Config", where):
             config = load(self.config, values, where)
             if self.path:
                 require_common(config, where)
                 for name, value in dump(config).items():
                     with self._mistakes_of("Config", f"{where}.{name}"):
-                        json.dumps(value)  # as which the worker gets it
+                        json.dumps(value)  # the format for the worker
             return config
 
     def check_config(self, config: CheckConfig, where: str) -> None:
-        """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`).
+        """Validate the Config: codes in `severity` must exist, and the module's `validate` may refuse it.
 
         Raises one ConvertError for all mistakes.
         """
@@ -241,14 +245,14 @@ class Check(Value, frozen=True):
         for code in config.severity:
             if not self.path and self.explain(code) is None:
                 written = code if "/" in code else f"{self.name}/{code}"
-                found.append(f'{where}.severity: there is no code "{code}"{self._its_codes(written)}')
+                found.append(f'{where}.severity: unknown code "{code}"{self._its_codes(written)}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):
                 found.append(f"{where}: {problem}")
         refuse(found)
 
     def _its_codes(self, written: str) -> str:
-        """Return the hint for a code that does not exist: the one that was meant, else all codes if they are few."""
+        """Return the hint for an unknown code: the most similar one, else all codes if they are few."""
         import difflib
 
         codes = [code.partition("/")[2] for code in self.codes()]
@@ -258,7 +262,7 @@ class Check(Value, frozen=True):
 
     @contextmanager
     def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
-        """An error in the check's module becomes one sentence, a ConvertError, as for a wrong setting."""
+        """Convert an error in the check's module into a ConvertError of one sentence, as for an invalid setting."""
         try:
             yield
         except (ConvertError, KeyboardInterrupt):
@@ -268,21 +272,21 @@ class Check(Value, frozen=True):
             raise ConvertError(f"{where}: its {what} raised {words(error)}{file}") from None
 
     def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
-        """What `ask` answers. If it raises, the log gets one sentence, and `otherwise` is the answer."""
+        """Return the result of `call`. If it raises, log one sentence and return `default`."""
         try:
             return ask()
-        except BaseException as error:  # a site's file may raise what it likes
+        except BaseException as error:  # a site's file may raise anything
             log().error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
 
 
 def _as_explain(found: Explain | None) -> Explain | None:
-    """Return the explanation with its types checked: a site's check may give values of any type."""
+    """Return the explanation with validated types: a site's check may return values of any type."""
     return None if found is None else load(Explain, dump(found))
 
 
 def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
-    """The worst that a finding of this code may be, or become, under these settings."""
+    """Return the worst severity that a finding of this code may have, or get later, under these settings."""
     if only_warns(config, explain.expects):
         return Severity.WARNING
     if code in config.severity:
@@ -294,16 +298,18 @@ def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
 
 
 def require_common(config: CheckConfig, where: str) -> None:
-    """The common settings have CheckConfig's types, also where a site's Config declares them anew: the daemon reads
-    them. Raises ConvertError."""
+    """Raise ConvertError unless the common settings have CheckConfig's types, even if a site's Config redeclares them.
+
+    The daemon reads them.
+    """
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
 
-FEW_CODES = 16  # all of them fit into a sentence
+FEW_CODES = 16  # so many codes fit into a sentence
 
 
 def built_in(only: Collection[str] | None = None) -> dict[str, Check]:
-    """The checks that come with healthd; `only`: those of them that have one of these names."""
+    """Return the built-in checks; `only`: those with one of these names."""
     from healthd import checks
 
     files = map(os.path.splitext, os.listdir(checks.__path__[0]))
@@ -313,7 +319,7 @@ def built_in(only: Collection[str] | None = None) -> dict[str, Check]:
 
 
 def site_files(directory: str) -> list[str]:
-    """The site's check files. Raises ConfigError for one that others than root could have written."""
+    """Return the site's check files. Raises ConfigError if users other than root could have written one."""
     if not directory:
         return []
     try:
@@ -326,8 +332,8 @@ def site_files(directory: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
-        if not name.isprintable():  # it becomes the check's, in settings, codes and drains
-            raise ConfigError(f"{directory}: {name!a} is no name for a check")
+        if not name.isprintable():  # it becomes the check's name in settings, codes and drains
+            raise ConfigError(f"{directory}: {name!a} is not a valid name for a check")
     paths = [os.path.join(directory, name) for name in names]
     for path in paths:
         with _opened(path):
@@ -337,7 +343,7 @@ def site_files(directory: str) -> list[str]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    """A site's file, open for reading. Raises ConfigError."""
+    """Open a site's file for reading. Raises ConfigError."""
     try:
         with ownership.opened(path) as descriptor:
             yield descriptor
@@ -353,13 +359,15 @@ _site_files_run: list[str] = []
 
 
 def has_run_a_site_file() -> bool:
-    """Whether this process has run anything of a site's file: it may have loaded or started whatever it likes."""
+    """Return True if this process has executed code of a site's file, which may have loaded or started anything."""
     return bool(_site_files_run)
 
 
 def load_site(path: str) -> Check:
-    """Import one site file, by the descriptor that was looked at: its name may mean another file a moment later, and a
-    compiled form beside it may be anybody's. Raises ConfigError with a sentence that names it."""
+    """Import one site file through the verified descriptor. Raises ConfigError with a sentence that names the file.
+
+    By name, another file could be loaded a moment later, and a compiled file in the same folder could be forged.
+    """
     from importlib.util import module_from_spec, spec_from_file_location
 
     name = os.path.basename(path)[: -len(".py")]
@@ -370,7 +378,7 @@ def load_site(path: str) -> Check:
     with _opened(path) as descriptor:
         source = ownership.content(descriptor)
     _site_files_run.append(path)
-    sys.modules[module.__name__] = module  # where a class of it looks for what its types are called
+    sys.modules[module.__name__] = module  # classes resolve their type names there
     try:
         with patterns_compiled_where_made():
             exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
@@ -378,7 +386,7 @@ def load_site(path: str) -> Check:
         problem = _misdeclared(check)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a site's file may raise anything while it is imported: its author reads it
+    except BaseException as error:  # an import may raise anything; the message is for the file's author
         sys.modules.pop(module.__name__, None)
         raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
     if problem:
@@ -387,7 +395,7 @@ def load_site(path: str) -> Check:
 
 
 def _misdeclared(check: Check) -> str:
-    """What is wrong with what a site's module declares, "" if nothing."""
+    """Return the problem with a site module's declarations, "" = none."""
     declares = check.declares
     if not callable(declares.run):
         return "has no run(host, config, past)"
@@ -403,27 +411,26 @@ def _misdeclared(check: Check) -> str:
         return 'WHEN must be "idle" or ""'
     events = declares.AFTER_EVENTS
     if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
-        return "AFTER_EVENTS must be a tuple of texts"
+        return "AFTER_EVENTS must be a tuple of strings"
     if not isinstance(declares.HOLDS_RESUME, bool):
         return "HOLDS_RESUME must be True or False"
     table = declares.OBSERVATIONS
     if not isinstance(table, Mapping) or not all(isinstance(one, Meaning) for one in table.values()):
         return "OBSERVATIONS must be a table: name of an observation -> Meaning"
     if not all(isinstance(text, str) for text, _ in table.values()):
-        return "OBSERVATIONS: a Meaning begins with a text"
+        return "OBSERVATIONS: the first field of a Meaning must be text"
     if wants := check.wants:
         own = {f.name for f in fields_of(config)}
         if not callable(declares.baseline):
             return "has BASELINE and no baseline(host, config)"
         for setting in wants.settings:
             if setting not in own:
-                return f'BASELINE names "{setting}", which Config has not'
+                return f'BASELINE names "{setting}", which Config does not have'
     return _redeclared(config)
 
 
 def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
-    """Names in a site's module that neither healthd nor the module itself reads, and the known ones that they resemble:
-    AFTER_EVENT."""
+    """Yield names in a site's module that nothing reads, each with a similar name of the contract: AFTER_EVENT."""
     from difflib import get_close_matches
 
     with open(check.path, encoding="utf-8", errors="replace") as file:
@@ -435,7 +442,7 @@ def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
 
 
 def _redeclared(config: type[CheckConfig]) -> str:
-    """A site's Config may give a common setting another default, but only a valid one: what is wrong, "" if nothing."""
+    """Return the problem with a common setting that a site's Config redeclares with an invalid default, "" = none."""
     common = {f.name for f in fields_of(CheckConfig)}
     fields = [f for f in fields_of(config) if f.name in common and f.default is not NODEFAULT]
     try:
@@ -446,10 +453,10 @@ def _redeclared(config: type[CheckConfig]) -> str:
 
 
 def find(directory: str, bounded: bool = True) -> dict[str, Check]:
-    """Every check by name, built in and the site's. Raises ConfigError with one sentence.
+    """Return every check by name, built-in and the site's. Raises ConfigError with one sentence.
 
-    `bounded`: each site file is imported in another process first, since it may hang there. The worker does not need
-    that: it has a deadline.
+    `bounded`: import each site file in another process first, because it may hang. The worker does not need that: it
+    has a deadline.
     """
     checks = built_in()
     paths = site_files(directory)
@@ -460,15 +467,15 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
     for path in paths:
         check = load_site(path)
         if check.name in checks:
-            raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')
+            raise ConfigError(f'{path}: a built-in check is already called "{check.name}"; rename the file')
         for name, meant in _misspelt(check) if bounded else ():
-            log().warning("%s: %s says nothing to healthd: is %s meant?", path, name, meant)
+            log().warning("%s: healthd ignores %s; did you mean %s?", path, name, meant)
         checks[check.name] = check
     return checks
 
 
 def with_baseline(checks: Mapping[str, Check]) -> dict[str, Baseline]:
-    """The checks that a node's baseline has a table of, in the order of the file, and the settings in each."""
+    """Return the settings of each check with a table in a node's baseline, in the order of the file."""
     wants = {name: check.wants for name, check in checks.items() if check.wants}
     return dict(sorted(wants.items(), key=lambda item: (item[1].place, item[0])))
 
@@ -488,12 +495,12 @@ def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Rem
 
 
 def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
-    """Return the checks that a round of `loaded` does not run, by the reason.
+    """Return the checks that a round of `loaded` does not run, by reason.
 
     kernel_log_only  it only reads the kernel log
     idle        it runs only while the node is drained and idle
     off         enabled = false
-    not_set_up  the settings have no table of it
+    not_set_up  the settings have no table for it
     """
     found: dict[str, list[str]] = {"kernel_log_only": [], "idle": [], "off": [], "not_set_up": []}
     on = {name.check for name in loaded.checks}
@@ -509,10 +516,10 @@ def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, lis
 
 
 def counted(checks: Mapping[str, Check], loaded: Loaded) -> str:
-    """Return the number of checks as one phrase: "45 checks: 36 run, 7 listen to the kernel log, 2 not set up"."""
+    """Return the number of checks as text: "45 checks: 36 run, 7 only read the kernel log, 2 not set up"."""
     left = without_result(checks, loaded)
     words = {
-        "kernel_log_only": "listen to the kernel log",
+        "kernel_log_only": "only read the kernel log",
         "idle": "run only while idle",
         "off": "off",
         "not_set_up": "not set up",
@@ -527,10 +534,10 @@ def all_codes(checks: Mapping[str, Check]) -> list[str]:
 
 
 def all_names(checks: Mapping[str, Check]) -> list[str]:
-    """What `healthd explain` knows: all codes, and what is named in messages only."""
+    """Return all names for `healthd explain`: all codes, and names that only occur in messages."""
     return [*all_codes(checks), *(name for check in checks.values() for name in check.known_more())]
 
 
 def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:
-    """Every code that is known, and what it means."""
+    """Return the explanation of every code."""
     return {code: found for code in all_codes(checks) if (found := explain(checks, code)) is not None}

@@ -1,4 +1,4 @@
-"""Read a settings file."""
+"""Reading of settings files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
     """Return the table of a TOML file, or {} if the file is absent and not required.
 
     setting: the setting that names the file, for the error message. Raises ConfigError if the file is no TOML, cannot
-    be read, or could be written by users other than root and the user that healthd runs as: it decides what runs as
-    root.
+    be read, or could be written by users other than root and the user that healthd runs as, because it decides what
+    runs as root.
     """
     try:
         return parse_toml(ownership.read(path), path)
     except FileNotFoundError:
         if required:
-            raise ConfigError(f"{path}: there is no such file") from None
+            raise ConfigError(f"{path}: no such file") from None
         return {}
     except ownership.Untrusted as error:
         raise ConfigError(str(error.at(path, setting))) from None

@@ -1,4 +1,4 @@
-"""`healthd.api.CheckConfig`: the settings of every check as a dataclass, from which a site's Config is derived.
+"""`healthd.api.CheckConfig`: the common settings of checks as a dataclass, the base class of a site's Config.
 
 The Config of a built-in check is a Struct, which is defined 50 times as fast. A site's check declares a dataclass of
 the standard library.

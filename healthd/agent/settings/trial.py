@@ -1,12 +1,14 @@
-"""Runs what the site's check files do in a daemon in another process first, so that one that hangs or crashes there
-stops nobody else: their import, and what they say of their settings (Config, validate()).
+"""Trial runs of the site's check files in another process, so that one that hangs or crashes does not stop the daemon.
 
-    python -m healthd.agent.settings SECONDS FILE...                   the path of each before it is imported, then
-    "done" python -m healthd.agent.settings SECONDS --settings SETTINGS...    the same with [FILE, PLACE, {SETTING:
-    VALUE}], as JSON
+The trial covers the code that a daemon executes: the import, and the validation of settings (Config, validate()).
 
-It does not report what a file raises: the same that follows here does. It does not call run(): that has its deadline
-in the worker.
+    python -m healthd.agent.settings SECONDS FILE...
+        prints the path of each file before its import, then "done"
+    python -m healthd.agent.settings SECONDS --settings SETTINGS...
+        the same with [FILE, PLACE, {SETTING: VALUE}], as JSON
+
+Exceptions are not reported here, because the following import in the daemon raises them too. run() is not called: it
+has its deadline in the worker.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from healthd.common.text import regex
 from healthd.host.oom import raise_score
 from healthd.host.program import Ran, run_program
 
-LOAD_SECONDS = 10.0  # for all of them; numpy from a cold disk takes 2
-STARTS_SECONDS = 2.0  # for the process that tries them, before its own time begins
+LOAD_SECONDS = 10.0  # for all files; numpy from a cold disk takes 2
+STARTS_SECONDS = 2.0  # for the start of the process, before its own limit begins
 DONE = "done"
 
 SETTINGS = "--settings"
 
-_passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): nothing is tried twice
+_passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): nothing is tested twice
 
 
 class _Tried(NamedTuple):
-    """What is tried: the argument that asks for it, the file, and how the process names it before it begins."""
+    """A trial: its argument, the file, and the label that the process prints before it begins."""
 
     argument: str
     path: str
@@ -45,13 +47,15 @@ class _Tried(NamedTuple):
 
 
 def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> None:
-    """Raises ConfigError, one sentence that names the file."""
+    """Raise ConfigError with one sentence that names the file if an import hangs or crashes."""
     _require([_Tried(path, path, path) for path in paths], (), ("imported", "its import"), seconds)
 
 
 def require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
-    """`runs`: of each the file, the place of its settings ("checks.fan") and the settings, which its Config and its
-    validate() judge. Raises ConfigError, one sentence that names both, where these do not end."""
+    """Raise ConfigError with one sentence if a Config or its validate() hangs or crashes.
+
+    `runs`: the file, the place of its settings ("checks.fan") and the settings of each run.
+    """
     asked = [_Tried(json.dumps(run, default=str), run[0], _named(run[0], run[1])) for run in runs]
     _require(asked, (SETTINGS,), ("validated", "its validation"), seconds)
 
@@ -61,7 +65,7 @@ def _named(path: str, where: str) -> str:
 
 
 def _require(asked: Sequence[_Tried], flags: Sequence[str], words: tuple[str, str], seconds: float) -> None:
-    """`words`: what is not done in time, and what ends the process."""
+    """Run the trials. `phrases`: for a timeout ("imported") and for a crash ("its import")."""
     identities = {}
     for one in asked:
         about = os.stat(one.path)
@@ -73,10 +77,10 @@ def _require(asked: Sequence[_Tried], flags: Sequence[str], words: tuple[str, st
     command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(one.argument for one in new)]
     try:
         ran = run_program(command, seconds + STARTS_SECONDS, os.environ)
-    except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
+    except TimeoutError:  # it hangs in the kernel, so its own timer cannot end it
         raise ConfigError(f"{names}: refused: not {words[0]} within {seconds:g} s") from None
     except OSError as error:
-        raise ConfigError(f"{names}: cannot be tried: {error.strerror}") from None
+        raise ConfigError(f"{names}: cannot be tested: {error.strerror}") from None
     *_, last = ran.stdout.splitlines() or [""]
     if last != DONE:
         path = next((one.path for one in new if one.name == last), "")
@@ -88,7 +92,7 @@ def _why(ran: Ran, path: str, words: tuple[str, str], seconds: float) -> str:
     done, what = words
     if "Timeout (" in ran.stderr:
         line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
-        return f"not {done} within {seconds:g} s" + (f", it is in line {line[1]}" if line else "")
+        return f"not {done} within {seconds:g} s" + (f"; it hangs in line {line[1]}" if line else "")
     if ran.status < 0:
         return f"{what} ends the process by {signal.Signals(-ran.status).name}"
     said = " ".join(ran.stderr.split())[-200:]
@@ -99,8 +103,8 @@ def main(load_site: Callable[[str], Any]) -> None:
     raise_score()
     seconds, arguments = float(sys.argv[1]), sys.argv[2:]
     told = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # drops what the files print
-    faulthandler.dump_traceback_later(seconds, exit=True)  # from a thread of C: also out of a loop in C
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the output of the files
+    faulthandler.dump_traceback_later(seconds, exit=True)  # from a C thread, so it also ends a loop in C
     if arguments[:1] == [SETTINGS]:
         for path, where, values in map(json.loads, arguments[1:]):
             os.write(told, f"{_named(path, where)}\n".encode())
@@ -113,4 +117,4 @@ def main(load_site: Callable[[str], Any]) -> None:
             with suppress(ConfigError):
                 load_site(path)
     os.write(told, f"{DONE}\n".encode())
-    os._exit(0)  # does not wait for what a file may have started
+    os._exit(0)  # does not wait for threads that a file may have started

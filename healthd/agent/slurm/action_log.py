@@ -1,4 +1,4 @@
-"""Log lines and stream events about what healthd and operators change in Slurm, as values. Pure."""
+"""Log lines and stream events about changes in Slurm by healthd and by operators, as values. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
 
 
 def report_events(reason: str, lifted: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
-    """Yield the events of a reconciliation. `reason`: the Reason of healthd's drain before it. A new drain is not
-    included: it has an event when the ledger changes."""
+    """Yield the events of a reconciliation. `reason`: the Reason of healthd's drain before it.
+
+    A new drain is not included: its event is emitted when the ledger changes.
+    """
     if lifted or acknowledged:
         who = {} if lifted else {"who": OPERATOR}
         yield Event("resume", {"stage": "confirmed", "reason": reason, **who})
@@ -46,26 +48,26 @@ def report_events(reason: str, lifted: bool, acknowledged: bool, requeued: tuple
 
 
 class Cause(NamedTuple):
-    """Where to find the cause of a line. `wanted`: the conditions that the reconciliation was started for."""
+    """Data for naming the cause of a line. `causes`: the conditions that the reconciliation was started for."""
 
     wanted: Sequence[Condition]
     ledger: Ledger
 
 
 def operator_resume_line(cause: Cause) -> Iterator[Line]:
-    words = "an operator resumed the node: what stands is acknowledged, only what is seen again acts"
+    words = "an operator resumed the node: open conditions are acknowledged, and drain only if they are found again"
     yield Line(Severity.WARNING, words, _fields(OPERATOR_RESUME, cause.ledger.slurm.reason, cause))
 
 
 def hold_lines(before: FleetHold | None, after: FleetHold | None, now: float) -> Iterator[Line]:
-    """Yield a line when the fleet limit holds a drain, and at each retry. The first wait is INFO: it is no fault."""
+    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is INFO: it is no fault."""
     if after is not None and after != before:
         severity = Severity.CRITICAL if after.times else Severity.INFO
-        yield Line(severity, f"{fleet_limit.why(after)}; tried again in {after.until - now:.0f} s", {})
+        yield Line(severity, f"{fleet_limit.why(after)}; next try in {after.until - now:.0f} s", {})
 
 
 def drain_lines(before: str, cause: Cause) -> Iterator[Line]:
-    """Yield a line if the ledger has a new Reason. `before`: the previous Reason in the ledger."""
+    """Yield a line if the ledger has a new Reason. `previous_reason`: the Reason in the ledger before."""
     reason = cause.ledger.slurm.reason
     if reason not in ("", before):
         yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, cause))
@@ -76,7 +78,7 @@ def report_lines(
 ) -> Iterator[Line]:
     """Yield the lines of a reconciliation.
 
-    before: healthd's Reason when it started. told: (job, why) of the jobs not requeued that were already logged.
+    previous_reason: healthd's Reason when it started. logged: (job, why) of jobs that are not requeued, already logged.
     """
     if report.lifted:
         yield Line(Severity.WARNING, f"resumed the node: {before or PROLOG_ERROR}", _fields(RESUME, before, cause))
@@ -96,7 +98,7 @@ def _fields(action: str, reason: str, cause: Cause) -> Fields:
     known = (*cause.wanted, *cause.ledger.conditions, *reversed(cause.ledger.cleared))
     found = next((c for c in known if reason.startswith(head(c))), None)
     if found is None and reason == "":
-        found = next(iter(cause.wanted), None)  # the node has a foreign drain
+        found = next(iter(cause.wanted), None)  # the node has a drain that healthd did not make
     if found is not None:
         return {"NODE_ACTION": action, **log_fields.of_condition(found)}
     code, part = parse_reason(reason) or ("", "")

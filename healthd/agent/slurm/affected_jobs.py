@@ -1,16 +1,16 @@
-"""Which jobs a fault hits. Pure.
+"""Jobs that a fault hits. Pure.
 
-the fault                                                  its victims, on a node with gres/gpu in Slurm
+fault                                                      victims, on a node with gres/gpu in Slurm
 ---------------------------------------------------------  --------------------------------------------------------
 of one GPU (Xid 79, its memory, its link)                  the jobs on that GPU
-of the NVSwitches, of the fabric; of the driver, or of a   all jobs with a GPU
-GPU that the inventory does not know
+of the NVSwitches or the fabric; of the driver, or of a    all jobs with a GPU
+GPU that the inventory does not have
 of the host (memory, disks, mounts, network, PCIe ports)   all jobs
 
-A job is on the GPUs that Slurm gave it, and on those that its processes have open. What is not known of a job counts as
-a hit. On a node without gres/gpu in Slurm every job is hit, because there Slurm gives no GPU to a job. If the number of
-the node's GPUs in Slurm could not be read, only a job that is proven to be on the GPU is hit: a job that the fault did
-not touch is never requeued because of a table that healthd failed to read.
+A job is on the GPUs that Slurm allocated to it, and on those that its processes have open. If a job's GPUs are unknown,
+it counts as hit. On a node without gres/gpu in Slurm every job is hit, because Slurm allocates no GPUs there. If the
+number of the node's GPUs in Slurm could not be read, a job is hit only if it is proven to be on the GPU: an unreadable
+table never causes a requeue of an unaffected job.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Collection, Sequence
 from healthd.common.model import Condition, Gpu, PciDevice
 from healthd.common.values import Value
 
-# What all GPUs of a node share, though the part that is named may be one of them.
+# Checks of parts that all GPUs of a node share, although the condition may name one GPU.
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 
 class Reach(Value, frozen=True):
-    """Whom a fault can hit. `everybody`: all jobs. Else the jobs on the GPU `pci`; "" = on any GPU."""
+    """Jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" = on any GPU)."""
 
     everybody: bool = False
     pci: str = ""
@@ -35,11 +35,11 @@ EVERYBODY, ANY_GPU = Reach(everybody=True), Reach()
 
 
 class OnGpus(Value, frozen=True):
-    """A job's GPUs, by PCI address.
+    """GPUs of a job, by PCI address.
 
-    given      has_given: whether Slurm gave it any (None: not known); which, None: not known
-    has_open   those that its processes have open; what is missing here proves nothing
-    all_seen   whether all its processes were looked at
+    has_allocation  Slurm allocated GPUs to it (None: not known); `allocated`: which ones, None: not known
+    opened          GPUs that its processes have open; a missing one proves nothing
+    is_complete     all its processes were inspected
     """
 
     has_given: bool | None = None
@@ -49,8 +49,10 @@ class OnGpus(Value, frozen=True):
 
 
 def reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> Reach:
-    """`gpus`: those that NVML has shown, also before one was lost. By the part first: a PCIe error of a GPU is of that
-    GPU, one of a port is of the host."""
+    """Return the reach of a fault. `gpus`: all GPUs that NVML has shown, also lost ones.
+
+    The part decides first: a PCIe error of a GPU belongs to that GPU, one of a port to the host.
+    """
     kind = next((device.kind for device in devices if device.pci == cause.subject), "")
     if cause.check in SHARED_BY_GPUS or kind == "nvswitch":
         return ANY_GPU
@@ -67,14 +69,14 @@ def is_hit(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
         return True
     if not job.has_given:
         return bool(job.has_open) or not job.all_seen
-    # What it has open beside its own GPUs shows that Slurm does not say what it uses.
+    # A job that opened other GPUs does not follow Slurm's allocation.
     if not fault.pci or job.given is None or not job.has_open <= job.given:
         return True
     return fault.pci in job.given
 
 
 def is_proven_hit(fault: Reach, job: OnGpus) -> bool:
-    """Return True if what is known of the job proves that the fault hits it."""
+    """Return True if the known GPUs of the job prove that the fault hits it."""
     if fault.everybody:
         return True
     if not fault.pci:
@@ -83,13 +85,13 @@ def is_proven_hit(fault: Reach, job: OnGpus) -> bool:
 
 
 def is_hit_for_sure(fault: Reach, job: OnGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job, whatever Slurm gave it. `node_gpus`: as for `is_hit`, 0 = none."""
+    """Return True if the fault hits the job regardless of its allocation. `node_gpus`: as for `is_hit`, 0 = none."""
     return fault.everybody or node_gpus == 0 or fault.pci in job.has_open
 
 
 def on_which(job: OnGpus) -> str:
-    """Why a fault of GPUs does not hit it."""
+    """Return why a GPU fault does not hit the job."""
     if not job.has_given:
         return "has no GPU"
     gpus = sorted(job.given or ())
-    return f"has GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}, which no such fault hit"
+    return f"has GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}, which the fault did not hit"

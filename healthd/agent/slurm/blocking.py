@@ -1,4 +1,4 @@
-"""One Slurm command, run to its end or its deadline, for a program that may wait. The daemon uses driver.py instead."""
+"""Blocking execution of one Slurm command, for programs that may wait. The daemon uses driver.py instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.host.child_process import Child
 
 
 def run(command: Command) -> CommandResult:
-    """Run the command. A program that does not exist gives the status 127, a deadline that passed None."""
+    """Run the command. A missing program gives status 127, an expired deadline None."""
     deadline = time.monotonic() + command.deadline_seconds
     started = time.time()
     try:
@@ -27,7 +27,7 @@ def run(command: Command) -> CommandResult:
 
 
 def trouble_of_node(node_name: str, seconds: float) -> str:
-    """Return why this node cannot be read from Slurm, in the words of the daemon's `trouble`; "" if it can be read."""
+    """Return why this node cannot be read from Slurm, as in the daemon's `problem`; "" if it can be read."""
     argv = commands.node(node_name)
     result = run(Command(argv, seconds))
     if result.status != 0:

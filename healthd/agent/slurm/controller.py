@@ -1,6 +1,6 @@
-"""The daemon's hand on Slurm: when the node is looked at there, what is decided, and what people did to it meanwhile.
+"""Slurm controller of the daemon: decides when to reconcile the node, and applies what operators did in Slurm.
 
-What is decided is pure (agent/slurm/policy.py), how it is done is a generator of commands (agent/slurm/reconcile.py).
+The decision is pure (agent/slurm/policy.py); a generator of commands carries it out (agent/slurm/reconcile.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from healthd.host.wakeup import FOREVER
 
 
 class Hand:
-    """`settings`: the present ones; a reload replaces them. `decision`: the last one."""
+    """Slurm controller. `settings`: the current ones, replaced by a reload. `decision`: the last one."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Hand:
         monotonic: Callable[[], float],
     ) -> None:
         self.settings = settings
-        self.decision: Decision = Leave("nothing has been looked at yet")
+        self.decision: Decision = Leave("no check has run yet")
         self._memory = memory
         self._boot_id = boot_id
         self._now = now
@@ -51,13 +51,13 @@ class Hand:
             settings, boot_id, self._remember, self.may_change, now, monotonic, self._refusals, self._tell_command
         )
         self._slurmd = SlurmdStart(settings.root, monotonic)
-        self._aim: object = None  # what was wanted of Slurm when it was last looked at
+        self._aim: object = None  # the goal of the last reconciliation
         self._again_at = FOREVER
         self._decided_on: object = None
-        self._told: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: told once
+        self._told: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: logged once
         self.requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's drain in force was set
-        self._causes: tuple[Condition, ...] = ()  # for which Slurm was last looked at
-        self._began_with = SlurmMemory()  # what the last look was given
+        self._causes: tuple[Condition, ...] = ()  # causes of the last reconciliation
+        self._began_with = SlurmMemory()  # the record at the start of the last reconciliation
 
     # --- waiting
 
@@ -69,10 +69,10 @@ class Hand:
         return min(self._driver.deadline, self._slurmd.deadline, self._again_at)
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it ends by itself, and the next start reads what it did."""
+        """Leave a running scontrol alone: it ends by itself, and the next start reads its result."""
         self._driver.drop()
 
-    # --- what is known
+    # --- state
 
     @property
     def status(self) -> SlurmStatus:
@@ -86,8 +86,10 @@ class Hand:
         return self.settings.mode is not Mode.OBSERVE and self._memory.ledger.pause is None
 
     def shows_drained(self, verdict: Verdict) -> bool:
-        """Whether Slurm has shown this node drained and idle since the last round: an older answer may be out of date.
-        Slurm is asked each round only while we want or hold a drain, and never in mode observe."""
+        """Return True if Slurm has shown this node drained and idle since the last round. Older data may be outdated.
+
+        Slurm is queried in each round only while healthd desires or has a drain, and never in mode observe.
+        """
         slurm = self.status
         if slurm.node is None or self.settings.mode is Mode.OBSERVE:
             return False
@@ -97,11 +99,13 @@ class Hand:
 
     @property
     def held_from(self) -> float:
-        """The moment since which Slurm itself keeps jobs from this node (epoch; infinity: it does not)."""
+        """Time since which Slurm itself keeps jobs from this node (epoch seconds; infinity: it does not)."""
         return held_from(self.status.node, self._memory.ledger.slurm, self._boot_id)
 
     def keeps_jobs_out(self, verdict: Verdict) -> bool:
-        """Whether the prolog shall keep jobs out: a drain is wanted, and Slurm does not hold the node yet."""
+        """Return True if the prolog must refuse jobs: a drain is desired, and Slurm does not yet keep jobs from the
+        node.
+        """
         if not verdict.causes or not self.may_change() or self._now() >= self.held_from:
             return False
         settings, memory = self.settings, self._memory.ledger.slurm
@@ -109,15 +113,17 @@ class Hand:
         return not fleet_limit.is_withheld(verdict.causes, memory, name, limits, now)
 
     def must_be_waited_for(self, verdict: Verdict) -> bool:
-        """Whether a drain is wanted, and Slurm's answer is not known yet."""
+        """Return True if a drain is desired and Slurm's answer is not known yet."""
         slurm = self.status
         return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.problem)
 
     # --- deciding
 
     def step(self) -> ReconcileReport | None:
-        """Go on with a look that is under way. Returns the report of one that ended: what people did in Slurm may have
-        changed conditions, so the verdict must be made anew."""
+        """Continue a running reconciliation. Return its report when it ends.
+
+        Operators may have changed conditions through Slurm, so the verdict must be computed again after a report.
+        """
         if self.settings.mode is Mode.OBSERVE:
             return None
         if self._slurmd.step():
@@ -126,8 +132,10 @@ class Hand:
         return self._take(self._driver.step())
 
     def look(self, verdict: Verdict, round_ended: bool) -> ReconcileReport | None:
-        """Look at the node in Slurm and act, if that is due. Called also in the pass in which a look ended, since a
-        change during that look wakes nobody later. Returns the report if this look is over already."""
+        """Start a reconciliation if one is due. Return the report if it needed no command.
+
+        Called also right after a reconciliation has ended, because no later event signals a change during it.
+        """
         if self.settings.mode is Mode.OBSERVE:
             self._only_say(verdict)
             return None
@@ -141,7 +149,7 @@ class Hand:
         return self._take(self._driver.begin(verdict, known.slurm, self._policy(), gpus))
 
     def _only_say(self, verdict: Verdict) -> None:
-        """Run no Slurm command: decide what would be done to a node that nobody holds."""
+        """Decide what healthd would do to a node without a drain. Runs no Slurm command."""
         self._driver.drop()
         self._driver.step()
         self._again_at, self._aim = FOREVER, None
@@ -167,24 +175,28 @@ class Hand:
         )
 
     def _must_look(self, verdict: Verdict, round_ended: bool) -> bool:
-        """At the start, when what we want changed, each round while a drain is wanted or held, and to try again."""
+        """Return True at the start, after a change of the goal, in each round with a drain desired or set, and for a
+        retry.
+        """
         known = self._memory.ledger
         concerned = not is_quiet(verdict, known.slurm)
-        # Without the time of the last sight: a storm of events is no reason to ask Slurm again and again.
+        # Without the time of the last event: a storm of events must not query Slurm repeatedly.
         causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
         aim = (causes, concerned and verdict.may_resume, known.pause, self.settings.mode)
         again = self._monotonic() >= self._again_at
         own = fleet_limit.is_own_hardware(verdict.causes)
-        waits = fleet_limit.must_wait(known.slurm.hold, own, self._now())  # not each round: the hold has its own time
+        waits = fleet_limit.must_wait(known.slurm.hold, own, self._now())  # a hold has its own time
         if aim == self._aim and not again and not (concerned and round_ended and not waits):
             return False
         self._aim = aim
         return True
 
-    # --- what Slurm said
+    # --- results
 
     def _take(self, report: ReconcileReport | None) -> ReconcileReport | None:
-        """Keep, in one save, what a look found that people did to the node; and set when to look again."""
+        """Save the changes that operators made in Slurm in one transaction, and set the time of the next
+        reconciliation.
+        """
         if report is None:
             return None
         known = self._memory.ledger.slurm
@@ -197,7 +209,7 @@ class Hand:
         tell(action_log.report_lines(report, known.reason, self._told, self._cause))
         drains = bool(report.memory.reason)
         self.requeued = tuple(dict.fromkeys((*self.requeued, *report.requeued))) if drains else ()
-        # a look that ended in trouble has not seen all jobs
+        # after a problem not all jobs were read
         self._told = set(report.spared) | (self._told if report.problem else set())
         self._decided_on = None
         self.decision = report.decision
@@ -220,14 +232,17 @@ class Hand:
         return refusal_times(self.settings.runtime_dir)
 
     def _tell_command(self, command: Command, result: CommandResult | None) -> None:
-        """The stream knows of a command before it begins, also where we are killed right after."""
+        """Emit the event before the command starts, so that it is saved even if the daemon is killed right after."""
         self._memory.stream.emit(action_log.command_events(command.argv, result))
         if result is None:
             self._memory.save()
 
     def _remember(self, slurm: SlurmMemory) -> None:
-        """Save this before the next command is sent: a daemon that is killed now knows later what it did. A look does
-        not hear what people say to the daemon meanwhile: that they answer for the node is no less true after it."""
+        """Save the record before the next command is sent, so that a daemon that is killed now can recognise its drain
+        later.
+
+        If an operator reported a repair during the reconciliation, the reset of the count is kept.
+        """
         known = self._memory.ledger.slurm
         before = known.reason
         was_answered_for = bool(self._began_with.resumed) and not known.resumed

@@ -1,9 +1,9 @@
-"""Drains a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like reconcile.py.
+"""Drain of a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like reconcile.py.
 
-It only ever drains. A node that is out, by whomever, is left; so is one that the fleet cannot spare: what healthd's
-daemons and this command hold drained is counted together (output.parse_fleet), against the lower limit of
-fleet_limit.py, since a lemon can wait. All lemons that are out count, whichever run drained them (output.parse_lemons).
-Slurm that does not answer ends it. Nothing here resumes.
+It only drains, and never resumes. It skips a node that is already drained or down, and one that would exceed a limit.
+The fleet limit counts drains by daemons and by this command together (output.parse_fleet), against the lower limit of
+fleet_limit.py, because a lemon can wait. All drained lemons count, regardless of the run that drained them
+(output.parse_lemons). It ends if Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Steps = Generator[Command, CommandResult, T]
 
 
 class Drained(Value, frozen=True):
-    """How it ended for one node. words: a sentence."""
+    """Result for one node. text: a sentence."""
 
     node: str
     done: bool
@@ -44,10 +44,12 @@ class Drained(Value, frozen=True):
 
 
 def drain(name: str, words: str, most: int, limits: FleetLimits, command_timeout_seconds: float) -> Steps[Drained]:
-    """most: how many nodes of the whole cluster may be out as lemons. Raises SlurmTrouble where Slurm does not answer
-    or refuses."""
+    """Drain one lemon. max_lemons: how many nodes of the cluster may be drained as lemons.
+
+    Raises SlurmError if Slurm does not answer or refuses.
+    """
     if not is_node_name(name):
-        return Drained(name, False, "left: this is no name of a node")
+        return Drained(name, False, "left: not a valid node name")
     looking = _Looking(name, command_timeout_seconds)
     try:
         node = yield from looking.node()
@@ -57,33 +59,34 @@ def drain(name: str, words: str, most: int, limits: FleetLimits, command_timeout
     if not why:
         lemons = parse_lemons((yield from looking.read(commands.out())))
         if len(lemons) >= most:
-            why = f"held: {len(lemons)} of the cluster's nodes are out as lemons already, and at most {most} may be"
+            why = f"limit: {len(lemons)} nodes of the cluster are already drained as lemons; the limit is {most}"
     if not why:
         partitions = known_partitions(node)
         counts = parse_fleet((yield from looking.read(commands.fleet())), partitions, float("inf"))
         count = fleet_limit.strictest(counts, limits, own_hardware=False)
         if not fleet_limit.has_room(count, limits, own_hardware=False):
             why = (
-                f"held by the fleet limit: healthd holds {count.drained} of the {count.nodes} nodes of partition "
-                f"{count.name}, and may hold {fleet_limit.allowed(count.nodes, limits, own_hardware=False)}"
+                f"fleet limit: healthd keeps {count.drained} of {count.nodes} nodes in partition {count.name} drained; "
+                f"the limit is {fleet_limit.allowed(count.nodes, limits, own_hardware=False)}"
             )
     if not why:
-        why = why_left((yield from looking.node()))  # whoever was faster meanwhile
+        why = why_left((yield from looking.node()))  # another tool may have drained it in the meantime
     if why:
         return Drained(name, False, f"left: {why}")
     yield from looking.read(commands.drain(name, reason(words)), changes=True)
     node = yield from looking.node()
     if node.flags.isdisjoint(TAKEN) or not node.reason.startswith(LEMON.strip()):
         state = printable("+".join(sorted(node.flags)))
-        raise SlurmTrouble(f"{name} was drained, and Slurm has it {state} now")
+        raise SlurmTrouble(f"{name} was drained, but its state in Slurm is {state}")
     return Drained(name, True, f"drained: {printable(node.reason)}")
 
 
 def why_left(node: NodeState) -> str:
-    """Why a node must not be touched; "" = it may be. Whoever drained it. A reason alone says nothing: from 24.11 on it
-    outlives its drain."""
+    """Return why a node must not be drained; "" = it may be. The Reason alone is no evidence: from 24.11 on it outlives
+    its drain.
+    """
     found = sorted(node.flags & (TAKEN | NOT_TO_RESUME))
-    return f"Slurm has it {'+'.join(found)} already{_says(node)}" if found else ""
+    return f"already {'+'.join(found)} in Slurm{_says(node)}" if found else ""
 
 
 def _says(node: NodeState) -> str:

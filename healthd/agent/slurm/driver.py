@@ -1,7 +1,8 @@
-"""Drives reconcile.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
+"""Driver of reconcile.reconcile: runs each Command as a child process with its own deadline, without blocking the
+daemon.
 
-A Slurm that hangs, is away or refuses is never the node's fault: the generator gets a CommandResult, and the daemon
-looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
+A Slurm that hangs, is unreachable or refuses a command is never the node's fault. The generator gets a CommandResult,
+and the daemon tries again later. Backoff and jitter keep ten thousand nodes from returning in the same second.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ log = logging.getLogger("healthd.agent.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0
-# After a boot slurmd may register late, and Slurm may then take our drain away: until then we look more often.
+# After a boot slurmd may register late, and Slurm may then remove healthd's drain: until then healthd polls more often.
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 # slurmd registers within seconds of its start.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
-LOOK_SECONDS = 1.0  # between two looks for a slurmd that has started
+LOOK_SECONDS = 1.0  # between two searches for a new slurmd
 
 
 class SlurmDriver:
-    """One look at Slurm at a time. `remember` writes the memory down before the generator goes on; `may_change` is
-    asked before each command that changes something: a pause or another mode may have come meanwhile. `tell` is told
-    of each of these, right before it begins (None) and how it ended.
+    """Runs one reconciliation at a time.
+
+    save_record: stores the record before the generator continues. may_change: called before each command that changes
+    something, because a pause or another mode may have started. log_command: called right before each change (result
+    None) and after it.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class SlurmDriver:
         self._boot_id = boot_id
         self._remember = remember
         self._may_change = may_change
-        self._memory = SlurmMemory()  # as it was last remembered
+        self._memory = SlurmMemory()  # as last saved
         self._now = now
         self._monotonic = monotonic
         self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
@@ -82,26 +85,28 @@ class SlurmDriver:
     def begin(
         self, verdict: Verdict, memory: SlurmMemory, policy: Policy, gpus: NodeGpus = NOT_TOLD
     ) -> ReconcileReport | None:
-        """Look, decide, act. Returns the report at once if no command was needed."""
+        """Start a reconciliation. Return the report at once if no command was needed."""
         self._memory = memory
         now, refusals = self._now, self._refusals
         self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, now, gpus, refusals)
         return self._go_on(None)
 
     def step(self) -> ReconcileReport | None:
-        """Go on if a command ended. Returns the report when the look is over."""
+        """Continue if a command has ended. Return the report when the reconciliation is over."""
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
         if self._steps is None:
-            return None  # the look was dropped
+            return None  # the reconciliation was abandoned
         out, err = child.output()
         seconds = self._monotonic() - child.started
         return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """In how many seconds to look again: doubling, jittered; infinity if all is as we want it. A drain that waits
-        for the fleet, and one that is over, have their own time."""
+        """Return the seconds until the next reconciliation: doubling, with jitter; infinity if the goal is reached.
+
+        A drain that waits for the fleet, and one that has ended, have their own time.
+        """
         if report.look_at:
             self._failures = 0
             return max(report.look_at - self._now(), 0.0)
@@ -116,22 +121,22 @@ class SlurmDriver:
         return wait * random.uniform(0.8, 1.2)
 
     def waits_for_slurmd(self, report: ReconcileReport) -> bool:
-        """Whether the node is not yet steady in Slurm, shortly after healthd's start."""
+        """Return True if the node is not yet stable in Slurm, shortly after healthd's start."""
         boots = self._monotonic() < self._started + BOOT_SECONDS
         return boots and not report.settled and not report.problem and not report.look_at
 
     def expect_registration(self) -> None:
-        """slurmd was just started here."""
+        """Poll more often, because slurmd has just started on this node."""
         self._registers_until = self._monotonic() + REGISTRATION_SECONDS
 
     def drop(self) -> None:
-        """End the look here. A running command is left to end, and nothing follows from it."""
+        """Abandon the reconciliation. A running command ends by itself, without effect on the daemon."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it ends by itself, and the next start reads what it did."""
+        """Leave a running scontrol alone: it ends by itself, and the next start reads its result."""
         self.drop()
 
     def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
@@ -157,9 +162,9 @@ class SlurmDriver:
                     step = self._steps.send(self._counted(missing))
         except StopIteration as end:
             return self._ended(end.value)
-        except Exception as error:  # over what Slurm said: at a later look it may say something else
+        except Exception as error:  # because of Slurm's output, which may be different next time
             drop(SLURM, error, result.text if result else "")
-            problem = f"healthd makes a mistake with what Slurm says: {words(error)}"
+            problem = f"healthd failed on Slurm's output: {words(error)}"
             return self._ended(ReconcileReport(self._memory, problem=problem))
 
     def _ended(self, report: ReconcileReport) -> ReconcileReport:
@@ -194,9 +199,9 @@ class SlurmDriver:
 
 
 class SlurmdStart:
-    """Whether slurmd was just started here: it registers within seconds, and then slurmctld may take a drain away.
+    """Detects a new slurmd on this node: it registers within seconds, and then slurmctld may remove a drain.
 
-    It looks, only while that is wanted, among the processes that are new since the last look.
+    Only while enabled, it inspects the processes that are new since the last call.
     """
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
@@ -212,7 +217,7 @@ class SlurmdStart:
             self._known, self.deadline = self._processes(), self._monotonic() + LOOK_SECONDS
 
     def step(self) -> bool:
-        """Whether there is a slurmd that was not there at the last look."""
+        """Return True if a slurmd has started since the last call."""
         if self._monotonic() < self.deadline:
             return False
         before, self._known = self._known, self._processes()

@@ -1,8 +1,8 @@
-"""The Slurm jobs at the source of a kernel event, put into its field "job" ("4711", or "12,13" where jobs share a GPU).
+"""Slurm jobs that caused a kernel event, stored in its field "job" ("4711", or "12,13" if jobs share a GPU).
 
-It is the job of the process that the line names; if that is gone or the line names none (Xid 79), the jobs that hold
-the GPU. Slurm's cgroups tell it within the same pass. Where Slurm uses none, `scontrol listpids` tells it a moment
-later: a child process with a deadline that asks only this node's slurmstepds.
+That is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is the jobs that
+have the GPU open. Slurm's cgroups give the job within the same pass. Without cgroups, `scontrol listpids` gives it a
+moment later: a child process with a deadline that queries only this node's slurmstepds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from healthd.host.child_process import Child
 from healthd.host.job_processes import job_of, job_processes, jobs_holding
 from healthd.host.wakeup import FOREVER
 
-STILL_THERE_SECONDS = 10.0  # how long after a line its pid is looked up; later the pid may belong to another process
-LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm
-ASK_AGAIN_SECONDS = 2.0  # nor does it start scontrol in a storm
+STILL_THERE_SECONDS = 10.0  # after a line; later its pid may belong to another process
+LOOK_AGAIN_SECONDS = 1.0  # limits the rate of cgroup walks in a storm of events
+ASK_AGAIN_SECONDS = 2.0  # limits the rate of scontrol calls
 
 
 class JobAtSource:
@@ -28,10 +28,10 @@ class JobAtSource:
         self._argv = listpids(node_name)
         self._monotonic = monotonic
         self._looked_at = self._asked_at = -FOREVER
-        self._processes: dict[int, str] = {}  # of jobs, by their cgroups
+        self._processes: dict[int, str] = {}  # processes of jobs, from their cgroups
         self._holding: dict[int, tuple[str, ...]] = {}  # by minor number
-        self._waiting: set[int] = set()  # sequences of events that Slurm is to be asked about
-        self._asked: set[int] = set()  # ... and about which it is being asked
+        self._waiting: set[int] = set()  # sequence numbers of events for the next query
+        self._asked: set[int] = set()  # ... and of the running query
         self._child: Child | None = None
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -46,7 +46,9 @@ class JobAtSource:
     def name(
         self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
     ) -> tuple[KernelEvent, ...]:
-        """`events`; those `touched` have their jobs if the cgroups tell them. Slurm is asked about the others."""
+        """Return `events` with the jobs of those in `touched`, if the cgroups show them. Slurm is queried for the
+        others.
+        """
         nodes = device_nodes(gpus)
         jobs, left = {}, []
         for event in events:
@@ -66,9 +68,9 @@ class JobAtSource:
     def step(
         self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_ask_slurm: bool
     ) -> dict[int, str]:
-        """Go on with asking Slurm. Returns the jobs that it told, by the sequences of `events`.
+        """Continue the query of Slurm. Return the jobs in its answer, by sequence number of `events`.
 
-        `may_ask_slurm`: never in mode observe.
+        `may_query_slurm`: False in mode observe.
         """
         told = {}
         if self._child is not None and self._child.step():
@@ -97,7 +99,7 @@ class JobAtSource:
             deadline = self._asked_at + STILL_THERE_SECONDS
             self._child = Child(self._argv, deadline, self._monotonic, ENVIRONMENT)
         except OSError:
-            pass  # no Slurm here: no job either
+            pass  # without Slurm there is no job
 
     def _told(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
         processes = parse_processes(child.output()[0].decode("utf-8", "replace")) if child.status == 0 else {}
@@ -120,14 +122,16 @@ class JobAtSource:
 
 
 def is_open(event: KernelEvent, now: float) -> bool:
-    """Whether the event's job is not known but may still be found. History has none; who can forge a line could name
-    anybody's process in it."""
+    """Return True if the event's job is not known but may still be found.
+
+    Lines from before healthd's start have no job, and a forged line could name any process.
+    """
     known = any(name == "job" for name, _ in event.fields)
     return not known and not event.history and not event.observed and now - event.time <= STILL_THERE_SECONDS
 
 
 def device_nodes(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """PCI address -> N of /dev/nvidiaN."""
+    """Return PCI address -> N of /dev/nvidiaN."""
     return {gpu.pci: gpu.minor for gpu in gpus if gpu.minor is not None}
 
 
@@ -138,7 +142,7 @@ def jobs_of(
     holding: Mapping[int, tuple[str, ...]],
     job_of_pid: Callable[[int], str | None],
 ) -> str:
-    """ "4711", "12,13", or "" where there is none: a live process that is in no job accuses no job."""
+    """Return "4711", "12,13", or "". A live process outside of jobs blames no job."""
     if event.pid:
         job = job_of_pid(event.pid)
         if job is not None:

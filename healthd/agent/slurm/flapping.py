@@ -1,15 +1,15 @@
-"""A fault that comes and goes must not drain and resume its node thirty times: pure.
+"""Limit for faults that come and go, so that they do not drain and resume a node repeatedly. Pure.
 
-the drain is                                          its resume, once every check is clean
+drain                                                 resume, once every check is clean
 ----------------------------------------------------  ---------------------------------------------------------------
-for the node's own hardware, the third in an hour     waits for a person: the node kills job after job
-for a cause that nodes share, the second in a row     waits 10 minutes, the third 20, ... at most 4 hours, then goes by
-                                                      itself: a person cannot mend a file server on each of 1,000 nodes
-any other                                             goes at once
+for the node's own hardware, the third in an hour     by an operator: the node kills job after job
+for a cause that nodes share, the second in a row     after 10 minutes, the third after 20, ... at most 4 hours, without
+                                                      an operator, who cannot fix a file server on each of 1,000 nodes
+any other                                             at once
 
-In a row: each began within an hour after the resume of the one before. Only drains that we lifted ourselves count. A
-person who resumes the node, or says "repaired" of what drained it, answers for it: the count begins anew. That can be
-said also when the fault is over and only the count still holds the node.
+In a row: each drain began within an hour after the resume of the previous one. Only drains that healthd lifted itself
+count. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count. `healthd repaired`
+also works when the fault is over and only the count keeps the node drained.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from healthd.common.slurm.drain_reason import parse_reason
 from healthd.common.values import Value
 
 IN_A_ROW_SECONDS = 3600.0
-KEPT = 20  # the longest wait is reached long before
+KEPT = 20  # the maximum wait is reached long before
 
 
 class Flapping(Value, frozen=True):
-    """own_faults_per_hour           this many drains for own hardware in an hour wait for a person; 0: none does
-    shared_wait_seconds          the wait of the second drain in a row for a shared cause; each further one's is twice
-                                 as long
-    shared_max_wait_seconds  but not longer than this
+    """Limits.
+
+    own_faults_per_hour      this many drains for own hardware in an hour need an operator; 0: no limit
+    shared_wait_seconds      wait after the second drain in a row for a shared cause; doubles with each further one
+    shared_max_wait_seconds  maximum of that wait
     """
 
     own_faults_per_hour: int = 3
@@ -40,11 +41,10 @@ class Flapping(Value, frozen=True):
 
 
 def noted(memory: SlurmMemory, verdict: Verdict, now: float) -> SlurmMemory:
-    """The memory after a reading of the node: since when our drain stands or is wanted, for what, and how long all has
-    been clean.
+    """Return the record after a reading of the node: start and cause of the drain, and how long all has been clean.
 
-    Only a fault that stands lets that begin anew. What is unknown (a check that timed out, a finding that must last
-    first, a restart) is not clean either: the time until the next clean look does not count.
+    Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
+    not count as clean time either.
     """
     if not memory.reason and not verdict.causes:
         return replace(memory, drained_at=0.0, own_hardware=False, clean_seconds=0.0, clean_since=0.0)
@@ -67,7 +67,7 @@ def _stands(verdict: Verdict) -> bool:
 
 
 def lifted(memory: SlurmMemory, before: SlurmMemory, now: float) -> SlurmMemory:
-    """The memory after a resume by ourselves. `before`: while the drain stood."""
+    """Return the record after a resume by healthd. `previous`: the record during the drain."""
     if memory.reason or not before.reason:
         return memory
     ended = Resumed(before.drained_at, now, before.own_hardware)
@@ -75,20 +75,22 @@ def lifted(memory: SlurmMemory, before: SlurmMemory, now: float) -> SlurmMemory:
 
 
 def answered_for(memory: SlurmMemory) -> SlurmMemory:
-    """A person answers for the node."""
+    """Return the record after an operator repaired or resumed the node."""
     return replace(memory, resumed=())
 
 
 def ended_in_drain(memory: SlurmMemory, cleared: Iterable[Condition]) -> list[Condition]:
-    """Faults that are over and drained this node, where our drain still stands because it was not the first one: a
-    person may still say "repaired". They ended while it stood."""
+    """Return the faults that drained this node and have ended, while the drain remains because of flapping.
+
+    `healthd repaired` is still possible for them.
+    """
     if not memory.reason or not memory.resumed:
         return []
     return [c for c in cleared if c.cleared_at >= memory.drained_at and _drained(memory, c)]
 
 
 def has_drained(memory: SlurmMemory, conditions: Iterable[Condition]) -> bool:
-    """Whether one of these may have drained the node: who repairs only what warned answers for nothing else."""
+    """Return True if one of these conditions may have drained the node. Repairing a mere warning resets nothing."""
     return any(_drained(memory, c) for c in conditions)
 
 
@@ -98,13 +100,13 @@ def _drained(memory: SlurmMemory, c: Condition) -> bool:
 
 
 def own_faults(memory: SlurmMemory) -> int:
-    """How many of our drains for own hardware began within an hour before this one, and this one."""
+    """Count the drains for own hardware that began within an hour before this one, including this one."""
     since = memory.drained_at - IN_A_ROW_SECONDS
     return 1 + sum(1 for old in memory.resumed if old.own_hardware and since < old.drained_at <= memory.drained_at)
 
 
 def in_a_row(memory: SlurmMemory) -> int:
-    """How many of our drains came in a row, this one included."""
+    """Count the drains in a row, including this one."""
     began, count = memory.drained_at, 1
     for old in reversed(memory.resumed):
         if began - old.time > IN_A_ROW_SECONDS:
@@ -114,7 +116,7 @@ def in_a_row(memory: SlurmMemory) -> int:
 
 
 def wait_seconds(memory: SlurmMemory, limits: Flapping) -> float:
-    """How long all must be clean before the drain that stands is lifted; infinity: until a person does it."""
+    """Return how long all must be clean before the drain is lifted; infinity: until an operator resumes the node."""
     if memory.own_hardware:
         is_too_often = 0 < limits.own_faults_per_hour <= own_faults(memory)
         return float("inf") if is_too_often else 0.0
@@ -124,7 +126,7 @@ def wait_seconds(memory: SlurmMemory, limits: Flapping) -> float:
 
 
 def waits_until(memory: SlurmMemory, limits: Flapping, now: float) -> float:
-    """When the drain that stands may be lifted, if all stays clean (epoch seconds); 0 = now, or only a person may."""
+    """Return when the drain may be lifted if all stays clean (epoch seconds); 0 = now, or only by an operator."""
     until = _goes_at(memory, limits, now)
     return until if memory.reason and memory.clean_since and now < until < float("inf") else 0.0
 
@@ -134,21 +136,21 @@ def _goes_at(memory: SlurmMemory, limits: Flapping, now: float) -> float:
 
 
 def why_waits(memory: SlurmMemory, limits: Flapping, now: float) -> str:
-    """Why the drain that stands is not lifted, though every check is clean; "" = it may be lifted."""
+    """Return why the drain is not lifted although every check is clean; "" = it may be lifted."""
     seconds = wait_seconds(memory, limits)
     if seconds == float("inf"):
         known = parse_reason(memory.reason)
-        command = f', or say "healthd repaired {known[0]}"' if known else ""
+        command = f', or run "healthd repaired {known[0]}"' if known else ""
         often = f"drained {own_faults(memory)} times within an hour for the node's own hardware"
-        return f"clean, but {often}: a person must resume it{command}"
+        return f"clean, but {often}: an operator must resume it{command}"
     if now >= _goes_at(memory, limits, now):
         return ""
     times, minutes = in_a_row(memory), seconds / 60
-    return f"clean, but it came and went {times} times in a row: resumed once it has stayed clean for {minutes:.3g} min"
+    return f"clean, but drained {times} times in a row: resumed after {minutes:.3g} min without a fault"
 
 
 def note(memory: SlurmMemory, limits: Flapping) -> str:
-    """What the Reason of a drain says that only a person ends, "" = nothing: who is woken at night sees `sinfo -R`."""
+    """Return the note for the Reason that only an operator lifts the drain, "" = none. `sinfo -R` shows it."""
     if wait_seconds(memory, limits) < float("inf"):
         return ""
-    return f"{own_faults(memory)} times in an hour: a person must resume it"
+    return f"{own_faults(memory)} times in an hour: an operator must resume it"

@@ -43,22 +43,23 @@ from healthd.common.model import (
     SlurmMemory,
 )
 
-# A count takes 13 ms of slurmctld's time at 10,000 nodes. Five nodes a second count, and those that drain twice.
+# A count takes 13 ms of slurmctld's time at 10,000 nodes. This spreads first counts to five per second. Nodes that
+# drain count twice.
 SECONDS_A_NODE = 0.2
 SHORTEST_HOLD_SECONDS = 60.0
-# A node that is later than this (slurmctld was away, daemons were stopped) is not alone: all spread out anew.
+# A node that is later than this (slurmctld was unreachable, daemons were stopped) is not alone: all nodes spread again.
 LATE_SECONDS = 60.0
-# How long a stored count stands in for one that fails: a slurmctld that restarts or is busy is back by then.
+# How long a stored count replaces one that fails: a slurmctld that restarts or is busy is back by then.
 RECENT_SECONDS = 600.0
 
 
 def is_own_hardware(causes: Iterable[Condition]) -> bool:
-    """Whether one of the causes is this node's own: one is enough."""
+    """Return True if at least one of the causes is a fault of this node itself."""
     return any(not cause.shared_cause for cause in causes)
 
 
 def allowed(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
-    """How many of `nodes` nodes healthd may hold drained."""
+    """Return how many of `nodes` nodes healthd may keep drained."""
     if own_hardware:
         percent, at_least = limits.own_hardware_limit_percent, limits.own_hardware_limit_min_nodes
     else:
@@ -67,12 +68,12 @@ def allowed(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
 
 
 def strictest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardware: bool) -> PartitionCount:
-    """The partition with the least room."""
+    """Return the partition with the least room left."""
     return min(counts, key=lambda count: (allowed(count.nodes, limits, own_hardware) - count.drained, count.name))
 
 
 def has_room(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
-    """Whether one more may be drained. A node that is drained already counts itself and asks `is_beyond`."""
+    """Return True if one more node may be drained. For a node that is already drained, use `is_exceeded`."""
     return count.drained < allowed(count.nodes, limits, own_hardware)
 
 
@@ -84,22 +85,22 @@ def is_beyond(count: PartitionCount, limits: FleetLimits, own_hardware: bool) ->
 
 
 def window(nodes: int, limits: FleetLimits) -> float:
-    """The seconds over which `nodes` nodes spread their first counts."""
+    """Return the seconds over which `nodes` nodes spread their first counts."""
     return min(limits.jitter_seconds, nodes * SECONDS_A_NODE)
 
 
 def chance(node_name: str, now: float) -> float:
-    """0 to 1, as good as random from node to node and from time to time."""
+    """Return a number from 0 to 1 that varies between nodes and with time like a random one."""
     return zlib.crc32(f"{now:.3f} {node_name}".encode()) / 2**32
 
 
 def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> FleetHold:
-    """The wait before the first count for a shared cause. `nodes`: the size of the largest partition."""
+    """Return the wait before the first count for a shared cause. `nodes`: the size of the largest partition."""
     return FleetHold(since=now, until=now + chance(node_name, now) * window(nodes, limits), nodes=nodes)
 
 
 def no_wait(now: float) -> FleetHold:
-    """The hold of a drain that was lost: it had its wait, and is counted as soon as it is put back."""
+    """Return the hold of a drain that was lost: it has already waited, and is counted as soon as it is set again."""
     return FleetHold(since=now, until=now)
 
 
@@ -110,7 +111,7 @@ def spread_anew(hold: FleetHold, node_name: str, limits: FleetLimits, now: float
 def held(
     before: FleetHold | None, count: PartitionCount, limits: FleetLimits, own_hardware: bool, node_name: str, now: float
 ) -> FleetHold:
-    """The limit holds the drain back: the hold, with the next try after a doubled wait."""
+    """Return the next hold of a delayed drain: its wait doubles each time up to a maximum and has 20 % jitter."""
     times = before.times if before else 0
     first = max(SHORTEST_HOLD_SECONDS, window(count.nodes, limits))
     seconds = min(first * 2.0 ** min(times, 20), max(LONGEST_HOLD_SECONDS, first))
@@ -127,7 +128,9 @@ def held(
 
 
 def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
-    """Whether a drain must still wait. A fault of the node's own does not wait like a shared cause."""
+    """Return True if a drain must still wait. A fault of the node's own hardware does not wait for a shared cause's
+    hold.
+    """
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
 
@@ -146,8 +149,11 @@ def stand_in(memory: SlurmMemory, partitions: Collection[str], now: float) -> tu
 
 
 def count_failed(memory: SlurmMemory, now: float) -> SlurmMemory:
-    """Return the memory after a count that failed. Failures further apart than RECENT_SECONDS are not one outage: the
-    wait for an uncounted drain begins again, because nothing is known of the time between."""
+    """Return the record after a failed count.
+
+    Failures further apart than RECENT_SECONDS are not one outage: the wait for an uncounted drain begins again, because
+    the time between them is unknown.
+    """
     goes_on = memory.uncounted_since > 0 and now - memory.uncounted_at <= RECENT_SECONDS
     return replace(memory, uncounted_since=memory.uncounted_since if goes_on else now, uncounted_at=now)
 
@@ -157,9 +163,11 @@ def count_succeeded(memory: SlurmMemory) -> SlurmMemory:
 
 
 def uncounted_drain_at(memory: SlurmMemory, node_name: str, limits: FleetLimits) -> float:
-    """Return when a drain may be set without a count (epoch seconds), for a count that fails since `uncounted_since`.
+    """Return when a drain may be set without a count (epoch seconds), if counts have failed since
+    `count_failing_since`.
 
-    The random part keeps nodes that fail together from draining in the same minute."""
+    The random part keeps nodes that fail together from draining in the same minute.
+    """
     wait = limits.uncounted_drain_after_seconds
     return memory.uncounted_since + wait * (1.0 + chance(node_name, memory.uncounted_since))
 
@@ -172,11 +180,11 @@ def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
 def is_withheld(
     causes: Sequence[Condition], memory: SlurmMemory, node_name: str, limits: FleetLimits, now: float
 ) -> bool:
-    """Return True if the prolog must let jobs start although a drain is wanted for these causes.
+    """Return True if the prolog must let jobs start although a drain is desired for these causes.
 
-    A prolog that refuses a job makes slurmctld drain the node, so it must not refuse while the limit holds the drain,
+    A prolog that refuses a job makes slurmctld drain the node. So it must not refuse while the limit delays the drain,
     nor while the fleet cannot be counted and a drain without a count is not due. A shared cause keeps jobs away only
-    once its drain stands and was counted.
+    once its drain is set and counted.
     """
     if not is_own_hardware(causes):
         return memory.uncounted or not _stands(memory)
@@ -194,9 +202,9 @@ def is_uncounted_drain_due(
 
 
 def needs_count(causes: Sequence[Condition], memory: SlurmMemory) -> bool:
-    """Return True if a new drain is wanted for a fault of the node's own hardware, and no count has allowed it yet.
+    """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed it yet.
 
-    A drain for a shared cause is withheld until it stands, so it needs no note of a missing count.
+    A drain for a shared cause is withheld until it is set, so it needs no note of a missing count.
     """
     return is_own_hardware(causes) and not _stands(memory) and not memory.uncounted
 
@@ -211,18 +219,18 @@ def is_late(hold: FleetHold, now: float) -> bool:
 
 def why(hold: FleetHold) -> str:
     if not hold.times:
-        return "other nodes may have the same cause: this one waits for its turn to count how many healthd holds"
-    kind = "faults of nodes' own hardware" if hold.own_hardware else "shared causes"
+        return "waiting before the first fleet count: other nodes may share this fault"
+    kind = "hardware faults" if hold.own_hardware else "shared causes"
     return (
-        f"held by the fleet limit: healthd holds {hold.drained} of the {hold.nodes} nodes of partition "
-        f"{hold.partition}, and for {kind} it may hold {hold.limit}"
+        f"delayed by the fleet limit: healthd keeps {hold.drained} of {hold.nodes} nodes in partition {hold.partition} "
+        f"drained; the limit for {kind} is {hold.limit}"
     )
 
 
 def why_uncounted(memory: SlurmMemory, causes: Sequence[Condition], node_name: str, limits: FleetLimits) -> str:
-    """Return why a drain is held while the fleet cannot be counted."""
-    held_because = "held by the fleet limit: the nodes that healthd keeps drained cannot be counted"
+    """Return why a drain is delayed while the fleet cannot be counted."""
+    held_because = "delayed by the fleet limit: the nodes that healthd keeps drained cannot be counted"
     if not may_drain_uncounted(causes):
         return held_because
     at = datetime.fromtimestamp(uncounted_drain_at(memory, node_name, limits), timezone.utc)
-    return f"{held_because}; if that lasts, this node is drained at {at:%H:%M:%S} UTC, without a requeue"
+    return f"{held_because}; if this continues, the node is drained at {at:%H:%M:%S} UTC, without a requeue"

@@ -1,4 +1,4 @@
-"""The GPUs of this node and of its jobs, as far as the node itself tells. Pure but for two questions that are given."""
+"""GPUs of this node and of its jobs, from data on the node itself. Pure except for two injected readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.common.model import Gpu, Inventory
 from healthd.common.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
 from healthd.common.values import Value
 
-CLOCK_SKEW_SECONDS = 2.0  # a job starts by slurmctld's clock, whose stamps have whole seconds
+CLOCK_SKEW_SECONDS = 2.0  # start times come from slurmctld's clock, in whole seconds
 
 Told = Callable[[str], "tuple[str, float]"]
 Open = Callable[[Mapping[int, str]], "tuple[Mapping[str, frozenset[int]], bool]"]
@@ -26,10 +26,12 @@ def seen_nothing(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int
 
 
 class NodeGpus(Value, frozen=True):
-    """inventory   as it is now
-    whole       its GPUs when none was missing
-    told        the words of the prolog on a job, and when they were written
-    have_open   pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were looked at
+    """GPUs of this node.
+
+    inventory    the current inventory
+    complete     its GPUs when none was missing
+    read_prolog  job -> the prolog's text about it, and when it was written
+    find_open    pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were inspected
     """
 
     inventory: Inventory = Inventory()
@@ -43,14 +45,14 @@ class NodeGpus(Value, frozen=True):
         return (*self.inventory.gpus, *_without(self.whole, self.inventory.gpus))
 
     def given(self, job: str, started: float) -> Given | None:
-        """What the prolog wrote down of this run of the job; None: nothing."""
+        """Return the GPUs that the prolog wrote for this run of the job; None: not written."""
         text, written = self.told(job)
         return told_by_prolog(text, job) if written >= started - CLOCK_SKEW_SECONDS else None
 
     def open_by(self, processes: Mapping[int, str]) -> Callable[[str], OnGpus]:
-        """What each job has open."""
+        """Return a function that returns the GPUs that a job has open."""
         found, all_seen = self.have_open(processes)
-        names = {gpu.minor: gpu.pci for gpu in reversed(self.known)}  # a GPU that is here goes before one that is lost
+        names = {gpu.minor: gpu.pci for gpu in reversed(self.known)}  # a present GPU takes precedence over a lost one
 
         def of(job: str) -> OnGpus:
             minors = found.get(job, frozenset())
@@ -62,8 +64,11 @@ class NodeGpus(Value, frozen=True):
     def with_given(
         self, job: OnGpus, given: Given | None, slurms: int | None, is_ascending: Callable[[int], bool]
     ) -> OnGpus:
-        """The same job with what Slurm gave it. `slurms`: how many GPUs the node has there, None where they are of
-        several types; `is_ascending`: whether gres.conf lists so many in the order of their device files."""
+        """Return the job with the GPUs that Slurm allocated to it.
+
+        `slurm_count`: the node's GPUs in Slurm, None if they have several types; `is_ascending`: returns True if
+        gres.conf lists this many GPUs in the order of their device files.
+        """
         if given is None:
             return job
         lists = (gpus for gpus in (self.inventory.gpus, self.whole) if is_ascending(len(gpus)))

@@ -1,32 +1,32 @@
-"""What to do with this node in Slurm: pure. reconcile.py does it.
+"""Decision about this node in Slurm: pure. reconcile.py carries it out.
 
-want                 whose drain stands now      decision in mode "act"
+goal                 owner of the current drain  decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------
-(node not read)      ?                           Leave: nothing is sent blindly
-causes               nobody's                    Drain; requeue if a cause is CRITICAL
-causes               "Prolog error", since our   the same, in our words: nobody but we decided that drain
+(node not read)      ?                           Leave: nothing is sent without a reading
+causes               none                        Drain; requeue if a cause is CRITICAL
+causes               "Prolog error", since our   the same, with our Reason: only healthd caused that drain
                      own prolog refused a job
 none, may_resume     the same                    Resume
-causes               ours                        keep it (new text only for another worst cause); requeue if
-                                                 CRITICAL, also when it became so later
-causes, CRITICAL     an operator's, Slurm's,     text and drain stay untouched; requeue the victims
-                     an unknown healthd's
+causes               healthd                     keep it (new Reason only for another worst cause); requeue if
+                                                 CRITICAL, also when it became CRITICAL later
+causes, CRITICAL     an operator, Slurm, an      Reason and drain stay untouched; requeue the victims
+                     unrecorded healthd
 causes, no CRITICAL  the same                    Leave
-none, may_resume     ours                        Resume, unless DOWN, INVALID_REG, going off or on, or a reboot is
-                                                 pending: then Leave. The drain stays beside it and is lifted
-                                                 when that is over (UNDRAIN keeps DOWN, with our reason)
-none, may_resume     ours, and it flaps          Leave: for a while, or until a person resumes it (flapping.py)
-none, not yet        ours                        Leave: a check that can drain has not completed clean, or what is to
-                                                 be run before the resume has not ended
-none                 nobody's, another's         Leave
+none, may_resume     healthd                     Resume, unless DOWN, INVALID_REG, powering off or on, or a reboot is
+                                                 pending: then Leave. The drain stays and is lifted when that is
+                                                 over (UNDRAIN keeps DOWN, with our Reason)
+none, may_resume     healthd, and it flaps       Leave: for a while, or until an operator resumes the node (flapping.py)
+none, not yet        healthd                     Leave: a check that can drain has not completed clean, or the program
+                                                 before the resume has not ended
+none                 none, another               Leave
 
-mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what. A node that a person set DOWN
-or FAIL is theirs like a drain: draining it would replace their reason.
+Mode "drain": no requeue. Mode "observe" or paused: Leave, and `would` has the action. A node that an operator set DOWN
+or FAIL counts as drained by the operator: draining it would replace that Reason.
 
-our drain is gone    this machine booted since, a reboot was pending, Slurm switches the node off, slurmctld
-                     started since, another slurmctld answers before the drain was saved, or our own resume was on its
-                     way: lost, drain again where a cause stands
-                     else an operator resumed the node: causes are acknowledged, not drained for again
+our drain is gone    this machine booted since, a reboot was pending, Slurm powers the node off, slurmctld started
+                     since, another slurmctld answers before the drain was saved, or our own resume was in flight:
+                     lost, drain again if a cause is open
+                     otherwise an operator resumed the node: causes are acknowledged, without another drain
 """
 
 from __future__ import annotations
@@ -65,35 +65,35 @@ from healthd.common.slurm.drain_reason import parse_reason, reason, still_says
 from healthd.common.slurm.node_states import NOT_TO_RESUME, POWER, REBOOT, TAKEN, UNSETTLED
 from healthd.common.values import Value
 
-# Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
+# Munge's credentials live 300 s: after that slurmctld refuses a command that it has not processed yet.
 IN_FLIGHT_SECONDS = 600.0
-HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose it
+HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
-# From our prolog's refusal to Slurm's time stamp of "Prolog error": the way of one message, tried again for up to
-# MessageTimeout (10 s by default). Before it: the clocks, also where a note has only the last of some refusals.
+# From our prolog's refusal to Slurm's time stamp of "Prolog error": the delay of one message, which is retried for up
+# to MessageTimeout (10 s by default). The skew covers the clocks, and files with only the last of several refusals.
 REFUSAL_HEARD_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
-# slurmctld saves a node some 5 s after it changed: if it is killed before, a drain that is over comes back.
+# slurmctld saves a node about 5 s after a change: if it is killed before, a drain that has ended returns.
 SAVED_SECONDS = 60.0
 # slurmctld writes a changed node to StateSaveLocation after at most 5 s (src/slurmctld/state_save.c: SAVE_MAX_WAIT).
 # The rest is for a busy slurmctld and a slow file system.
 WRITTEN_SECONDS = 15.0
-# The controller of a change that was sent while `scontrol show config` failed. It is equal to no other.
+# Controller of a change that was sent while `scontrol show config` failed. It equals no other controller.
 UNKNOWN_CONTROLLER = "unknown"
-EARLIER = 8  # a controller's older state is seconds old, or as old as a backup of it
+EARLIER = 8  # a restored state of slurmctld is seconds old, or as old as its backup
 
 
 class Policy(Value, frozen=True):
-    """paused_until: epoch seconds, 0 = not paused.
+    """Settings of the decision. paused_until: epoch seconds, 0 = not paused.
 
-    command_timeout_seconds  a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
-                           hangs is reported by scontrol after that, black holes after three times that
-    requeue_retry_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
+    command_timeout_seconds  deadline of a Slurm command, above MessageTimeout (10 s by default): scontrol reports a
+                             hanging slurmctld after that time, and lost packets after three times that
+    requeue_retry_seconds  how long an unconfirmed requeue may still be in flight (scontrol of a killed daemon, a
                            slurmctld that was stopped): until then no other is sent for that run of the job
-    max_restarts           a job that was restarted this often is requeued held: a person looks at it first
-    admin_comment          whether the AdminComment of jobs that a CRITICAL fault hit says so
-    flapping               when the resume of a drain that comes back again and again waits
-    fleet                  how many nodes healthd may hold drained
-    requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
+    max_restarts           a job that was restarted this often is requeued held, for an operator to check
+    admin_comment          write the fault into the AdminComment of jobs that a CRITICAL fault hit
+    flapping               when the resume of a repeated drain waits
+    fleet                  how many nodes healthd may keep drained
+    requeue                jobs that a CRITICAL fault requeues (affected_jobs.py)
     """
 
     mode: Mode = Mode.OBSERVE
@@ -108,20 +108,20 @@ class Policy(Value, frozen=True):
 
 
 class Owner(enum.Enum):
-    """Whose drain stands on the node."""
+    """Owner of the node's drain."""
 
     NOBODY = "none"
     OURS = "healthd"
-    FOREIGN_HEALTHD = "unrecorded_healthd"  # our form of words, but this ledger does not know them
-    FOREIGN = "other"  # an operator's, or Slurm's own
+    FOREIGN_HEALTHD = "unrecorded_healthd"  # a Reason in healthd's format that this ledger does not have
+    FOREIGN = "other"  # an operator or Slurm itself
 
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
-    """Our text that stands on the node, as we wrote it; "" if none does."""
+    """Return healthd's Reason on the node as healthd wrote it; "" if there is none."""
     found = without_appended(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
-    # no words at all: 22.05 drops them when it switches the node on; a person cannot drain without
+    # empty: 22.05 drops the Reason when it powers the node on; an operator cannot drain without one
     replaced = not found or replaces_drain_reason(found)
     if memory.reason and (found == memory.reason or replaced):
         return memory.reason
@@ -129,12 +129,14 @@ def our_text(node: NodeState, memory: SlurmMemory) -> str:
 
 
 def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
-    """Whether the reason is left from a drain of ours that is over: 24.11 keeps it, also under Slurm's next drain."""
+    """Return True if the Reason is left from an ended drain of healthd: 24.11 keeps it, also under Slurm's next
+    drain.
+    """
     return memory.lifted is not None and _stands_as(node, memory.lifted)
 
 
 def brought_back(node: NodeState, memory: SlurmMemory) -> Lifted | None:
-    """Our drain that is over and may stand again, because slurmctld came back from a state before that."""
+    """Return healthd's ended drain that is back, because slurmctld restored a state from before its end."""
     if node.flags.isdisjoint(TAKEN) or our_text(node, memory):
         return None
     last = (memory.lifted,) if memory.lifted and not memory.lifted.saved else ()
@@ -146,9 +148,11 @@ def _stands_as(node: NodeState, old: Lifted) -> bool:
 
 
 def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory) -> NodeState:
-    """The node, marked where Slurm drained it because our prolog refused a job. `refusals`: when it did, epoch seconds.
-    Slurm hears of each within seconds, and keeps the time of the first. One from before the end of our last drain was
-    answered by that drain: what fails later is another prolog."""
+    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals`: times, epoch seconds.
+
+    Slurm receives each refusal within seconds, and keeps the time of the first. A refusal from before the end of our
+    last drain belongs to that drain: a later "Prolog error" comes from another prolog.
+    """
     over = memory.lifted.time if memory.lifted else 0.0
     is_it = node.reason_time == memory.refused or any(
         -REFUSAL_SKEW_SECONDS <= node.reason_time - at <= REFUSAL_HEARD_SECONDS and at >= over - REFUSAL_SKEW_SECONDS
@@ -159,7 +163,7 @@ def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory
 
 
 def refusal_noted(memory: SlurmMemory, node: NodeState) -> SlurmMemory:
-    """The memory after this reading of the node: whether a drain stands that only our prolog's refusal made."""
+    """Return the record after this reading: whether a drain is in force that only our prolog's refusal caused."""
     return replace(memory, refused=node.reason_time if node.refused_here else 0.0)
 
 
@@ -167,7 +171,7 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
     if node.refused_here:
         return Owner.NOBODY
     if node.flags.isdisjoint(TAKEN):
-        # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
+        # a suffix is newer: Slurm itself set the node DOWN, and 24.11 keeps the Reason of an ended drain
         somebodys = bool(node.reason) and not is_slurms_own(node.reason) and not node.reason.endswith(APPENDED)
         by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
         return Owner.FOREIGN if by_a_person else Owner.NOBODY
@@ -183,17 +187,17 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
 
 
 def is_idle(node: NodeState) -> bool:
-    """Whether no job is on this node and none will come: drained, and the last epilog is over."""
+    """Return True if no job is on this node and none will start: drained, and the last epilog has ended."""
     return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
 
 
 def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
-    """The table above."""
+    """Return the decision of the table above."""
     if node is None:
-        # Say what is wanted all the same, as if nobody held the node: the controller is away, not the fault.
+        # Show the desired action all the same, as for a node without a drain: the fault exists without slurmctld.
         wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory, policy, now)
         would = "" if isinstance(wanted, Leave) else describe(wanted)
-        return Leave("the node's state in Slurm is not known", would)
+        return Leave("the node's state in Slurm is unknown", would)
     wanted = _decide_to_act(verdict, node, memory, policy, now)
     if isinstance(wanted, Leave):
         return wanted
@@ -222,20 +226,20 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory, polic
         never(whose)
     if whose is Owner.OURS:
         if verdict.before_resume:
-            return Leave(f"drained by us until {verdict.before_resume}")
+            return Leave(f"drained by healthd until {verdict.before_resume}")
         if not verdict.may_resume:
-            return Leave("drained by us until every check that can drain has completed clean")
+            return Leave("drained by healthd until every check that can drain has completed clean")
         if waits_for := sorted(node.flags & NOT_TO_RESUME):
-            return Leave(f"repaired, but Slurm has the node {'+'.join(waits_for)}")
+            return Leave(f"repaired, but the node is {'+'.join(waits_for)} in Slurm")
         if waits := why_waits(memory, policy.flapping, now):
             return Leave(waits)
         return Resume("every check that can drain has completed clean")
     if whose is Owner.NOBODY and node.refused_here:
         if not verdict.may_resume or node.flags & NOT_TO_RESUME:
             return Leave(
-                "our prolog refused a job, and Slurm drained the node; not every check has completed clean since"
+                "healthd's prolog refused a job, and Slurm drained the node; not every check has completed clean since"
             )
-        return Resume("our prolog refused a job, and Slurm drained the node for that; every check has completed clean")
+        return Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean")
     if whose is Owner.NOBODY:
         return Leave("nothing to do")
     if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
@@ -245,13 +249,13 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory, polic
 
 def held_by(node: NodeState, memory: SlurmMemory, causes: Sequence[Condition] = ()) -> str:
     if is_left_over(node, memory):
-        return "Slurm holds the node, under the words of our drain that is over"
-    fault = f"; what healthd found: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
-    return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"{fault}'
+        return "drained by Slurm, with the Reason of an ended drain by healthd"
+    fault = f"; healthd's finding: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
+    return f'drained by {node.reason_user or "another user"}: "{node.reason}"{fault}'
 
 
 def describe(decision: Decision) -> str:
-    """A decision in words: 'drain with "healthd: ..." and requeue'."""
+    """Return a decision as text: 'drain with "healthd: ..." and requeue'."""
     if isinstance(decision, Drain):
         return f'drain with "{decision.reason}"{" and requeue" if decision.requeue else ""}'
     if isinstance(decision, Resume):
@@ -262,22 +266,24 @@ def describe(decision: Decision) -> str:
 
 
 def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
-    """Whether Slurm need not be asked at all: no drain is wanted, and none stands that concerns us."""
+    """Return True if Slurm need not be queried: no drain is desired, and none that concerns healthd is in force."""
     return not (verdict.causes or memory.writing or memory.refused or stood(memory))
 
 
-# memory
+# record
 
 
 def stood(memory: SlurmMemory) -> str:
-    """The words of the drain that concerned us at the last reading, "" = none."""
+    """Return the Reason of the drain that concerned healthd at the last reading, "" = none."""
     return memory.reason or memory.overruled or memory.adopted
 
 
 def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> float:
-    """Epoch seconds. From then on Slurm surely holds the node by itself: a drain has stood for a while, in this boot,
-    and slurmd is registered. A job that starts later was let in by a person who resumed the node. If the prolog
-    refused it, it would be held and the node drained for "Prolog error", which nobody resumes.
+    """Return when Slurm began to keep jobs from the node by itself (epoch seconds; infinity: not yet).
+
+    That requires a drain that has existed for a while, in this boot, and a registered slurmd. An operator who resumed
+    the node admitted a job that starts later. If the prolog refused that job, it would be held, and the node would be
+    drained with "Prolog error", which nothing resumes.
     """
     if node is None or not node.reason_time or not stood(memory) or memory.boot_id != boot_id:
         return float("inf")
@@ -286,37 +292,40 @@ def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> floa
 
 
 def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
-    """Whether a drain for our fault stood at the last reading, and none stands now."""
+    """Return True if a drain for our fault was in force at the last reading, and none is now."""
     return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
 
 
 def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
-    """Whether a drain that is gone was surely not lifted by an operator; if not sure, slurmctld's start tells."""
+    """Return True if an operator certainly did not lift the missing drain. If unsure, slurmctld's start decides."""
     going = memory.rebooting or not node.flags.isdisjoint(POWER)
     return boot_id != memory.boot_id or going or is_resume_under_way(memory, policy, now)
 
 
 def is_resume_under_way(memory: SlurmMemory, policy: Policy, now: float) -> bool:
-    """Whether a resume of ours, whose answer was lost, may have ended the drain that is gone."""
+    """Return True if a resume by healthd, whose answer was lost, may have ended the missing drain."""
     since = memory.resumed_at
     return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_retry_seconds)
 
 
 def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) -> bool:
-    """Return True if slurmctld may have lost a change that it confirmed at `since`.
+    """Return True if slurmctld may have lost a change that it confirmed at `changed_at`.
 
-    slurmctld answers first and saves a few seconds later. A slurmctld that `started` after the change has read an older
-    state, if the other was killed in between. So has a backup that took over, although it started days ago: then the
-    controller that answers `now` is not the one from right `before` the change ("" = the change is saved).
-    UNKNOWN_CONTROLLER counts as another one: a broken node that stays drained, or is drained again after a person
-    resumed it within seconds, is the smaller harm than one that goes back to work.
+    slurmctld answers first and saves a few seconds later. If slurmctld `started` after the change, the other process
+    may have been killed in between, and it has read an older state. The same holds for a backup that took over,
+    although it started days ago: then the current `controller` is not the `previous_controller` from right before the
+    change ("" = the change is saved). UNKNOWN_CONTROLLER counts as another one: a broken node that stays drained, or is
+    drained again after an operator resumed it within seconds, is less harmful than one that returns to work.
     """
     return started >= since - CLOCK_SKEW_SECONDS or (before != "" and before != now)
 
 
 def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
-    """We hold no drain any more (a drain that is under way, and what was requeued, stays known). A resume of ours has
-    worked by now: it can end no later drain. `node`: the last reading that had our words, if there is one."""
+    """Return the record without healthd's drain. A drain in flight and the sent requeues stay.
+
+    A resume by healthd has taken effect by now and can end no later drain. `node`: the last reading with healthd's
+    Reason, if there is one.
+    """
     lifted, earlier = memory.lifted, memory.earlier
     if memory.reason:
         shown = bool(node.reason and our_text(node, memory))
@@ -336,7 +345,7 @@ def unsaved_by(memory: SlurmMemory) -> str:
 
 
 def taken_back(memory: SlurmMemory, old: Lifted, now: float) -> SlurmMemory:
-    """This drain of ours that was over stands again, and the one that came after it does not."""
+    """Return the record after an ended drain of healthd returned, and the drain after it did not."""
     earlier = tuple(e for e in _with_earlier(memory, memory.lifted, _standing(memory, now)) if e != old)
     back = replace(memory, reason=old.reason, stamp=old.stamp, overruled="", adopted="", lifted=None, earlier=earlier)
     never_was = next((resumed for resumed in memory.resumed if resumed.time >= old.time), None)
@@ -353,12 +362,12 @@ def _standing(memory: SlurmMemory, now: float) -> Lifted | None:
 
 
 def _with_earlier(memory: SlurmMemory, *over: Lifted | None) -> tuple[Lifted, ...]:
-    """Only with its time stamp: our words alone anybody may write again."""
+    """Return the earlier drains with those that have a time stamp: anyone may write the Reason alone again."""
     return tuple(dict.fromkeys((*memory.earlier, *(old for old in over if old and old.stamp))))[-EARLIER:]
 
 
 def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
-    """After a reading of the node: a drain that has been over for SAVED_SECONDS is over for good."""
+    """Return the record after a reading: a drain that ended SAVED_SECONDS ago cannot return."""
     if memory.lifted and not memory.lifted.saved and now >= memory.lifted.time + SAVED_SECONDS:
         return replace(memory, lifted=replace(memory.lifted, saved=True))
     return memory
@@ -367,7 +376,7 @@ def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
 def look_at(memory: SlurmMemory) -> float:
     """Return when to read the node once more because slurmctld may lose a change (epoch seconds); 0 = not again.
 
-    A drain is read again once it is surely saved, a resume after SAVED_SECONDS.
+    A drain is read again once it is certainly saved, a resume after SAVED_SECONDS.
     """
     if memory.unsaved:
         return memory.unsaved.time + WRITTEN_SECONDS
@@ -375,7 +384,7 @@ def look_at(memory: SlurmMemory) -> float:
 
 
 def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
-    """The memory after this reading of the node; `is_gone` must have been asked before."""
+    """Return the record after this reading of the node. Call `is_drain_gone` first."""
     whose, text = owner(node, memory), our_text(node, memory)
     memory = refusal_noted(memory, node)
     if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
@@ -390,11 +399,11 @@ def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> 
     if whose is Owner.FOREIGN_HEALTHD:
         return replace(seen, reason="", overruled="", adopted=node.reason, stamp=0.0)
     if whose is Owner.FOREIGN and stood(memory):
-        # they took the node over: what slurmctld brings back of ours is theirs to lift
+        # they took over the node: a drain of healthd that slurmctld restores is theirs to lift
         return replace(seen, reason="", overruled=node.reason, adopted="", stamp=0.0, earlier=())
     return memory
 
 
 def never(value: NoReturn) -> NoReturn:
-    """mypy proves that no case is left out (typing.assert_never is newer than Python 3.10)."""
+    """Prove to mypy that all cases are handled (typing.assert_never is newer than Python 3.10)."""
     raise AssertionError(f"not handled: {value!r}")

@@ -1,11 +1,11 @@
 """Files that this node's prolog writes: the GPUs of each job, and the jobs that it refused.
 
-RUNTIME_DIR/jobs/N: what Slurm gave to a job, as "JOB NUMBERS [UUIDS]" (gres.told_by_prolog()). N is the job's number
-modulo 1024, so the number of files is bounded and nothing has to remove them. A file that another job has overwritten
-counts as missing. The files are on tmpfs and live as long as the jobs.
+RUNTIME_DIR/jobs/N: the GPUs that Slurm allocated to a job, as "JOB NUMBERS [UUIDS]" (gres.parse_prolog_file()). N is
+the job's number modulo 1024, so the number of files is bounded and no cleanup is needed. A file that another job has
+overwritten counts as missing. The files are on tmpfs and live as long as the jobs.
 
 RUNTIME_DIR/refused: one line for each job that the prolog refused because of healthd's verdict, "EPOCH_SECONDS JOB".
-The prolog keeps the last lines only.
+The prolog keeps only the last lines.
 
 A file that other users could change is not read.
 """
@@ -28,7 +28,9 @@ MOST_BYTES = 16 << 10
 
 
 def of_this_node(inventory: Inventory, whole: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
-    """Return the GPUs of this node's jobs, as given by Slurm and as opened by their processes. Slurm is not queried."""
+    """Return the GPUs of this node's jobs, as allocated by Slurm and as opened by their processes. Slurm is not
+    queried.
+    """
     return NodeGpus(
         inventory,
         whole,

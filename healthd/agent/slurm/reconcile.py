@@ -1,17 +1,18 @@
-"""Slurm: reads this node, drains, requeues, resumes. Generators yield the commands to run, never through a shell, so
-that the daemon drives them in its one wait and tests feed them values.
+"""Reconciliation of this node in Slurm: reads it, drains, requeues, resumes. Generators yield the commands to run.
 
-`reconcile` is one look: read what is, decide (policy.py), act, read back. It may be killed at any point and started
-again: what must be known afterwards is written down (Remember) before the command that needs it.
+Commands never run through a shell. The daemon runs them in its event loop; tests pass values.
 
-In Slurm the last writer of a reason wins. So the node is read again right before a change of it, if anything was asked
-since; if somebody else was faster, all is decided anew.
+`reconcile` reads the node, decides (policy.py), acts, and reads the node back. It may be killed at any point and
+started again: data that a later run needs is saved (SaveRecord) before the command that depends on it.
 
-Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
-change 1 (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more for the identity of the
-slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The jobs on the node come from its
-own slurmstepds, which answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it
-did not, they are 3 RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the
+In Slurm the last writer of a Reason wins. So the node is read again right before a change, if another command ran since
+the last reading. If somebody else changed the node first, the decision is made again.
+
+Cost for slurmctld: a reconciliation takes 2 small RPCs (this node's record and the partitions), 3 more for each job on
+the node, and 1 for each change (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more for
+the identity of the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's own
+slurmstepds return its jobs, without slurmctld and slurmd, and the prolog's files have their GPUs. Without those files,
+the GPUs take 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, and so do the counts of the
 fleet before and after a new drain (fleet_limit.py).
 """
 
@@ -100,20 +101,20 @@ from healthd.common.slurm.output import (
 from healthd.common.text import is_decimal
 from healthd.common.values import Value
 
-NOT_READ = Leave("the node's state in Slurm is not known")
+NOT_READ = Leave("the node's state in Slurm is unknown")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
 TRIES = 3
-HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
+HELD = "it reached slurm.max_restarts; run scontrol release to start it again"
 
 
 class Remember(Value, frozen=True):
-    """The memory that must be in the ledger before the generator goes on."""
+    """Request to save the record in the ledger before the generator continues."""
 
     memory: SlurmMemory
 
 
 class Adopted(Value, frozen=True):
-    """A drain in our words that the ledger does not know: a condition that this healthd never resumes."""
+    """A drain with healthd's Reason that the ledger does not have: a condition that this healthd never resumes."""
 
     code: str
     subject: str
@@ -121,17 +122,18 @@ class Adopted(Value, frozen=True):
 
 
 class ReconcileReport(Value, frozen=True):
-    """How one look ended.
+    """Result of a reconciliation.
 
-    memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement
-    settled       nothing is left to do now. Otherwise look again, with backoff
-    look_at       when to look again at a drain that waits for the fleet or is over, epoch seconds; 0 = not by itself
-    problem       what is wrong with Slurm (never with the node), one sentence; "" = nothing
-    acknowledged  an operator resumed the node: they know of the causes that were open at `acknowledged_before` (when
-                  the drain was last read). The verdict that this look was made for is out of date
-    lifted        our drain is over, by a resume of our own
-    requeued      jobs that were requeued in this look; those in `held` wait for `scontrol release`
-    spared        running jobs that were to be requeued, but are not: (job, why)
+    record        to be saved; with `acknowledged`, in one transaction with the acknowledgement
+    settled       nothing is left to do now. Otherwise reconcile again, with backoff
+    next_read_at  next reconciliation for a drain that waits for the fleet or has ended, epoch seconds; 0 = none
+                  scheduled
+    problem       a problem with Slurm (never with the node), one sentence; "" = none
+    acknowledged  an operator resumed the node: they accept the causes that were open at `acknowledged_before` (when
+                  the drain was last read). The verdict of this reconciliation is out of date
+    resumed       a resume by healthd ended the drain
+    requeued      jobs that this reconciliation requeued; those in `held_jobs` wait for `scontrol release`
+    not_requeued  running jobs that should be requeued, but are not: (job, why)
     """
 
     memory: SlurmMemory
@@ -165,8 +167,10 @@ def reconcile(
     gpus: NodeGpus = NOT_TOLD,
     refusals: Callable[[], tuple[float, ...]] = tuple,
 ) -> Steps[ReconcileReport]:
-    """One look. A Command is answered with its CommandResult, a Remember with None. `refusals`: when this node's
-    prolog refused jobs because of our verdict (epoch seconds)."""
+    """Reconcile the node once. A Command is answered with its CommandResult, a SaveRecord with None.
+
+    `refusals`: returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
+    """
     look = _Look(policy, node_name, boot_id, now, memory, gpus, refusals)
     look.decision = decide(verdict, None, memory, policy, now())
     try:
@@ -177,18 +181,18 @@ def reconcile(
             with suppress(Overtaken):
                 yield from look.act(verdict)
                 return look.report(verdict, problem=look.no_count)
-        raise SlurmTrouble("others change the node each time that healthd is about to")
+        raise SlurmTrouble("other users or tools change the node whenever healthd is about to change it")
     except SlurmTrouble as error:
         look.note_missing_count(verdict)
         return look.report(verdict, problem=str(error))
 
 
 class Overtaken(HealthdError):
-    """Somebody else changed the node meanwhile. It was read again, and what to do is decided anew."""
+    """Another user or tool changed the node in the meantime. It was read again, and the decision is made again."""
 
 
 class _Look:
-    """One look under way: what it was given, and what it has found so far."""
+    """State of one reconciliation: its inputs and its results so far."""
 
     def __init__(
         self,
@@ -208,19 +212,19 @@ class _Look:
         self.gpus = gpus
         self.refusals = refusals
         self.node: NodeState | None = None
-        self.is_fresh = False  # nothing was asked or sent since the node was read
+        self.is_fresh = False  # no command has run since the node was read
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
         self.held: list[str] = []
-        self.refused = ""  # a change that slurmctld refused, which stops nothing else
+        self.refused = ""  # a change that slurmctld refused; other changes continue
         self.spared: list[tuple[str, str]] = []
-        self.hit: set[str] = set()  # jobs to be requeued
+        self.hit: set[str] = set()  # jobs to requeue
         self.gres_conf: str | None = None  # not read yet
         self.controller: str | None = None  # not read yet
         self.lifted = False
-        self.all_drains: list[PartitionCount] = []  # the last count of this look
+        self.all_drains: list[PartitionCount] = []  # the last count of this reconciliation
         self.no_count = ""  # why the fleet cannot be counted
-        self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
+        self.jobs_left = False  # a requeue is due, but was not sent or is not visible yet
 
     def report(self, verdict: Verdict, problem: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
@@ -228,11 +232,11 @@ class _Look:
         concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if problem else self.memory.hold
-        may_stand = concerned or bool(self.memory.writing)  # not a drain that was refused, and is no longer wanted
+        may_stand = concerned or bool(self.memory.writing)  # excludes a refused drain that is no longer desired
         waits = hold is not None or (self.memory.uncounted and may_stand)
         settled = not problem and not self.jobs_left and not waits and (steady or not concerned)
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
-        # one part of a heterogeneous job is requeued with all others
+        # a component of a heterogeneous job is requeued with all others
         spared = tuple(dict.fromkeys((job, why) for job, why in self.spared if job not in self.hit))
         return ReconcileReport(
             memory=self.memory,
@@ -250,7 +254,7 @@ class _Look:
         )
 
     def take_in(self) -> Steps[ReconcileReport | None]:
-        """Compare the node, just read, with what we know. A report: an operator resumed it."""
+        """Compare the node, just read, with the record. Return a report if an operator resumed it."""
         assert self.node is not None
         self.memory = memory = refusal_noted(self.memory, self.node)
         now = self.now
@@ -278,7 +282,7 @@ class _Look:
         return None
 
     def act(self, verdict: Verdict) -> Steps[None]:
-        """Decide, and do it. Raises Overtaken."""
+        """Decide and act. Raises Overtaken."""
         known = self.memory = flapping.noted(self.memory, verdict, self.now())
         wanted = decide(verdict, self.node, known, self.policy, self.now())
         self.decision = yield from self.within_limit(wanted, verdict)
@@ -295,17 +299,17 @@ class _Look:
         elif isinstance(self.decision, Resume):
             try:
                 yield from self.resume()
-            finally:  # also where others changed the node right after it
+            finally:  # also if others changed the node right after it
                 self.memory = flapping.lifted(self.memory, known, self.now())
         elif not isinstance(self.decision, Leave):
             never(self.decision)
 
     def next_look(self) -> float:
-        """When to look once more, though nothing is left to do now (epoch seconds); 0 = not by itself."""
+        """Return when to reconcile again although nothing is left to do (epoch seconds); 0 = none scheduled."""
         waits_until = flapping.waits_until(self.memory, self.policy.flapping, self.now())
         return min((moment for moment in (look_at(self.memory), waits_until) if moment), default=0.0)
 
-    # what is run
+    # commands
 
     def run(self, argv: Argv, changes: bool = False) -> Steps[CommandResult]:
         self.is_fresh = False
@@ -331,7 +335,7 @@ class _Look:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, read at most once a look; UNKNOWN_CONTROLLER if it cannot be read."""
+        """Return which slurmctld answers, read at most once; UNKNOWN_CONTROLLER if it cannot be read."""
         if self.controller is None:
             self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmTrouble):
@@ -341,14 +345,14 @@ class _Look:
     # the fleet
 
     def within_limit(self, wanted: Decision, verdict: Verdict) -> Steps[Decision]:
-        """`wanted`; a new drain only if the fleet can spare this node by now, else Leave."""
+        """Return `desired`, or Leave for a new drain that the fleet limit does not allow now."""
         assert self.node is not None
         if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
             self.memory = replace(self.memory, hold=None)
             if not (self.memory.uncounted and isinstance(wanted, Drain)):
                 self.memory = fleet_limit.count_succeeded(self.memory)
             return wanted
-        self.decision = Leave("the nodes that healthd keeps drained are not counted yet", would=describe(wanted))
+        self.decision = Leave("the drained nodes of the fleet are not counted yet", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         hold, now = self.memory.hold, self.now()
         if hold is None and not own:
@@ -357,7 +361,7 @@ class _Look:
             hold = fleet_limit.spread_anew(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own, now):
             return self.hold_back(hold, wanted)
-        self.memory = replace(self.memory, hold=hold)  # also if the count fails now: the wait is over
+        self.memory = replace(self.memory, hold=hold)  # also if the count fails now, because the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own)
         if counts is None:
             counts = fleet_limit.stand_in(self.memory, self.node.partitions, self.now())
@@ -373,12 +377,12 @@ class _Look:
         return wanted
 
     def store_count(self) -> None:
-        """Keep the count of this look, with all drains, to stand in for a later one."""
+        """Keep this count, with all drains, as a replacement for a later one that fails."""
         if not self.no_count:
             self.memory = replace(self.memory, counted=fleet_limit.stored(self.all_drains, self.now()))
 
     def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
-        """Count again, now that all see our drain. If others took the last room in the same moment, it is lifted."""
+        """Count again, now that other nodes see our drain. Lift it if others took the last room in the same moment."""
         assert self.node is not None
         is_healthds = owner(self.node, self.memory) is Owner.OURS
         if not self.memory.uncounted or not (is_healthds or self.memory.uncounted_since):
@@ -387,10 +391,10 @@ class _Look:
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         counts = yield from self.count(own, until=self.node.reason_time)
         if counts is None:
-            return done  # the next look counts
+            return done  # the next reconciliation counts
         self.store_count()
         count = fleet_limit.strictest(counts, limits, own)
-        if not is_healthds:  # somebody took over a drain that was set without a count: requeue only if there is room
+        if not is_healthds:  # an operator took over a drain that was set without a count: requeue only if there is room
             self.memory = replace(self.memory, uncounted=fleet_limit.is_beyond(count, limits, own))
             return done
         if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
@@ -408,8 +412,9 @@ class _Look:
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
         """Count the fleet: this node's partitions, with healthd's drains up to `until`.
 
-        None: it cannot be counted, as `no_count` then explains. Raises SlurmTrouble instead for a shared cause, which
-        waits for a count."""
+        Returns None, with the reason in `count_problem`, if it cannot be counted. For a shared cause, which waits for a
+        count, raises SlurmError instead.
+        """
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
@@ -427,19 +432,21 @@ class _Look:
         return counts
 
     def note_missing_count(self, verdict: Verdict) -> None:
-        """Treat a look that failed before the fleet was counted as a count that failed, if a drain is wanted."""
+        """Treat a failure before the fleet was counted as a failed count, if a drain is desired."""
         if fleet_limit.needs_count(verdict.causes, self.memory) and self.now() >= self.policy.paused_until:
             self.memory = fleet_limit.count_failed(self.memory, self.now())
 
     def cluster_size(self) -> Steps[int]:
-        """How many nodes the largest partition has; no node is read."""
+        """Return the number of nodes of the largest partition; no node is read."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
 
     def drain(self, wanted: Drain, known: SlurmMemory) -> Steps[None]:
-        """Drain the node and read it back as drained. Nothing is sent if our reason stands already. `known`: what is to
-        be remembered if nothing was sent."""
+        """Drain the node and read it back as drained. Send nothing if it already has our Reason.
+
+        `unchanged`: the record to keep if nothing was sent.
+        """
         assert self.node is not None
         if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
             return
@@ -450,7 +457,7 @@ class _Look:
         argv = commands.drain(self.node_name, wanted.reason)
         whose = yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
         if whose is Owner.NOBODY:
-            raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
+            raise SlurmTrouble("scontrol reported a successful drain, but Slurm does not show the node drained")
         if whose is not Owner.OURS:
             uncounted = self.memory.uncounted and self.memory.uncounted_since > 0
             self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=uncounted, unsaved=None)
@@ -474,28 +481,31 @@ class _Look:
             if result.status != 0:
                 self.memory = known
                 raise SlurmTrouble(what_failed(argv, result))
-            raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
+            raise SlurmTrouble("scontrol reported a successful resume, but Slurm still shows the node drained")
         self.memory = replace(self.memory, resumed_at=0.0)
         if whose is not Owner.NOBODY:
             raise Overtaken
         theirs = "" if our_text(self.node, self.memory) or self.node.reason == before.reason else self.node.reason
         self.memory = forget(self.memory, before, self.now())
         self.lifted = True
-        if theirs:  # from 24.11 on a resume leaves the words, also those that came after our last reading
+        if theirs:  # from 24.11 on a resume keeps the Reason, also one that was set after our last reading
             argv = commands.drain(self.node_name, (yield from self.exact_reason(theirs)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
             raise Overtaken
 
     def exact_reason(self, displayed: str) -> Steps[str]:
-        """Return the node's Reason byte for byte, to write it back; `displayed` if that cannot be read."""
+        """Return the node's Reason byte for byte, for writing it back; `displayed` if that cannot be read."""
         with suppress(SlurmTrouble):
             table = yield from self.read(commands.whole_reason(self.node_name))
             return parse_whole_reason(table.stdout) or displayed
         return displayed
 
     def read_again(self, known: SlurmMemory) -> Steps[None]:
-        """Right before a change, read the node once more if anything was asked since: the last writer wins, and Slurm
-        keeps no trace of words that are written over. `known`: what is to be remembered if the change is not sent."""
+        """Read the node once more right before a change, if another command ran since the last reading.
+
+        The last writer wins, and Slurm keeps no trace of an overwritten Reason. `unchanged`: the record to keep if the
+        change is not sent.
+        """
         assert self.node is not None
         before = self.node
         if not self.is_fresh and _drain_of((yield from self.read_node())) != _drain_of(before):
@@ -503,13 +513,13 @@ class _Look:
             raise Overtaken
 
     def read_back(self, argv: Argv, result: CommandResult) -> Steps[Owner]:
-        """Read the node again after a change of it and return whose drain it has now."""
+        """Read the node after a change and return the owner of its drain."""
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         return (yield from self.read_owner())
 
     def read_owner(self) -> Steps[Owner]:
-        """Read the node and return whose drain it has now."""
+        """Read the node and return the owner of its drain."""
         node = yield from self.read_node()
         self.memory = remember(self.memory, node, self.boot_id, self.now())
         return owner(node, self.memory)
@@ -517,15 +527,16 @@ class _Look:
     # requeue
 
     def requeue(self, verdict: Verdict) -> Steps[None]:
-        """Requeue the batch jobs that have run here since before a fault that hits them. Only on a node that was read
-        as held: a job that is requeued while its node is open comes back to it.
+        """Requeue the batch jobs that have run here since before a fault that hits them.
+
+        Only on a node that was read as drained: a job that is requeued while its node is open returns to it.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count(b"\n") < 2:  # no more than the table's head
+            if result.stdout.count(b"\n") < 2:  # no more than the table's header
                 raise SlurmTrouble(what_failed(argv, result))
-            # A slurmstepd has died or just ends: 22.05 fails, but prints the jobs of the others.
+            # A slurmstepd has died or is ending: 22.05 fails, but prints the jobs of the others.
             self.refused, self.jobs_left = what_failed(argv, result), True
         by_part = self.policy.requeue is Requeue.PART
         open_by = self.gpus.open_by(parse_processes(result.text) if by_part else {})
@@ -559,8 +570,10 @@ class _Look:
             raise SlurmTrouble(self.refused)
 
     def faults_of(self, job: Job, before: Spared | None, on: OnGpus, verdict: Verdict) -> Steps[list[Condition]]:
-        """The faults that hit a job. Slurm is asked for its GPUs only where the answer can spare it. `before`: what is
-        known of a run that was spared."""
+        """Return the faults that hit a job. Slurm is queried for the job's GPUs only if they decide.
+
+        `previous`: the record of a run that was not hit before.
+        """
         timely = [cause for cause in _critical(verdict) if _is_victim_of(job.start, cause, verdict)]
         if sure := [cause for cause in timely if self.is_sure(cause, job.id, on)]:
             return sure
@@ -572,7 +585,7 @@ class _Look:
         if given is None:
             assert self.node is not None
             if self.node.gpus is None:
-                self.spared.append((job.name, "neither its GPUs nor the node's number of GPUs in Slurm are known"))
+                self.spared.append((job.name, "its GPUs and the node's number of GPUs in Slurm are unknown"))
                 return []
             return timely
         yield from self.read_gres_conf(given)
@@ -582,7 +595,7 @@ class _Look:
         return faults
 
     def faults_on(self, run: Spared, on: OnGpus, verdict: Verdict) -> list[Condition]:
-        """The faults that hit a run of a job whose GPUs are known."""
+        """Return the faults that hit a run of a job with known GPUs."""
         assert self.node is not None
         known = self.with_given(on, run.given)
         return [
@@ -593,7 +606,7 @@ class _Look:
         ]
 
     def is_sure(self, cause: Condition, job_id: str, on: OnGpus) -> bool:
-        """Whether the fault hits the job, whatever Slurm gave it."""
+        """Return True if the fault hits the job, regardless of its allocation."""
         assert self.node is not None
         return job_id in cause.job.split(",") or is_hit_for_sure(self.reach(cause), on, self.node.gpus)
 
@@ -608,7 +621,7 @@ class _Look:
     def why_spared(self, on: OnGpus) -> str:
         assert self.node is not None
         if self.node.gpus is None and on.has_given and on.given is None:
-            return "which GPUs it has is not known: the node's number of GPUs in Slurm could not be read"
+            return "its GPUs are unknown: the node's number of GPUs in Slurm could not be read"
         return on_which(on)
 
     def spare(self, run: Spared) -> None:
@@ -616,7 +629,7 @@ class _Look:
         self.memory = replace(self.memory, spared=(*self.memory.spared, run))
 
     def ask_given(self, job_id: str) -> Steps[Given | None]:
-        """What Slurm gave the job of this node's GPUs; None: it does not say."""
+        """Return the GPUs of this node that Slurm allocated to the job; None if Slurm does not show them."""
         argv = commands.job_gres(job_id)
         result = yield from self.run(argv)
         if is_slurm_away(result):
@@ -624,13 +637,13 @@ class _Look:
         return given_in(result.text, job_id, self.node_name) if result.status == 0 else None
 
     def read_gres_conf(self, given: Given) -> Steps[None]:
-        """Read it, once a look, where Slurm names GPUs by its numbers. What cannot be read is as good as none."""
+        """Read gres.conf, at most once, if Slurm names GPUs by number. An unreadable file counts as empty."""
         if self.gres_conf is None and any(map(is_decimal, given)):
             result = yield from self.run(commands.gres_conf(GRES_CONF_BYTES))
             self.gres_conf = result.text if result.status == 0 else ""
 
     def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:
-        """Tell the job's user, before the requeue ends this run of it. Best effort: if it fails all goes on."""
+        """Write the fault into the AdminComment before the requeue ends this run. Best effort: errors are ignored."""
         if not self.policy.admin_comment or job.comment is None:
             return
         when = max(map(fault_time, faults)) or verdict.fault_time
@@ -639,8 +652,8 @@ class _Look:
             yield from self.run(commands.comment(job.name, told), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
-        """Requeue a run of a job at most once, unless the job is still in that run when an earlier requeue can no
-        longer be under way.
+        """Requeue a run of a job once, and again only if the job is still in that run when the earlier requeue has
+        expired.
         """
         before = next((r for r in self.memory.requeued if (r.job, r.restarts) == (job.name, job.restarts)), None)
         if before and self.now() < before.time + self.policy.requeue_retry_seconds:
@@ -671,7 +684,7 @@ class _Look:
                 self.held.append(job.name)
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
-        """None: Slurm no longer knows the job."""
+        """Return the job; None if Slurm no longer has it."""
         argv = commands.job(job_id)
         result = yield from self.run(argv)
         if is_unknown_job(result):
@@ -682,7 +695,7 @@ class _Look:
 
 
 def _drain_of(node: NodeState) -> tuple[frozenset[str], str, float]:
-    """What others change of a node that concerns a drain or a resume."""
+    """Return the fields of a node that affect a drain or a resume."""
     return node.flags & (TAKEN | NOT_TO_RESUME), node.reason, node.reason_time
 
 
@@ -691,7 +704,7 @@ def _critical(verdict: Verdict) -> list[Condition]:
 
 
 def _is_victim_of(start: float, cause: Condition, verdict: Verdict) -> bool:
-    """Whether a run that began at `start` was there when the fault was last seen."""
+    """Return True if a run that began at `start` existed when the fault was last seen."""
     return start <= (fault_time(cause) or verdict.fault_time)
 
 
@@ -700,9 +713,9 @@ def _is_running(job: Job) -> bool:
 
 
 def spared(job: Job) -> str:
-    """Why a running job that the fault hit is not requeued; "" = it can be."""
+    """Return why a running job that the fault hit is not requeued; "" = it can be."""
     if not job.batch:
-        return "srun or salloc: only batch jobs can be requeued"
+        return "started by srun or salloc: only batch jobs can be requeued"
     if not job.requeue:
         return "submitted with --no-requeue"
     return ""

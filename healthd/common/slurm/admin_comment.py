@@ -1,9 +1,9 @@
-"""The AdminComment that tells a job's user of the fault that hit it; `sacct -o AdminComment` shows it:
+"""AdminComment of a job that a fault hit; `sacct -o AdminComment` shows it:
 
     healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
 
-What others wrote there stays in front of it. Each node of a job has its own words; those of an earlier run of the
-job are replaced.
+Existing text of others stays in front. Each node of a job has its own entry; entries of an earlier run of the job are
+replaced.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from datetime import datetime, timezone
 from healthd.common.text import regex
 
 SEPARATOR = "; "
-MAX_BYTES = 999  # as much is read back; a longer comment is neither made nor changed
+MAX_BYTES = 999  # the maximum that is read back; a longer comment is neither written nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def admin_comment(found: str, node: str, reason: str, fault_time: float, job_start: float) -> str:
-    """The comment that is to stand instead of `found`; the same if this run of the job has its words already, or if
-    there is no room for them. `reason` is the drain's, "healthd: ..."; the times are epoch seconds.
+    """Return the new comment for a job whose comment is `current`.
+
+    Returns `current` if it already has the entry of this run, or if there is no room. `reason` is that of the drain,
+    "healthd: ..."; the times are epoch seconds.
     """
     own = regex(
         rf"(?:^|{SEPARATOR})healthd: node {re.escape(node)}: .*? at (\d{{4}}-\d\d-\d\dT[\d:]{{8}}Z)(?={SEPARATOR}|$)"

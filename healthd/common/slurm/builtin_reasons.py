@@ -5,7 +5,7 @@ set_node_reason() and stepd_drain_node(): src/slurmctld/agent.c, job_mgr.c, node
 proc_req.c, read_config.c; src/slurmd/slurmd/cred_context.c, src/slurmd/slurmstepd/mgr.c, step_terminate_monitor.c;
 src/interfaces/gres.c (src/common/gres.c in 22.05); src/plugins/select/cons_tres/job_test.c.
 
-A reason that only begins like one of them is a site's own: "Prolog error: 571 xid 13 errors".
+A reason that only begins like one of these belongs to the site: "Prolog error: 571 xid 13 errors".
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import enum
 
 from healthd.common.text import regex
 
-PROLOG_ERROR = "Prolog error"  # any prolog's, also healthd's
-# What Slurm appends to any reason, at a reboot; from 24.11 on also if a node goes down by itself.
+PROLOG_ERROR = "Prolog error"  # for any prolog, also healthd's
+# Suffixes that Slurm appends to any reason at a reboot; from 24.11 on also if a node goes down by itself.
 APPENDED = (
     *(" : reboot issued", " : reboot timed out", " : reboot complete"),
     *(" : Not responding", " : ResumeTimeout reached"),
 )
-SINFO_R_BYTES = 20  # `sinfo -R` shows so much of a Reason
+SINFO_R_BYTES = 20  # length of a Reason in `sinfo -R`
 
 
 class Group(enum.Enum):
-    """What a reason of Slurm's means."""
+    """Group of Slurm's own reasons with the same meaning."""
 
     NOT_RESPONDING = "not responding"
     REBOOTED = "rebooted"
@@ -84,7 +84,7 @@ _PATTERNS = {
     Group.INTERNAL: r"Bad core count|switch_g_job_postfini failed",
 }
 _KNOWN = {group: regex(pattern) for group, pattern in _PATTERNS.items()}
-# The beginnings of those that do not fit into `sinfo -R`.
+# Beginnings of the reasons that do not fit into `sinfo -R`.
 _CUT = (
     ("Node unexpectedly rebooted", Group.REBOOTED),
     ("Node silently failed and came back", Group.REBOOTED),
@@ -104,25 +104,25 @@ _CUT = (
     ("RestrictedCoresPerGPU", Group.REGISTRATION),
     ("Failed to parse dynamic_conf nodeline", Group.REGISTRATION),
 )
-# Reasons of commands of people.
+# Reasons set by a command of an operator.
 _BY_PEOPLE = frozenset({Group.REBOOT, Group.POWER})
 
 
 def without_appended(reason: str) -> str:
-    """Return the reason without what Slurm appended to it."""
+    """Return the reason without the suffixes that Slurm appended."""
     while reason.endswith(APPENDED):
         reason = reason[: reason.rindex(" : ")]
     return reason
 
 
 def group_of(reason: str) -> Group | None:
-    """Return what a whole reason of Slurm's means; None for any other. Appended words do not matter."""
+    """Return the group of a complete reason of Slurm; None for any other. Appended suffixes are ignored."""
     words = without_appended(reason)
     return next((group for group, pattern in _KNOWN.items() if pattern.fullmatch(words)), None)
 
 
 def group_of_shown(shown: str) -> Group | None:
-    """Return the same for what a person copied: a whole reason, or the beginning of one that `sinfo -R` cut."""
+    """Return the group of a copied reason: a complete one, or the beginning of one that `sinfo -R` truncated."""
     found = group_of(shown)
     if found or len(shown) != SINFO_R_BYTES:
         return found
@@ -132,7 +132,7 @@ def group_of_shown(shown: str) -> Group | None:
 
 
 def is_slurms_own(reason: str) -> bool:
-    """Return True if Slurm set this reason by itself, without a command of a person."""
+    """Return True if Slurm set this reason by itself, without a command of an operator."""
     group = group_of(reason)
     return group is not None and group not in _BY_PEOPLE
 

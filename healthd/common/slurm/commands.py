@@ -1,4 +1,4 @@
-"""The commands that go to Slurm: what is asked of each table, what is changed, and how a command ended."""
+"""Slurm commands: queries with their columns, changes, and results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
     *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_BYTES + 1)),
 )
-# sinfo prints one record for nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
+# sinfo prints one record for nodes that are equal in all of these columns; 10,000 nodes fit into the output limit.
 FLEET_COLUMNS = (
     *(("PartitionName", PARTITION_BYTES), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX))),
     ("Nodes", 9),
@@ -66,57 +66,59 @@ class CommandResult(Value, frozen=True):
         return self.stdout.decode("utf-8", "backslashreplace")
 
 
-# --- what is read
+# --- queries
 
 
 def node(name: str) -> Argv:
-    """NODE_COLUMNS of one node."""
+    """Return the query of NODE_COLUMNS for one node."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
 
 
 def whole_reason(name: str) -> Argv:
-    """REASON_COLUMNS of one node."""
+    """Return the query of REASON_COLUMNS for one node."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(REASON_COLUMNS))
 
 
 def fleet() -> Argv:
-    """FLEET_COLUMNS of all nodes."""
+    """Return the query of FLEET_COLUMNS for all nodes."""
     return ("sinfo", "-h", "-a", "-O", column_format(FLEET_COLUMNS))
 
 
 def out() -> Argv:
-    """OUT_COLUMNS of the nodes that are drained or down, once for each partition of theirs."""
+    """Return the query of DRAINED_COLUMNS for the drained and down nodes, one record for each partition of a node."""
     return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(OUT_COLUMNS))
 
 
 def all_partitions() -> Argv:
-    """The size of each partition; no node is read."""
+    """Return the query of the size of each partition; no node is read."""
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
 def config() -> Argv:
-    """Tells when slurmctld started, among much else."""
+    """Return the query of slurmctld's settings, among them its start time."""
     return ("scontrol", "show", "config")
 
 
 def listpids(name: str) -> Argv:
-    """The processes of the jobs on this node. Its slurmstepds answer."""
+    """Return the query of the processes of the jobs on this node. Its slurmstepds answer."""
     return ("scontrol", "listpids", "*", name)
 
 
 def job(job_id: str) -> Argv:
-    """JOB_COLUMNS of one job, also of one that has ended."""
+    """Return the query of JOB_COLUMNS for one job, also for one that has ended."""
     return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", column_format(JOB_COLUMNS))
 
 
 def job_gres(job_id: str) -> Argv:
-    """Which GPUs one job has on each of its nodes, which no column of squeue's tells. For the CPUs beside them scontrol
-    reads the table of all nodes (job_info.c: _threads_per_core())."""
+    """Return the query of a job's GPUs on each of its nodes, for which squeue has no column.
+
+    scontrol also reads the table of all nodes, for the job's CPUs (job_info.c: _threads_per_core()).
+    """
     return ("scontrol", "-d", "-o", "show", "job", job_id)
 
 
-# As Slurm finds its files, but for the folder that it was built with, which its packagers choose: gres.conf of each is
-# read then, so that two which differ make the order of the GPUs unknown.
+# Where Slurm finds its files. The folder of a build depends on the packager, so gres.conf is read from all usual ones;
+# two files that differ make the order of the GPUs unknown.
 _GRES_CONF = """\
 if [ -n "$SLURM_CONF" ]; then exec head -c "$1" "$(dirname "$SLURM_CONF")/gres.conf"; fi
 for folder in /etc/slurm /run/slurm/conf /usr/local/etc /usr/local/slurm/etc /opt/slurm/etc; do
@@ -126,17 +128,19 @@ done | sort -u | xargs -r -d '\\n' sed -s '' | head -c "$1"
 
 
 def gres_conf(most_bytes: int) -> Argv:
-    """gres.conf. A command, since its folder may be a network's: who waits for it waits no longer than a deadline."""
+    """Return a command that prints gres.conf. It is a command with a deadline, because the folder may be on a network
+    file system.
+    """
     return ("sh", "-c", _GRES_CONF, "sh", str(most_bytes))
 
 
 def shown(text: str) -> str:
-    """Return a word of a command for a log or the stream: on one line, without lone surrogates."""
+    """Return an argument of a command for a log or the stream: one line, without lone surrogates."""
     return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def change_of(argv: Argv) -> tuple[str, str]:
-    """Return what a command changes: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
+    """Return the change by a command: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
     if argv[1] in ("requeue", "requeuehold"):
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
@@ -149,7 +153,7 @@ def column_format(columns: Columns) -> str:
     return ",".join(f"{name}:{width}" for name, width in columns)
 
 
-# --- what is changed
+# --- changes
 
 
 def drain(name: str, reason: str) -> Argv:
@@ -157,7 +161,7 @@ def drain(name: str, reason: str) -> Argv:
 
 
 def undrain(name: str) -> Argv:
-    """Removes only the drain: State=RESUME would also end DOWN and cancel a reboot."""
+    """Return the command that removes only the drain: State=RESUME would also end DOWN and cancel a reboot."""
     return ("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
 
 
@@ -166,5 +170,7 @@ def comment(job_name: str, text: str) -> Argv:
 
 
 def requeue(job_name: str, held: bool) -> Argv:
-    """Requeues only a job that has not ended ("incomplete"): else one that ended meanwhile would run again."""
+    """Return the command that requeues a job only if it has not ended ("incomplete"); otherwise an ended job would run
+    again.
+    """
     return ("scontrol", "requeuehold" if held else "requeue", "incomplete", job_name)

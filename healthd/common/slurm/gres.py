@@ -1,13 +1,13 @@
-"""What Slurm says of GPUs: how many a node has, and which of them a job was given. Pure; any text gives an answer.
+"""GPUs in Slurm: how many a node has, and which ones a job has. Pure; any text gives a result.
 
-Slurm counts the GPUs of a node from 0, in the order of its own list: with AutoDetect=nvml that is the order in which
-NVML finds them, by PCI address, else the order of gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
+Slurm numbers the GPUs of a node from 0 in the order of its own list. With AutoDetect=nvml that is NVML's order, by PCI
+address; otherwise it is the order of gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
 _sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
-("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). slurmd counts anew
-when it starts, without a GPU that is gone. So a number counts only where it can mean but one GPU (`in_slurms_order`),
-and where gres.conf lists the GPUs in that order (`ascends`).
-MIG devices are counted one by one, mps and shards by the GPU that they are a share of (gres_c_s.c: "must match the
-order in which SHARINGs are defined").
+("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). slurmd numbers the
+GPUs again when it starts, without a GPU that is gone. So a number counts only if it can mean a single GPU
+(`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`).
+MIG devices are numbered individually, mps and shards by their GPU (gres_c_s.c: "must match the order in which SHARINGs
+are defined").
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from healthd.common.model import Gpu
 from healthd.common.slurm.hostlist import HostListError, contains, expand, expand_all
 from healthd.common.text import is_decimal, regex
 
-# What Slurm gave a job of this node's GPUs: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
+# GPUs of this node that Slurm allocated to a job: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
 Given: TypeAlias = "tuple[str, ...]"
 
-MOST = 1024  # no node has so many GPUs, MIG devices included
+MOST = 1024  # more than any node has, MIG devices included
 SHARES = ("mps", "shard")
 _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
 # src/api/job_info.c: slurm_sprint_job_info()
@@ -35,9 +35,9 @@ _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 
 
 def gpus_of_node(gres: str) -> int | None:
-    """Return how many gres/gpu sinfo's Gres ("gpu:h100:8(S:0-1),shard:32") has that Slurm gives to jobs.
+    """Return the number of gres/gpu that Slurm allocates to jobs, from sinfo's Gres ("gpu:h100:8(S:0-1),shard:32").
 
-    GPUs marked no_consume count as none: Slurm gives them to every job. None: the text is no Gres or has no number.
+    GPUs marked no_consume are not counted: Slurm gives them to every job. None: the text is no Gres or has no number.
     """
     if gres == "(null)":
         return 0
@@ -54,16 +54,19 @@ def gpus_of_node(gres: str) -> int | None:
 
 
 def gpus_of_one_type(gres: str) -> int | None:
-    """Return the same if one entry names them all, else None: sinfo does not show which of several types Slurm numbers
-    first, and slurm.conf and gres.conf may list them in two orders."""
+    """Return the number of GPUs if one entry names all of them, else None.
+
+    sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in two
+    orders.
+    """
     return gpus_of_node(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
 
 
 def given_in(text: str, job_id: str, node: str) -> Given | None:
-    """Return what `scontrol -d -o show job` shows that the job has on this node; None if that is missing or ambiguous.
+    """Return the GPUs of the job on this node from `scontrol -d -o show job`; None if they are missing or ambiguous.
 
-    A job's name, comment and features are in the same record, may hold newlines and may read like anything: then it is
-    ambiguous. A job is one record; only the tasks of one array and the parts of one heterogeneous job are several.
+    A job's name, comment and features are in the same record. They may contain newlines and any text, which makes the
+    record ambiguous. A job is one record; only tasks of one array and parts of one heterogeneous job are several.
     """
     heads = list(_RECORD.finditer(text))
     groups = {head[1] for head in heads}
@@ -78,8 +81,11 @@ def given_in(text: str, job_id: str, node: str) -> Given | None:
 
 
 def told_by_prolog(text: str, job_id: str) -> Given | None:
-    """What the prolog wrote down: "JOB NUMBERS [UUIDS]", "4711 0,3", or "4711 0 GPU-2f3a...". None: nothing, or of
-    another job. Without numbers nothing is known: Slurm tells none of a GPU that has no device file in gres.conf."""
+    """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". None: empty, or
+    another job.
+
+    Without numbers the GPUs are unknown: Slurm passes no number for a GPU without a device file in gres.conf.
+    """
     words = text.split()
     if not 2 <= len(words) <= 3 or words[0] != job_id:
         return None
@@ -93,7 +99,9 @@ def told_by_prolog(text: str, job_id: str) -> Given | None:
 
 
 def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
-    """Name, what stands behind it between colons, and in parentheses. Nothing of a text that is not such a list."""
+    """Yield name, the values after colons, and the text in parentheses. Yields nothing if the text is not such
+    a list.
+    """
     found, at = [], 0
     while match := _ENTRY.match(gres, at):
         found.append((match[1], match[2].split(":")[1:], match[3]))
@@ -104,8 +112,11 @@ def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
 
 
 def _numbers(gres: str) -> Given | None:
-    """ "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
-    (gres_ctld_job_build_details(), gres_stepmgr_job_build_details())."""
+    """Parse the GPU numbers of a job's GRES.
+
+    "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
+    (gres_ctld_job_build_details(), gres_stepmgr_job_build_details()).
+    """
     if gres in ("", "(null)"):
         return ()
     numbers: set[int] = set()
@@ -147,17 +158,17 @@ def _is_named(node: str, hosts: str) -> bool:
         return False
 
 
-# --- which GPUs of the inventory these are
+# --- the matching GPUs of the inventory
 
 
 def in_slurms_order(slurms: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
-    """The PCI address of the GPU that each of Slurm's numbers means; None: it can mean several.
+    """Return the PCI address for each of Slurm's GPU numbers; None if a number is ambiguous.
 
-    Slurm has as many as the inventory, and all orders that it may count in are one: PCI addresses, NVML, device files,
-    these from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file where Slurm knows it: gres_common_prep_set_env()).
-    That Slurm does count in it, its own list must tell.
-    Where MIG is on, on all GPUs: whole ones come before all MIG devices from 24.11 on, and between them in 22.05
-    (_get_system_gpu_list_nvml()).
+    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are equal: PCI
+    addresses, NVML, and device files from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file if Slurm knows it:
+    gres_common_prep_set_env()). gres.conf must confirm that Slurm uses this order.
+    MIG must be on for all GPUs or for none: whole GPUs come before all MIG devices from 24.11 on, and between them in
+    22.05 (_get_system_gpu_list_nvml()).
     """
     by_pci = sorted(gpus, key=lambda gpu: gpu.pci)
     if [gpu.minor for gpu in by_pci] != list(range(len(gpus))):
@@ -171,12 +182,12 @@ def in_slurms_order(slurms: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] 
 
 
 def parents(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """UUID of a GPU or of a MIG device -> the GPU's PCI address."""
+    """Return UUID of a GPU or MIG device -> PCI address of the GPU."""
     return {uuid: gpu.pci for gpu in gpus for uuid in (gpu.uuid, *gpu.mig) if uuid}
 
 
 def pci_of(given: Given, order: Sequence[str] | None, by_uuid: Mapping[str, str]) -> frozenset[str] | None:
-    """The GPUs that the job was given, MIG devices and shares by their GPU; None: not known of all."""
+    """Return the PCI addresses of allocated GPUs, also for MIG devices and shares; None if one is not known."""
     found = set()
     for word in given:
         if is_decimal(word):

@@ -1,8 +1,8 @@
-"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes and one.
+"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes of two racks, and one more.
 
-Rule: src/common/hostlist.c of https://github.com/SchedMD/slurm. Commas and blanks stand between the parts; brackets
-hold numbers and ranges, and one name may have several; a number is padded with zeros to the width that the range's
-first one is written in.
+Rule: src/common/hostlist.c of https://github.com/SchedMD/slurm. Commas and blanks separate the parts. Brackets contain
+numbers and ranges, and one name may have several brackets. A number is padded with zeros to the width of the range's
+first number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from healthd.common.errors import HealthdError
 from healthd.common.text import described, is_decimal, regex
 
-MAX_NODES = 65_536  # as many as a Slurm cluster may have: MAX_SLURM_NODES, 64K
+MAX_NODES = 65_536  # the limit of a Slurm cluster: MAX_SLURM_NODES, 64K
 MAX_DIGITS = 18
 MAX_NAME = 1_024  # characters of one name
 
@@ -21,7 +21,7 @@ _PART = regex(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BETWEEN = regex(r"[\s,]*")
 _PIECE = regex(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _LAST_NUMBER = regex(r"([^\s,\[\]]*?)([0-9]{1,18})([^\s,\[\]0-9]*)")
-_UNPRINTABLE = regex(r"[\x00-\x08\x0b-\x1f\x7f]")  # all but what stands between names
+_UNPRINTABLE = regex(r"[\x00-\x08\x0b-\x1f\x7f]")  # all except separators
 
 
 class HostListError(HealthdError, ValueError):
@@ -64,7 +64,7 @@ def contains(text: str, name: str) -> bool:
 
 
 def _names(part: str, name: str) -> bool:
-    """Match `name` piece by piece; `ends` are the places in it where the pieces so far may end."""
+    """Match `name` piece by piece; `ends` are the offsets in it where the pieces so far may end."""
     ends = {0}
     for match in _PIECE.finditer(part):
         piece = _piece(match[1], match[2])
@@ -87,8 +87,8 @@ def _ends(name: str, begin: int, numbers: range | tuple[str], width: int) -> Ite
 
 def _parts(text: str) -> list[str]:
     if _UNPRINTABLE.search(text):
-        raise HostListError("a host list with control characters")
-    parts, at = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing, too
+        raise HostListError("the host list has control characters")
+    parts, at = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it also matches the empty text
     while at < len(text):
         part = _PART.match(text, at)
         if part is None:
@@ -105,7 +105,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _piece(ranges: str | None, plain: str | None) -> list[tuple[range | tuple[str], int]]:
-    """What may stand at one place of a name: ranges of numbers with their widths, or the one text."""
+    """Return the allowed texts at one position of a name: ranges of numbers with their widths, or one text."""
     if plain is not None:
         return [((plain,), 0)]
     assert ranges is not None
@@ -128,10 +128,10 @@ def _written(number: int | str, width: int) -> str:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The host list of these names, in the order of their numbers: "gpu[1-3,7],login1". A name that no host list can
-    hold (a blank, a comma, a bracket) stands as it is.
+    """Return the host list of these names, in the order of their numbers: "gpu[1-3,7],login1".
 
-    The last number of a name is what ranges are made of, with the zeros before it: gpu09 and gpu10 are one range.
+    Ranges use the last number of a name, with the zeros before it: gpu09 and gpu10 are one range. A name that no host
+    list can contain (a blank, a comma, a bracket) is listed unchanged.
     """
     digits: dict[tuple[str, str], set[str]] = {}  # (before, after) -> numbers as they are written
     plain: list[str] = []
@@ -152,7 +152,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
-    """ "01-03", "07" of sorted numbers."""
+    """Yield "01-03", "07" for sorted numbers."""
     first = 0
     for at, number in enumerate(numbers):
         if at + 1 == len(numbers) or numbers[at + 1] != number + 1:

@@ -1,9 +1,9 @@
-"""Flags of a node's state in Slurm, grouped by what they mean for healthd."""
+"""Groups of flags in a node's Slurm state."""
 
 from __future__ import annotations
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
-# Slurm's power saving takes a drain away when it switches a node off; UNDRAIN would undo POWER_DOWN_ASAP.
+# Slurm's power saving removes a drain when it powers a node off; UNDRAIN would undo POWER_DOWN_ASAP.
 POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
 NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})

@@ -1,11 +1,11 @@
-"""Parsers for the output of Slurm's commands. Pure: any input gives a value or one SlurmTrouble, never another error.
+"""Parsers for the output of Slurm's commands. Pure: any input gives a value or one SlurmError, never another error.
 
 Tables come from sinfo and squeue with columns of a fixed width in bytes (commands.py). They are parsed as bytes: a
 record is found by its length and a value by its offset, so no text that a person typed into Slurm (a Reason, a comment,
 the name of a partition) can move another value or end a record.
 
-What is displayed skips rows that cannot be read and counts them. A limit is never computed from a part of a table: one
-unreadable row raises SlurmTrouble.
+Displays skip rows that cannot be read and count them. A limit is never computed from a part of a table: one unreadable
+row raises SlurmError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from healthd.common.slurm.node_states import TAKEN
 from healthd.common.text import is_decimal, regex
 from healthd.common.values import Value
 
-# These become words of a command. A name is "12", "12_3" or "20+1".
+# These become arguments of a command. A name is "12", "12_3" or "20+1".
 _JOB_ID = regex("[0-9]{1,10}")
 _JOB_NAME = regex(r"[0-9][0-9_+,%\[\]-]*")
 
@@ -85,10 +85,10 @@ def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], 
 
 
 def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[bytes]]:
-    """Return the records of a table. Raises SlurmTrouble if `data` is not a whole number of records."""
+    """Return the records of a table. Raises SlurmError if `data` is not a whole number of records."""
     found, unread = readable_records(data, columns)
     if unread:
-        raise SlurmTrouble(f'{command} printed no whole table: "{_short(data)}"')
+        raise SlurmTrouble(f'{command} printed an incomplete table: "{_short(data)}"')
     return found
 
 
@@ -98,25 +98,26 @@ def describe_unread(rows: int) -> str:
 
 
 def _text(value: bytes) -> str:
-    r"""Decode a value for display and comparison: bytes that are no UTF-8 as \xff, each run of blanks as one blank."""
+    r"""Decode a value for display and comparison: invalid UTF-8 as \xff, each run of blanks as one blank."""
     return " ".join(value.decode("utf-8", "backslashreplace").split())
 
 
 def _number(text: str) -> int | None:
-    """Parse a decimal number of Slurm's, at most 64 bits wide (int() raises at 5,000 digits); None if it is none."""
+    """Parse a decimal number of at most 20 digits (int() raises at 5,000 digits); None for other text."""
     return int(text) if regex("[0-9]{1,20}").fullmatch(text) else None
 
 
 def parse_node(data: bytes, name: str) -> NodeState:
-    """Parse the NODE_COLUMNS of one node, a row for each partition. Unreadable rows are skipped and counted.
+    """Parse NODE_COLUMNS of one node, one row for each partition. Unreadable rows are skipped and counted.
 
-    Raises NoSuchNode if no partition has the node, SlurmTrouble if no row of it can be read."""
+    Raises NoSuchNode if no partition has the node, SlurmError if none of its rows can be read.
+    """
     table, unread = readable_records(data, NODE_COLUMNS)
     counts = [_number(_text(row[1])) for row in table]
     here = [(row, flags) for row, count in zip(table, counts, strict=True) if count and (flags := _flags(row[2]))]
     unread += len(table) - len(here) - counts.count(0)
     if not here and unread:
-        raise SlurmTrouble(f'sinfo printed no node that can be read: "{_short(data)}"')
+        raise SlurmTrouble(f'sinfo printed no readable row for the node: "{_short(data)}"')
     if not here:
         raise NoSuchNode(f'Slurm has no node "{name}" in any partition')
     row, flags = here[0]
@@ -139,7 +140,7 @@ def parse_node(data: bytes, name: str) -> NodeState:
 
 def _flags(state: bytes) -> frozenset[str] | None:
     """Split a node's state at "+", upper case; None if it is not a state."""
-    # up to 20.x "*" and the like stand inside the state: "down*+drain"
+    # up to 20.x, "*" and similar marks are inside the state: "down*+drain"
     flags = [word.strip("*~#%!$@^-").upper() for word in _text(state).split("+")]
     return frozenset(flags) if all(regex(r"[A-Z_]+").fullmatch(word) for word in flags) else None
 
@@ -150,9 +151,9 @@ def _whole(value: bytes, width: int) -> str | None:
 
 
 def parse_whole_reason(data: bytes) -> str | None:
-    """Parse REASON_COLUMNS: the Reason exactly as it was written, for writing it back; None if it may have been cut.
+    """Parse REASON_COLUMNS: the exact Reason, for writing it back; None if it may have been truncated.
 
-    Bytes that are no UTF-8 are lone surrogates ("surrogateescape"). Raises SlurmTrouble.
+    Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). Raises SlurmError.
     """
     reasons = {reason for nodes, reason in records(data, REASON_COLUMNS) if _number(_text(nodes))}
     if len(reasons) != 1:
@@ -162,7 +163,7 @@ def parse_whole_reason(data: bytes) -> str | None:
 
 
 def known_partitions(node: NodeState) -> frozenset[str]:
-    """Return all partitions of a node. Raises SlurmTrouble if a row of the node could not be read."""
+    """Return all partitions of a node. Raises SlurmError if a row of the node could not be read."""
     if node.unread_rows:
         raise SlurmTrouble(f"the partitions of {node.name} are not known: {describe_unread(node.unread_rows)}")
     return node.partitions
@@ -171,11 +172,11 @@ def known_partitions(node: NodeState) -> frozenset[str]:
 def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
     """Parse FLEET_COLUMNS: the size of each of these partitions, and how many of its nodes healthd has drained.
 
-    healthd is a daemon or `fleet lemons --apply`; only drains up to `until` (epoch seconds) count. A node counts as
-    drained by its state, because from 24.11 on a Reason outlives its drain. A drain of healthd's whose Reason Slurm has
-    replaced ("Kill task failed") looks like Slurm's own from here and is not counted.
+    Drains of daemons and of `fleet lemons --apply` up to `until` (epoch seconds) count. A node counts as drained by its
+    state, because from 24.11 on a Reason outlives its drain. If Slurm replaced healthd's Reason ("Kill task failed"),
+    the drain looks like Slurm's own and is not counted.
 
-    Raises SlurmTrouble if one record cannot be read or a partition is missing: then there is no count.
+    Raises SlurmError, and gives no count, if one record cannot be read or a partition is missing.
     """
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
@@ -202,10 +203,11 @@ def _is_healthds(reason: bytes) -> bool:
 
 
 def parse_lemons(data: bytes) -> frozenset[str]:
-    """Parse OUT_COLUMNS: the nodes that `fleet lemons --apply` drained.
+    """Parse DRAINED_COLUMNS: the nodes that `fleet lemons --apply` drained.
 
-    Raises SlurmTrouble if a record cannot be read or the name of a lemon fills its column: two names that were cut may
-    be alike, and the limit would count them as one node."""
+    Raises SlurmError if a record cannot be read or the name of a lemon fills its column: two truncated names may be
+    equal, and the limit would count them as one node.
+    """
     names = [name for name, reason in records(data, OUT_COLUMNS) if reason == LEMON.strip().encode()]
     width = OUT_COLUMNS[0][1]
     if cut := [name for name in names if len(name) >= width or not name]:
@@ -219,9 +221,10 @@ def parse_cluster_size(text: str) -> int:
 
 
 def parse_listpids(text: str) -> list[str]:
-    """Return the job ids in `scontrol listpids`, each once, in order. Raises SlurmTrouble.
+    """Return the job ids in `scontrol listpids`, each once, in order. Raises SlurmError.
 
-    A last line without its end is dropped: if scontrol was killed or printed too much, its number may be cut."""
+    A last line without its newline is dropped: if scontrol was killed or printed too much, its number may be truncated.
+    """
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
         raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
@@ -234,7 +237,7 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def parse_processes(text: str) -> dict[int, str]:
-    """Return pid -> job id from `scontrol listpids`. A step whose processes are not known has the pid -1."""
+    """Return pid -> job id from `scontrol listpids`. A step with unknown processes has the pid -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
     pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
     return {pid: job for pid, job in pids if pid is not None}
@@ -243,7 +246,7 @@ def parse_processes(text: str) -> dict[int, str]:
 def parse_job(data: bytes, job_id: str) -> Job | None:
     """Parse JOB_COLUMNS and return the job with this id (for an array's number squeue prints its other tasks too).
 
-    Returns None if squeue printed nothing. Raises SlurmTrouble.
+    Returns None if squeue printed nothing. Raises SlurmError.
     """
     for record in records(data, JOB_COLUMNS, "squeue"):
         number, name, state, batch, start, restarts, requeue, _ = map(_text, record)
@@ -252,8 +255,8 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
         count = _number(restarts)
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(b" ".join(record))}"')
-        # A count: slurmctld adds one where it requeues a job that was missing on its node or could not be launched
-        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means no batch job there.
+        # A count: slurmctld adds 1 when it requeues a job that was missing on its node or could not be launched
+        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means that it is no batch job.
         is_batch = bool(_number(batch))
         comment = _comment(record[-1])
         return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", comment)
@@ -263,7 +266,7 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
 
 
 def _comment(value: bytes) -> str | None:
-    """Decode an AdminComment exactly, because it is written back; None if it may be cut or is no UTF-8."""
+    """Decode an AdminComment exactly, because it is written back; None if it may be truncated or is not UTF-8."""
     try:
         comment = value.decode()
     except UnicodeDecodeError:
@@ -274,7 +277,7 @@ def _comment(value: bytes) -> str | None:
 
 
 def parse_slurmctld_start(text: str) -> float:
-    """Return when slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
+    """Return the start time of slurmctld (BOOT_TIME of `scontrol show config`). Raises SlurmError."""
     found = regex(r"^BOOT_TIME\s*=\s*(\S+)", re.MULTILINE).search(text)
     started = _time(found[1]) if found else 0.0
     if not started:
@@ -287,7 +290,7 @@ def parse_controller(text: str) -> str:
 
     BOOT_TIME is the start of its process (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
     backup keeps it when it takes over. HOST is the first controller that responds, since two may have started in the
-    same second; a backup that stands by responds too. Raises SlurmTrouble.
+    same second; a standby backup responds too. Raises SlurmError.
     """
     up = regex(r"^Slurmctld\([^()]*\) at (\S+) is UP", re.MULTILINE).search(text)
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
@@ -316,22 +319,23 @@ def what_failed(argv: Argv, result: CommandResult) -> str:
 
 
 def never_arrived(result: CommandResult) -> bool:
-    """Return True if slurmctld surely did not get the request. After "Socket timed out" it may have."""
+    """Return True if slurmctld certainly did not get the request. After "Socket timed out" it may have."""
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
 
 
 def is_refused(result: CommandResult) -> bool:
-    """Return True if a change was surely not made: slurmctld refused it or never got it."""
+    """Return True if a change was certainly not made: slurmctld refused it or never got it."""
     if is_invalid_state(result):
         return False
     return result.status != 0 and (never_arrived(result) or not is_slurm_away(result))
 
 
 def is_invalid_state(result: CommandResult) -> bool:
-    """Return True if slurmctld answered "Invalid node state specified", which leaves open what it did.
+    """Return True for the answer "Invalid node state specified", after which the change may or may not have been made.
 
-    UNDRAIN of a node in state UNKNOWN+DRAIN gives this answer and removes the drain all the same (22.05.8)."""
+    UNDRAIN of a node in state UNKNOWN+DRAIN gives this answer and removes the drain all the same (22.05.8).
+    """
     return result.status != 0 and "Invalid node state specified" in result.stderr
 
 
@@ -345,13 +349,13 @@ def is_unknown_job(result: CommandResult) -> bool:
 
 
 def is_slurm_away(result: CommandResult) -> bool:
-    """Return True if slurmctld did not answer: the next command would wait as long in vain."""
+    """Return True if slurmctld did not answer, so that the next command would also wait in vain."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
     return result.status is None or never_arrived(result) or regex(unanswered).search(result.stderr) is not None
 
 
 def _short(printed: str | bytes) -> str:
-    """Return the beginning of what was printed, on one line."""
+    """Return the beginning of the output, on one line."""
     if isinstance(printed, bytes):
         printed = printed[:4096].decode("utf-8", "backslashreplace")
     return " ".join(printed.split())[:160]

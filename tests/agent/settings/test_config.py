@@ -82,7 +82,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "[fleet]\nown_hardware_limit_min_nodes = 1",
             "fleet.own_hardware_limit_min_nodes: must be at least fleet.limit_min_nodes (2), got 1",
         ),
-        ('profile = "/x\\u0000"', 'profile: must not hold a NUL, got "/x?"'),
+        ('profile = "/x\\u0000"', 'profile: must not contain a NUL, got "/x?"'),
         *(
             (
                 f'[kernel_log]\nsource = "{source}"',
@@ -115,15 +115,15 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
-            'checks.gpu_ecc.severity: there is no code "gpu_ecc/disable"; did you mean "gpu_ecc/disabled"?',
+            'checks.gpu_ecc.severity: unknown code "gpu_ecc/disable"; did you mean "gpu_ecc/disabled"?',
         ),
         (
             '[checks.gpu_xid.severity]\n79 = "info"',
-            'checks.gpu_xid.severity: there is no code "79"; did you mean "gpu_xid/79"?',
+            'checks.gpu_xid.severity: unknown code "79"; did you mean "gpu_xid/79"?',
         ),
         (
             '[checks.gpu_xid.severity]\n"the bus is gone" = "info"',
-            'checks.gpu_xid.severity: there is no code "the bus is gone"',
+            'checks.gpu_xid.severity: unknown code "the bus is gone"',
         ),
         ("[checks.mount]\nfstyp = 1", 'checks.mount: unknown setting "fstyp"; did you mean "fstype"?'),
         (
@@ -192,7 +192,7 @@ def test_what_is_not_toml_is_one_sentence(tmp_path, data):
 def test_a_missing_file_is_an_error_only_where_it_was_asked_for(tmp_path):
     missing = str(tmp_path / "none.toml")
     assert read_file(missing, required=False) == {}
-    with pytest.raises(ConfigError, match=f"^{missing}: there is no such file$"):
+    with pytest.raises(ConfigError, match=f"^{missing}: no such file$"):
         read_file(missing, required=True)
 
 
@@ -208,7 +208,7 @@ def test_an_unreadable_file_is_named():
 
 def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     given = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
-    with pytest.raises(ConfigError, match=r"^--root: root: there is no directory "):
+    with pytest.raises(ConfigError, match=r"^--root: root: directory "):
         require_what_is_named(settled("", given))
     given["root"] = ("--root", str(tmp_path))
     with pytest.raises(ConfigError, match=r'no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
@@ -280,8 +280,8 @@ def test_metrics_may_be_served_on_several_addresses():
 @pytest.mark.parametrize(
     ("listen", "words"),
     [
-        ('["off"]', '"off" stands alone'),
-        ('["127.0.0.1:1", "off"]', '"off" stands alone'),
+        ('["off"]', '"off" must not be in a list'),
+        ('["127.0.0.1:1", "off"]', '"off" must not be in a list'),
         ('["127.0.0.1:1", "127.0.0.1:1"]', '"127.0.0.1:1" is there twice'),
         ("[]", 'must be ADDRESS:PORT, or "off" for none'),
         ('["127.0.0.1:1", "9478"]', r'listen\[1\]: must be ADDRESS:PORT or "off", got "9478"'),
@@ -423,7 +423,7 @@ def test_a_sites_check_is_found_configured_and_named(tmp_path):
         ("fan.py", "raise RuntimeError('no')", "cannot be loaded: RuntimeError: no"),
         ("fan.py", "import sys; sys.exit(3)", "cannot be loaded: SystemExit: 3"),
         ("fan.py", "x = 1", "has no run(host, config, past)"),
-        ("mount.py", "def run(host, config, past): ...", 'there is a built-in check "mount" already'),
+        ("mount.py", "def run(host, config, past): ...", 'a built-in check is already called "mount"; rename the file'),
     ],
 )
 def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, sentence):
@@ -442,12 +442,12 @@ def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
     file.chmod(0o666)
     with pytest.raises(ConfigError) as raised:
         registry.find(str(tmp_path))
-    assert str(raised.value) == f"{file} (checks_dir): refused: {file} is writable by anybody (mode 666)"
+    assert str(raised.value) == f"{file} (checks_dir): refused: {file} is writable by all users (mode 666)"
     file.chmod(0o644)
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError) as raised:
         registry.find(str(tmp_path))
-    assert str(raised.value) == f"{tmp_path} (checks_dir): refused: {tmp_path} is writable by anybody (mode 777)"
+    assert str(raised.value) == f"{tmp_path} (checks_dir): refused: {tmp_path} is writable by all users (mode 777)"
 
 
 @pytest.mark.parametrize("how", ["{}/real/fan.py", "../real/fan.py", "../also", "../through/fan.py"])
@@ -503,7 +503,7 @@ def test_a_file_whose_name_nobody_can_write_is_no_check(tmp_path):
     directory(tmp_path, os.fsdecode(b"fan\xff.py"), "def run(host, config, past): ...")
     with pytest.raises(ConfigError) as raised:
         registry.site_files(str(tmp_path))
-    assert str(raised.value) == f"{tmp_path}: 'fan\\udcff.py' is no name for a check"
+    assert str(raised.value) == f"{tmp_path}: 'fan\\udcff.py' is not a valid name for a check"
 
 
 def test_without_a_directory_the_site_has_no_checks(tmp_path):

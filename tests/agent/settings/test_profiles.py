@@ -390,10 +390,10 @@ def test_a_mistake_in_a_profile_is_one_sentence_with_its_name(tmp_path):
 
 
 def test_a_profile_must_exist(tmp_path):
-    words = 'profile: there is no profile "dgx-h10"; did you mean "dgx-h100"?'
+    words = 'profile: unknown profile "dgx-h10"; did you mean "dgx-h100"?'
     assert complaint(tmp_path, top='profile = "dgx-h10"') == f"{tmp_path}/healthd.toml: {words}"
     assert complaint(tmp_path, "--profile", "dgx-h10") == f"--profile: {words}"
-    assert complaint(tmp_path, "--profile", "/none.toml") == "/none.toml: there is no such file"
+    assert complaint(tmp_path, "--profile", "/none.toml") == "/none.toml: no such file"
 
 
 def test_a_baseline_need_not_exist(tmp_path):

@@ -94,8 +94,8 @@ def test_what_is_no_file_is_refused_before_it_is_opened(folder):
         ("PER = 3", "PER must be text"),
         ("USES = None", "USES must be text"),
         ("WHEN = 'busy'", 'WHEN must be "idle" or ""'),
-        ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of texts"),
-        ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of texts"),
+        ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of strings"),
+        ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of strings"),
         ("HOLDS_RESUME = 'no'", "HOLDS_RESUME must be True or False"),
         (config_of("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, got "5s"'),
         (config_of("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, got 2.0"),
@@ -225,7 +225,7 @@ def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(f
     monkeypatch.setattr(trial, "STARTS_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
         site(folder, text)
-    assert str(refused.value) == f"{path}: refused: not imported within 1 s, it is in line {line}"
+    assert str(refused.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
     for name, text in (("a", RUN), ("b", "while True: pass"), ("c", RUN)):
         (folder / f"{name}.py").write_text(text)
         (folder / f"{name}.py").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s, it is in line 1"):
+    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s; it hangs in line 1"):
         trial.require_loadable([str(folder / f"{name}.py") for name in "abc"], 1.0)
 
 
@@ -266,7 +266,7 @@ def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_l
     monkeypatch.setattr(trial, "STARTS_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
         settle({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
-    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s, it is in line "
+    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
     assert str(refused.value).startswith(said)
 
 
@@ -305,7 +305,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
     command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 64
-    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s, it is in line 1")
+    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
 
 
 # --- a Config that refuses what it is given

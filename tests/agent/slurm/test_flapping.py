@@ -75,7 +75,7 @@ def test_the_third_drain_for_own_hardware_within_an_hour_waits_for_a_person() ->
         faulty.now += 20 * MINUTE
     decided = faulty.breaks().mends()
     assert decided == Leave(
-        "clean, but drained 3 times within an hour for the node's own hardware: a person must resume it, "
+        "clean, but drained 3 times within an hour for the node's own hardware: an operator must resume it, "
         'or say "healthd repaired gpu_xid/79"'
     )
     faulty.now += 30 * 24 * HOUR
@@ -132,7 +132,7 @@ def test_the_time_counts_in_which_all_was_clean_and_begins_anew_where_it_was_not
     faulty.breaks().waits()
     faulty.breaks()
     assert faulty.mends() == Leave(
-        "clean, but it came and went 2 times in a row: resumed once it has stayed clean for 10 min"
+        "clean, but drained 2 times in a row: resumed after 10 min"
     )
     faulty.now += 9 * MINUTE
     faulty.memory = noted(faulty.memory, verdict(shared=True), faulty.now)
@@ -195,7 +195,7 @@ def test_the_reason_says_at_the_third_time_that_a_person_must_end_it_and_is_stil
     memory = noted(faulty.memory, verdict(False), NOW)
     drain = decide(verdict(False), node("IDLE"), memory, ACT, NOW)
     assert isinstance(drain, Drain)
-    assert drain.reason.endswith(" (3 times in an hour: a person must resume it)")
+    assert drain.reason.endswith(" (3 times in an hour: an operator must resume it)")
     ours, stands = replace(memory, reason=drain.reason), node("IDLE+DRAIN", drain.reason)
     assert owner(stands, ours) is Owner.OURS
     assert owner(stands, SlurmMemory()) is Owner.FOREIGN_HEALTHD, "as every drain of ours that is not known"
@@ -204,8 +204,8 @@ def test_the_reason_says_at_the_third_time_that_a_person_must_end_it_and_is_stil
 
 def test_the_words_of_its_end_stay_in_a_reason_that_is_too_long() -> None:
     long = replace(cause(Severity.DEGRADED), message="x" * 300)
-    text = reason((long, long), "3 times in an hour: a person must resume it")
-    assert text.endswith("... (+1 more) (3 times in an hour: a person must resume it)")
+    text = reason((long, long), "3 times in an hour: an operator must resume it")
+    assert text.endswith("... (+1 more) (3 times in an hour: an operator must resume it)")
     assert len(text) == MAX_CHARACTERS
 
 

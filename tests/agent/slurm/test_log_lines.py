@@ -71,8 +71,8 @@ def test_a_wait_for_the_fleet_is_told_at_each_try_and_is_an_error_when_the_limit
     held = FleetHold(100.0, 400.0, 1, False, "batch", 10, 3, 3)
     (line,) = hold_lines(None, first, 100.0)
     assert line.severity is Severity.INFO
-    assert line.words.endswith("; tried again in 60 s")
+    assert line.words.endswith("; next try in 60 s")
     (line,) = hold_lines(first, held, 160.0)
     assert line.severity > Severity.WARNING
-    assert line.words.startswith("held by the fleet limit: healthd holds 3 of the 10 nodes of partition batch")
+    assert line.words.startswith("delayed by the fleet limit: healthd keeps 3 of 10 nodes in partition batch")
     assert list(hold_lines(held, held, 170.0)) == list(hold_lines(held, None, 170.0)) == []

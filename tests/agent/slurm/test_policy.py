@@ -129,19 +129,19 @@ def over_at(moment: float) -> SlurmMemory:
             NOT_YET,
             node("IDLE+DRAIN", XID),
             OURS,
-            Leave("drained by us until every check that can drain has completed clean"),
+            Leave("drained by healthd until every check that can drain has completed clean"),
         ),
         (
             REPAIRED,
             node("DOWN+DRAIN", XID),
             OURS,
-            Leave("repaired, but Slurm has the node DOWN"),
+            Leave("repaired, but the node is DOWN"),
         ),
         (
             REPAIRED,
             node("IDLE+DRAIN+REBOOT_REQUESTED", XID),
             OURS,
-            Leave("repaired, but Slurm has the node REBOOT_REQUESTED"),
+            Leave("repaired, but the node is REBOOT_REQUESTED"),
         ),
         # the text changes for another worst cause only
         (
@@ -154,14 +154,14 @@ def over_at(moment: float) -> SlurmMemory:
         (faulty(cause(text=ECC)), node("IDLE+DRAIN", "Kill task failed"), OURS, Drain(ECC, True)),
         # others'
         (CRITICAL, node("IDLE+DRAIN", "fan"), SlurmMemory(), Drain("fan", True)),
-        (DEGRADED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
-        (DEGRADED, node("DOWN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
-        (DEGRADED, node("IDLE+FAIL", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
+        (DEGRADED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
+        (DEGRADED, node("DOWN", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
+        (DEGRADED, node("IDLE+FAIL", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
         (
             DEGRADED,
             node("IDLE+DRAIN", "Prolog error"),
             SlurmMemory(),
-            Leave(f'root holds the node: "Prolog error"; what healthd found: {XID}'),
+            Leave(f'drained by root: "Prolog error"; healthd's finding: {XID}'),
         ),
         # our own prolog refused a job because of our verdict, before our drain was in Slurm
         (CRITICAL, REFUSED, SlurmMemory(), Drain(XID, True)),
@@ -178,16 +178,16 @@ def over_at(moment: float) -> SlurmMemory:
             SlurmMemory(),
             Leave("our prolog refused a job, and Slurm drained the node; not every check has completed clean since"),
         ),
-        (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
-        (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('root holds the node: "fan"')),
-        (REPAIRED, node("IDLE+DRAIN", ECC), OURS, Leave(f'root holds the node: "{ECC}"')),
-        (REPAIRED, node("IDLE+DRAIN", f"{XID}, RMA 7"), OURS, Leave(f'root holds the node: "{XID}, RMA 7"')),
+        (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
+        (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('drained by root: "fan"')),
+        (REPAIRED, node("IDLE+DRAIN", ECC), OURS, Leave(f'drained by root: "{ECC}"')),
+        (REPAIRED, node("IDLE+DRAIN", f"{XID}, RMA 7"), OURS, Leave(f'drained by root: "{XID}, RMA 7"')),
         (CRITICAL, node("IDLE+DRAIN", f"{XID}, RMA 7"), OURS, Drain(f"{XID}, RMA 7", True)),
         (
             REPAIRED,
             node("IDLE+DRAIN", "Kill task failed"),
             SlurmMemory(),
-            Leave('root holds the node: "Kill task failed"'),
+            Leave('drained by root: "Kill task failed"'),
         ),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_
         assert owner(state, over) is owner(state, saved) is Owner.FOREIGN
         assert owner(state, taken_back(over, lifted, NOW)) is Owner.OURS
         assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
-            "Slurm holds the node, under the words of our drain that is over"
+            "drained by Slurm, with the Reason of an ended drain by healthd"
         )
     assert not brought_back(node("IDLE", XID), over), "24.11 keeps the words"
     back = remember(taken_back(over, lifted, NOW), node("IDLE+DRAIN", XID), "b1", NOW)
@@ -444,7 +444,7 @@ def test_switching_a_node_off_takes_its_drain_away_without_an_operator(state: st
 )
 def test_a_repaired_node_waits_until_slurm_is_through_with_it(flag: str) -> None:
     waits = decide(REPAIRED, node(f"IDLE+DRAIN+{flag}", XID), OURS, ACT, NOW)
-    assert waits == Leave(f"repaired, but Slurm has the node {flag}")
+    assert waits == Leave(f"repaired, but the node is {flag}")
     assert isinstance(decide(DEGRADED, node(f"IDLE+{flag}"), SlurmMemory(), ACT, NOW), Drain)
 
 

@@ -209,7 +209,7 @@ def test_a_drain_is_written_down_sent_and_read_back() -> None:
 @pytest.mark.parametrize(
     ("verdict", "decision", "jobs"),
     [
-        (DEGRADED, Leave('root holds the node: "fan"'), []),
+        (DEGRADED, Leave('drained by root: "fan"'), []),
         (CRITICAL, Drain("fan", True), [listpids()]),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_drain_of_ours_that_stands_again_when_the_fleet_was_counted_is_not_sen
 def test_an_operators_words_between_our_drain_and_our_reading_of_it_stand_and_ours_is_withdrawn() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", "fan")])
     assert len(done.changes()) == 1
-    assert done.report.decision == Leave('root holds the node: "fan"')
+    assert done.report.decision == Leave('drained by root: "fan"')
     assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
 
 
@@ -249,7 +249,7 @@ def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None
     changing = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
     assert done.changes() == []
-    assert done.report.problem == "others change the node each time that healthd is about to"
+    assert done.report.problem == "other users or tools change the node whenever healthd is about to change it"
     assert not done.report.settled
 
 
@@ -266,7 +266,7 @@ def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_
     answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", "fan", NOW), DONE, sinfo("idle+drain", "fan", NOW)]
     done = look(REPAIRED, answers, OURS)
     assert done.changes()[1] == "scontrol update NodeName=n1 State=DRAIN Reason=fan"
-    assert (done.report.owner, done.report.decision) == (Owner.FOREIGN, Leave('root holds the node: "fan"'))
+    assert (done.report.owner, done.report.decision) == (Owner.FOREIGN, Leave('drained by root: "fan"'))
     assert done.report.memory.reason == ""
     ours = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle", f"{XID} : Not responding")], OURS)
     assert len(ours.changes()) == 1
@@ -354,7 +354,7 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
             "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         ),
         (CommandResult(0, b""), 'Slurm has no node "n1" in any partition'),
-        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no node that can be read: "\0garbage 42"'),
+        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no readable row for the node: "\0garbage 42"'),
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
@@ -364,7 +364,7 @@ def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, problem
     assert done.report.memory == OURS
     assert done.report.node is None
     assert isinstance(done.report.decision, Leave)
-    assert done.report.decision.why == "the node's state in Slurm is not known"
+    assert done.report.decision.why == "the node's state in Slurm is unknown"
     assert done.report.decision.would.startswith('drain with "healthd: '), "what is wanted is said all the same"
     assert not done.report.settled
 
@@ -700,7 +700,7 @@ def test_the_jobs_of_an_operators_drained_node_are_requeued_and_its_reason_stays
 @pytest.mark.parametrize(
     ("job", "why"),
     [
-        (squeue(batch="0"), "srun or salloc: only batch jobs can be requeued"),
+        (squeue(batch="0"), "started by srun or salloc: only batch jobs can be requeued"),
         (squeue(requeue="0"), "submitted with --no-requeue"),
         (squeue(start=NOW - 9), "started after the fault"),
     ],

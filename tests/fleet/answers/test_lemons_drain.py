@@ -61,7 +61,7 @@ def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_th
     held = 3 * columns(("g2", "lemon: "), commands.OUT_COLUMNS)
     done, asked = drained("g1", held, most=1)
     assert not done.done
-    assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in done.words
+    assert "1 nodes of the cluster are already drained as lemons; the limit is 1 may be" in done.words
     assert changes(asked) == []
     assert drained("g1", held, most=2)[0].done
 

@@ -1,18 +1,18 @@
 """File systems: local ones that stop after errors, and servers that do not answer.
 
-    fs   of a local file system: `device` as the kernel calls it ("sda3", "dm-17"), `fs` its type:
-           remount_ro, shutdown, journal_abort   the kernel stopped it: nothing can be written there any more
-           error, io_error, corruption           it goes on as its mount option errors= says
+    fs   of a local file system: `device` by its kernel name ("sda3", "dm-17"), `fs` its type:
+           remount_ro, shutdown, journal_abort   the kernel stopped it: no writes are possible any more
+           error, io_error, corruption           it continues as its mount option errors= requires
            mount_failed
-           error_count, memory, warning          worth knowing
+           error_count, memory, warning          minor
          of a server: `server` its name, `fs` nfs, lockd, cifs, lustre, ceph, ...:
-           not_responding, evicted               it does not answer, or threw this client out
+           not_responding, evicted               it does not answer, or evicted this client
            ok                                    it answers again
-           request_timeout, client_error, lbug   what a client says of itself
+           request_timeout, client_error, lbug   problems that a client reports about itself
            detail                                a further line of one of these
 
-Names that people chose (of processes, paths, hosts) stand behind the text that is matched here, or are `server`: at
-most 255 characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
+User-chosen names (of processes, paths, hosts) come after the matched text, or are `server`, of which at most 255
+characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
 xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to 2.15, ptlrpc/import.c.
 """
 
@@ -84,7 +84,7 @@ def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- XFS (sda3): ...
-# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       where no device is known
+# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       without a device
 _XFS = regex(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
 _XFS_SAYS = _worded(
     (r"User initiated shutdown received", "shutdown"),
@@ -134,7 +134,7 @@ _BTRFS_SAYS = _worded(
 def _btrfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     level, device, says = match.groups()
     code = code_of(says.lstrip(), _BTRFS_SAYS)
-    if level == "info" and code != "remount_ro":  # counters of past errors, told at each mount
+    if level == "info" and code != "remount_ro":  # counters of past errors, printed at each mount
         return None
     if level not in ("info", "warning"):
         code = code or "error"
@@ -162,7 +162,7 @@ def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # --- servers
 #
-# nfs: server 100.73.159.36 not responding, still trying / timed out          and, when it does:
+# nfs: server 100.73.159.36 not responding, still trying / timed out          and, when it responds again:
 # nfs: server 100.73.159.36 OK
 _SERVER = r"(\S{1,255})"
 _RPC = regex(rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)")
@@ -174,7 +174,7 @@ _NFS = regex(
     r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
     rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
     r"|directory .{1,200} contains a readdir loop|Stale|stale"
-    # A function's name alone is no fault: with rpcdebug all functions tell what they do.
+    # A function's name alone is no fault: with rpcdebug all functions log their actions.
     r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
     re.S,
 )
@@ -238,7 +238,7 @@ _CEPH_SAYS = _worded(
 )
 
 # beegfs: python(1234): Messaging (RPC): Communication error: Receive timed out from: beegfs-storage node1 [ID: 1]
-# The name of the process that asked stands before the message.
+# The message begins with the name of the requesting process.
 _BEEGFS = regex(
     r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable"
     r"|Configuration error)",
@@ -249,7 +249,7 @@ _GPFS = regex(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|
 
 
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    # Another monitor takes the place of a lost one.
+    # Another monitor replaces a lost one.
     server = "mon" if match[1] == "mon" else match[1] + match[2]
     return _of_server(match, code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
 

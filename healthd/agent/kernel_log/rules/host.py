@@ -3,20 +3,21 @@
     hung_task    code "hung"; process, pid; seconds
     soft_lockup  code soft or hard: a CPU that does not schedule, or takes no interrupts (cpu; soft: process, pid,
                  seconds); rcu_stall; workqueue
-    oops         code oops: the kernel killed what ran (driver = the module at fault, where a line names it); bad_page;
-                 panic: why. A panic that somebody asked for (sysrq, lkdtm, crash_test) is no fault
+    oops         code oops: the kernel killed the running code (driver = the module at fault, if a line names it);
+                 bad_page; panic: why. A requested panic (sysrq, lkdtm, crash_test) is no fault
     oom          code oom_kill: process and pid are the victim's; scope = cgroup or node; cgroup. Code invoked: process
-                 asked for memory, and need not be the victim
+                 requested memory, and need not be the victim
     limit        code file_max: no file can be opened any more; limit
-    netdevice    code unregister: a network interface cannot be removed, for something holds it; netdev
-    thermal      code cpu_throttled, cpu_normal (its end): cpu, level; critical: the machine is about to switch off
+    netdevice    code unregister: a network interface that is still in use cannot be removed; netdev
+    thermal      code cpu_throttled, cpu_normal (its end): cpu, level; critical: the machine is about to power off
 
-A line that only says more of a fault (which lock a hung task waits for, where an oops happened) has the code "detail".
-Warnings with a backtrace, slow interrupts, "power limit" and backtraces themselves are silent.
+A line with only further details of a fault (the lock of a hung task, the location of an oops) has the code "detail".
+Warnings with a backtrace, slow interrupts, "power limit" and backtraces themselves are ignored.
 
-Users choose the names of processes and cgroups: a name has 15 characters of any kind, so a number counts only where
-no name can reach. Formats: Linux kernel/hung_task.c, kernel/watchdog.c, kernel/rcu, kernel/workqueue.c, mm/oom_kill.c,
-arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from 3.10 to 7.3.
+Users choose the names of processes and cgroups. A name has 15 characters of any kind, so a number counts only at a
+position that no name can reach. Formats: Linux kernel/hung_task.c, kernel/watchdog.c, kernel/rcu, kernel/workqueue.c,
+mm/oom_kill.c, arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from
+3.10 to 7.3.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import is_decimal, regex
 
-_NAME = r"([\s\S]{0,63})"  # greedy: the text after it is sought behind all that the name may imitate
+_NAME = r"([\s\S]{0,63})"  # greedy: what follows is searched after the longest possible name
 
 # INFO: task php-fpm:2767319 blocked for more than 120 seconds.    the first limit, or (6.x) the time so far
 # INFO: task dd:456 blocked in I/O wait for more than 122 seconds.                 (6.19)
-# INFO: task a:1 <writer> blocked on an rw-semaphore likely owned by task b:2 <reader>     (6.15) says more of the task
+# INFO: task a:1 <writer> blocked on an rw-semaphore likely owned by task b:2 <reader>     (6.15) details of the task
 _HUNG = regex(rf"INFO: task {_NAME}:(\d{{1,10}}) blocked (?:in I/O wait )?for more than (\d{{1,10}}) seconds")
 _BLOCKED_ON = regex(r"INFO: task [\s\S]{0,63}:\d{1,10} (?:<\w{1,8}> )?(?:is )?blocked on an? [\w-]{1,16}[ ,]")
 
@@ -69,7 +70,7 @@ _BUG = regex(
     r"|Unable to handle kernel |PANIC: double fault|kernel BUG at (\S{1,256}))"
 )
 # Oops: 0002 [#1] SMP NOPTI; general protection fault, probably for non-canonical address 0xdead...: 0000 [#1] SMP PTI
-# The pattern holds the line's end, since a process may be called "Oops: 0000 [#1]".
+# The pattern includes the line's end, because a process may be called "Oops: 0000 [#1]".
 _OOPS = regex(
     r"(?:Oops|Internal error|(?:segment-related )?general protection fault|invalid opcode|divide[ _]error|stack segment"
     r"|stack guard page|double fault)(?:[:, ] ?[\w ,()/-]{1,96})?: ?[0-9a-f]{1,16} \[#\d{1,4}\]"
@@ -122,7 +123,7 @@ def _oom_kill(kind: str, match: re.Match[str]) -> KernelEvent | None:
     if victim is None:
         return None
     before, _, name = text[: victim.start()].rpartition(",task=")
-    # A cgroup's name may hold commas: with a second "task_memcg=" nobody can tell which one is the kernel's.
+    # A cgroup's name may contain commas: with a second "task_memcg=" the kernel's own one cannot be identified.
     cgroup = before.partition(",task_memcg=")[2] if before.count(",task_memcg=") == 1 else ""
     scope = "cgroup" if match[1] == "MEMCG" else "node"
     fields = (("scope", scope), ("cgroup", cgroup[:512] or None))

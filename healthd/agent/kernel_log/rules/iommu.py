@@ -1,15 +1,15 @@
-"""IOMMU faults: DMA or an interrupt of a device that the IOMMU blocked, and an IOMMU that does not carry out commands.
+"""IOMMU faults: DMA or an interrupt of a device that the IOMMU blocked, and an IOMMU that does not execute commands.
 
-iommu          pci = the device that was blocked, "" where the line does not name it; iommu = the unit that reports
-    dma_fault        the IOMMU blocked DMA; operation = "write" or "read"; driver, where the line names it
+    iommu            pci = the blocked device, "" if the line does not name it; iommu = the reporting unit
+    dma_fault        the IOMMU blocked DMA; operation = "write" or "read"; driver, if the line names it
     interrupt_fault  the IOMMU blocked an interrupt message of the device
-    stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not carry out a command
+    stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not execute a command
     detail           a further line of one of these
 
 "dmar_fault: 655 callbacks suppressed" is a dma_fault without a device: more faults happened than the kernel printed.
 
-Linux 6.12 prints no PCI segment for Intel, 7.3 does: "01:00.0" is read as "0000:01:00.0", and checks/iommu.py looks
-for the device in other segments. arm-smmu-v3 of 6.12 prints the event's number only, that of 7.3 names the device.
+Linux 6.12 prints no PCI segment for Intel, 7.3 does: "01:00.0" is read as "0000:01:00.0", and checks/iommu.py searches
+for the device in other segments. arm-smmu-v3 of 6.12 prints only the event's number, that of 7.3 names the device.
 
 Formats: Linux 3.10 to 7.3, drivers/iommu/intel/dmar.c (dmar_fault_do_one), drivers/iommu/amd/iommu.c
 (iommu_print_event, amd_iommu_report_page_fault), drivers/iommu/arm/arm-smmu-v3/arm-smmu-v3.c (arm_smmu_dump_event,
@@ -82,7 +82,7 @@ def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
     bits = int(flags or "0", 16)
     if name == "IOTLB_INV_TIMEOUT":
         return event(kind, match, "stuck", named or "")
-    # Page faults have the device as prefix or as a field; of the others, the prefix is the IOMMU itself.
+    # Page faults have the device as prefix or field; in others the prefix is the IOMMU.
     device, driver = (named, None) if named else (prefixed, driver)
     if bits & _INTERRUPT:
         return event(kind, match, "interrupt_fault", device or "", (("driver", driver),))

@@ -1,27 +1,27 @@
-"""Network cards: mlx5 in all its forms, InfiniBand, bonds, links of other drivers that went down.
+"""Network cards: mlx5 in all its formats, InfiniBand, bonds, links of other drivers that went down.
 
-    mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond is made of the card's ports, and
-           people file their lines together, as one fault gives both
+    mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond consists of the card's ports, and
+           one fault produces both kinds of lines
     ib     InfiniBand's own lines, and those of other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other Ethernet)
 
 Codes of both:
 
-    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand say that a port is up again
+    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand report that a port is up again
     bond_down        a bond without any member that is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
-    rdma_failed      the driver cannot make RDMA objects, or its RDMA part failed; the port may stay ACTIVE
-    health_recovery  the driver stops and restarts a card: the lines that led to it say more; device: the sub-function
+    rdma_failed      the driver cannot create RDMA objects, or its RDMA part failed; the port may stay ACTIVE
+    health_recovery  the driver stops and restarts a card: earlier lines have the cause; device: the sub-function
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
-    command_timeout  the firmware did not answer; command; leaks: the driver says that a resource is lost by it
-    slot_power       the slot tells the card that it gives too little power, or the card has switched a port off for it
+    command_timeout  the firmware did not answer; command; leaks: the driver reports that a resource is lost
+    slot_power       the slot supplies too little power to the card, or the card has disabled a port because of it
     command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often by an application
     detail           the rest of a health report
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
-Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know,
-bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 7.3,
-drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
+Ignored: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not support, unlimited
+bandwidth, and messages while the driver starts and stops. Formats: Linux 3.10 to 7.3, drivers/net/ethernet/mellanox
+(mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
     if code == "link":
         code = _LINK_CODES[(found.pop("link") or "").lower()]
     if code == "health_fatal" and found.get("error") in ("3", "4"):
-        # The card was switched off or is being reset: virtual functions that are taken away and mlxfwreset do this.
+        # The card was powered off or is being reset: removed virtual functions and mlxfwreset do this.
         code = "health_recovery"
     name = match[2] or match[3]
     sub_function = match[1] if match[1] and match[1].startswith("mlx5_core.sf.") else None
@@ -149,7 +149,7 @@ _BOND = regex(rf"(?:bonding: )?({_IF}): now running without any active interface
 
 
 # ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
-# The pattern holds the line's end, since a process may be called "a: b Link down".
+# The pattern includes the line's end, because a process may be called "a: b Link down".
 _LINK_DOWN = regex(
     rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
     r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?"
@@ -374,7 +374,7 @@ RULES = (
         _EFA,
         _efa,
     ),
-    # With the drivers' names, `healthd scan` also looks at their lines that are of no form, and counts them.
+    # With the drivers' names, `healthd scan` also inspects and counts their lines without a known format.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, reads("tx_timeout", netdev=1)),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),

@@ -1,15 +1,15 @@
 """NVIDIA's drivers: Xid, SXid, a GPU that is gone or cannot be initialised; messages about the GPU's system processor
 (GSP) and NVLink that have no Xid.
 
-    xid                 code = number; process, pid; link, unit, fatal, sm, ... where the message has them
-    sxid                code = number; switch, fatal, link, shutdown (the line says so)
-    gpu_fallen_off_bus  code "fallen_off_bus" (beside or without an Xid 79); "gpu_is_lost": calls that fail after it; or
+    xid                 code = number; process, pid; link, unit, fatal, sm, ... if the message has them
+    sxid                code = number; switch, fatal, link, shutdown (the line reports it)
+    gpu_fallen_off_bus  code "fallen_off_bus" (with or without an Xid 79); "gpu_is_lost": calls that fail after it; or
                         "rm_init_failed": the driver could not initialise a GPU; status = its three numbers;
-                        "probe_failed": it did not take one at all; count
-    peermem             nvidia-peermem, by which network cards reach GPU memory: code "invalid_context"
+                        "probe_failed": it did not accept a GPU at all; count
+    peermem             nvidia-peermem, with which network cards access GPU memory: code "invalid_context"
     gsp                 code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers
                         and history after one of them; message: anything else. Field gpu: the driver's number of the
-                        GPU, where there is one
+                        GPU, if the line has one
     nvlink              code = rx_detect, training, error; fields gpu and link
     rc_watchdog         code = locked: the driver's own test channel does not progress; field gpu
 
@@ -29,17 +29,17 @@ from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
-# Pasted logs may mask the address within "(...)": then what follows "PCI:" is no address. The first drivers gave no
-# address ("NVRM: Xid: 13, ..."), or only bus and device ("(0001:00)").
+# Pasted logs may mask the address within "(...)": then the text after "PCI:" is no address. The first drivers printed
+# no address ("NVRM: Xid: 13, ..."), or only bus and device ("(0001:00)").
 # journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
 # A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: the
-# text matched here is longer, or has letters where the kernel goes on with the pid.
+# text matched here is longer, or has letters where the kernel continues with the pid.
 _XID = regex(
     r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
     r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
 )
 _PID = regex(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
-# A process name has at most 15 characters and may hold ", " itself: it ends before what drivers write next.
+# A process name has at most 15 characters and may contain ", " itself: it ends before the next text of the driver.
 _MESSAGES = (
     "Ch |Channel |channel |GPU |Graphics |MMU |NVLink|NVLINK|Timeout |Contained|Uncontained|Row |Dynamic Page "
     "|Page |An |errorString |RLW|TLW|SAW|NETIR|TREX|NVLPW|MSE|BAD_|CMDre|intr |engmask |physAddr |GSP |FECS |CTX "
@@ -60,7 +60,7 @@ def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _who(rest: str) -> tuple[int | None, str | None, str]:
-    """(pid, process, message) from the text after the number: "pid=12, name=python3, Ch 00000008"."""
+    """Return (pid, process, message) from the text after the number: "pid=12, name=python3, Ch 00000008"."""
     pid, process = None, None
     match = _PID.match(rest)
     if match is not None:
@@ -87,7 +87,7 @@ _NVLINK5 = regex(
     r"Link\s{1,8}(-?\d{1,3})(?:\s{1,8}\((0x[0-9a-f]{1,8})\s{1,8}(0x[0-9a-f]{1,8}))?",
     re.I,
 )
-# GPUs up to Hopper. NVIDIA's catalogue says what the bits of the first, third, fourth and fifth of seven words mean.
+# GPUs up to Hopper. NVIDIA's catalogue describes the bits of the first, third, fourth and fifth of seven words.
 #   NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
 #   NVLink: Failed to train link 3 to remote PCI:0000:08:00          (a link that is not up)
 _NVLINK4 = regex(
@@ -98,7 +98,7 @@ _NVLINK4 = regex(
 _LINK_DOWN = regex(
     r"(?:NVLink|NVLINK): (?:failed to train link (\d{1,3})|link (\d{1,3})(?: is)? (?:down|inactive|disabled))", re.I
 )
-# Which of the GPU's processors raised the exception: GPC and TPC, and from Volta on the SM of the two in a TPC.
+# The GPU's processor that raised the exception: GPC and TPC, and from Volta on one of the two SMs of a TPC.
 #   Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction Parameter
 _SM = regex(r"Graphics SM (?:Warp|Global) Exception on \(GPC (\d{1,3}), TPC (\d{1,3})(?:, SM (\d{1,3}))?\)")
 _CAUSED_BY = regex(r" caused by previous Xid (\d{1,4})\s*$")
@@ -130,23 +130,25 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
 
 
 def _asks_for_reset(words: list[str]) -> bool:
-    """Bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue). It has a field
-    of its own: two lines that differ in it are two faults."""
+    """Return bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue).
+
+    It has a field of its own, because two lines that differ in it are two faults.
+    """
     return len(words) > 3 and bool(int(words[3], 16) >> 18 & 1)
 
 
-# "... RPC response from GPU4 GSP!": the number by which the driver calls this GPU in lines that give no address.
+# "... RPC response from GPU4 GSP!": the driver's number of this GPU in lines without an address.
 _GSP_INSTANCE = regex(r" from GPU(\d{1,3}) GSP!")
 
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
-# Two or more further lines of one event follow, among those of other switches ("Severity 0 Engine instance 60 ...",
-# "Data {0x0000003c, ...}"): the field `further` has them counted into it. Alone, they still name switch and code.
+# Two or more further lines of one event follow, between those of other switches ("Severity 0 Engine instance 60 ...",
+# "Data {0x0000003c, ...}"): because of the field `further` they count into it. Alone, they still name switch and code.
 _SXID = regex(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
 )
-# Of lines without a severity some say that the switch shuts down, also under a code that mostly says less:
+# Some lines without a severity report that the switch shuts down, also with a code that usually means less:
 #   10004, PMGR OVERT Threshold reached. Shutting Down; 28005, OSFP Thermal SOE Heartbeat Shutdown
 _SHUTS_DOWN = regex(r",[^\n]{1,80}?\bShut(?:ting D|d)own\s*$")
 
@@ -182,7 +184,7 @@ _GONE = regex(
 )
 
 
-# NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168); old drivers do not say which GPU.
+# NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168); old drivers do not name the GPU.
 # NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6
 _RM_INIT = regex(
     rf"NVRM: (?:GPU (?:at )?{PCI}: )?(?:RmInitAdapter failed!(?: \(([0-9A-Fa-fx:]{{1,40}})\))?"
@@ -191,7 +193,7 @@ _RM_INIT = regex(
 
 
 # NVRM: The NVIDIA probe routine failed for 1 device(s).           (kernel-open/nvidia/nv.c, when the module is loaded)
-# NVRM: The NVIDIA probe routine was not called for 1 device(s).   (another driver has them)
+# NVRM: The NVIDIA probe routine was not called for 1 device(s).   (another driver uses them)
 # NVRM: None of the NVIDIA devices were initialized.                 (older: graphics adapters ... initialized!)
 # NVRM: No NVIDIA devices probed.
 _PROBE = regex(
@@ -209,8 +211,8 @@ _GSP_WORDS = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
-# The first match counts: a line of a boot may say "timeout" as well. "Failed to boot GSP." is not the end: the driver
-# tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
+# The first match counts: a line of a boot may contain "timeout" as well. "Failed to boot GSP." is not final: the driver
+# tries again, and prints "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
 _GSP_CODES = (
     ("pmu_halted", regex(r"PMU has halted", re.I)),
     ("crash", regex(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
@@ -246,7 +248,7 @@ def _gsp_words(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _gsp_code(function: str, text: str) -> str:
-    # The head of a report is a row of asterisks with words in it; a row without words closes it.
+    # A report begins with a row of asterisks that contains text; a row without text ends it.
     if text.startswith("*") and ("GSP Timeout" in text or "GSP Failure" in text):
         return "rpc_timeout"
     for code, pattern in _GSP_CODES:
@@ -341,7 +343,7 @@ def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
 def _nvlink_fault(
     kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
 ) -> KernelEvent | None:
-    """None if the line is no fault: these functions also say what they did."""
+    """Return the event, or None if the line is no fault: these functions also log normal actions."""
     if not _NVLINK_FAULT.search(text):
         return None
     code = "rx_detect" if regex("Rx ?Det", re.I).search(text) else "training" if _TRAINING.search(text) else "error"

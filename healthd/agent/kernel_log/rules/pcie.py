@@ -1,25 +1,25 @@
 """PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
 
-pcie_hotplug   pci = the port (of `inaccessible`, the device); slot
-    link_down, removed    a slot's link went away, or its card did, without a button or a command
-    power_fault, no_link  the slot's power failed; the card that was put in has no link
+    pcie_hotplug   pci = the port (for `inaccessible`, the device); slot
+    link_down, removed    a slot's link or card disappeared, without a button or a command
+    power_fault, no_link  the slot's power failed; the inserted card has no link
     inaccessible          a device does not answer when it is woken
-pcie_aer       pci = the device that is blamed; reporter = the port that heard of it; layer, agent, bit, driver
+    pcie_aer       pci = the blamed device; reporter = the port that received the report; layer, agent, bit, driver
     corrected, nonfatal, fatal    the severity
-    contained      DPC took the link down before the error could spread
-    reset_failed   the link was reset after a fatal error and did not come back
+    contained      DPC disabled the link before the error could spread
+    reset_failed   the link was reset after a fatal error and did not return
     recovery_failed, recovered    the outcome of the drivers' recovery
     record         the firmware's record of an error (`record` = its number): memory.py has the record's severity
     detail         a further line of one of these
 
 One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
-registers, bits and TLP header. The first two have the severity and are one event, for both blame the device; the
-others are `detail`, which agent/kernel_log/coalesce.py adds to the event beside them. No `detail` makes a second fault,
-and alone it judges nothing.
+registers, bits and TLP header. The first two have the severity and are one event, because both blame the device. The
+others are `detail`, which agent/kernel_log/coalesce.py adds to that event. A `detail` is never a second fault, and
+alone it has no effect.
 
-Where the firmware hears errors first (APEI), the kernel prints registers without "PCIe Bus Error". Uncorrected errors
-have an "aer_uncor_severity", corrected ones have none. That the kernel goes on tells that the error is not fatal (it
-panics before it prints a fatal one).
+If the firmware handles errors first (APEI), the kernel prints registers without "PCIe Bus Error". Uncorrected errors
+have an "aer_uncor_severity", corrected ones do not. The error is not fatal, because the kernel panics before it prints
+a fatal one.
 
 Formats: Linux 3.10 to 7.3, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
 drivers/pci/pci.c, drivers/firmware/efi/cper.c.
@@ -33,14 +33,14 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, pci_ad
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
-_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writes of
+_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and its device
 
 # --- slots
 
 # pcieport 0004:00:00.0: pciehp: Slot(41): Link Down        (5.0 and newer)
 # pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down           (4.10)
 # pciehp 0000:00:1c.0:pcie004: slot(0): Link Down event     (3.10)
-# "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are no faults.
+# "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are not faults.
 _SLOT = rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: "
 _SLOT_SAYS = regex(
     rf"{_SLOT}[Ss]lot\(([^)\s]{{1,32}})\): (Link Down(?: event)?|Card not present|Power fault|Surprise Removal"
@@ -72,7 +72,7 @@ def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible      (5.17 and newer)
 # nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)   (5.5)
 # nvidia 0000:01:00.0: not ready 65535ms after bus reset; giving up
-# nvidia 0000:01:00.0: Refused to change power state, currently in D3    (to 5.4: what a lost device reads as)
+# nvidia 0000:01:00.0: Refused to change power state, currently in D3    (to 5.4: the value read from a lost device)
 _INACCESSIBLE = regex(
     rf"{_DEVICE}(?:[Uu]nable to change power state from \w{{2,8}} to \w{{2,8}}, device inaccessible"
     r"|can't change power state from \w{2,8} to \w{2,8} \(config space inaccessible\)"
@@ -114,12 +114,12 @@ def _code(severity: str) -> str:
 
 
 def _address(port: str, bus: str, function: str) -> str:
-    """The address of a sender that two numbers of 8 bits name ("00", "e5"): it is in its port's domain."""
+    """Return the address of a sender from two numbers of 8 bits ("00", "e5"), in the domain of its port."""
     return f"{port[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
 
 
 def _received(kind: str, match: re.Match[str]) -> KernelEvent:
-    """Some ports lose the sender's bus number ("from 0000:00:00.0"): then only the port is known, and is blamed."""
+    """Return the event. Some ports lose the sender's bus number ("from 0000:00:00.0"): then the port is blamed."""
     _, port, severity, sender, bus, function = match.groups()
     reporter = pci_address(port)
     if bus is not None:
@@ -184,8 +184,11 @@ _EDR = regex(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 
 
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
-    """Bits 1 and 2 of the status are the trigger's reason: 1 or 2 = a message, whose sender is the source; 3 = the
-    reason is in bits 5 and 6, where 1 is a person who tries it out."""
+    """Return the event of a containment.
+
+    Bits 1 and 2 of the status are the trigger's reason: 1 or 2 = a message, whose sender is the source; 3 = the reason
+    is in bits 5 and 6, where 1 is a software trigger for tests.
+    """
     port, status, bus, function, sender = match.groups()
     bits = int(status or "0", 16)
     reason = bits >> 1 & 3
@@ -212,7 +215,7 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
-# Each literal is sought in every line of a scanned log: so there are few, and forms share them.
+# Each literal is searched in every line of a scanned log, so there are few, and formats share them.
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_SAYS, _slot_says),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),

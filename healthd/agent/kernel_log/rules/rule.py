@@ -1,4 +1,4 @@
-"""What the families of kernel lines share: a rule, an address, an event. Pure."""
+"""Shared parts of all families of kernel lines: a rule, an address, an event. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import NamedTuple
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
-# The code of further lines of a fault. By themselves they only say that there is one: agent/kernel_log/coalesce.py adds
-# them to the fault of the same kind and part beside them, and the fault takes the fields that they name (`bit`,
-# `section`).
+# Code of further lines of a fault. agent/kernel_log/coalesce.py adds them to the nearby fault of the same kind and
+# part, with their fields (`bit`, `section`).
 DETAIL = "detail"
 SM = "sm"  # a field: processors of a GPU, as "7.7.0 7.7.1"
 FURTHER = "further"  # a field: marks a further line that also has the code of its fault
-# Fields that name a part where a line has no PCI address. A further line belongs to the fault of the same part.
+# Fields that name a part in lines without a PCI address. A further line belongs to the fault of the same part.
 PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 
-# Characters of a message: no less than the kernel puts into a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX is
-# 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). What is behind that in a longer line is nobody's.
+# Characters of a message: at least the kernel's maximum for a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX is
+# 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). The rest of a longer line is not from the kernel.
 MAX_TEXT = 1024
 
 Build = Callable[[str, re.Match[str]], KernelEvent | None]
@@ -28,14 +27,14 @@ Groups = int | tuple[int, ...] | str
 
 
 class Rule(NamedTuple):
-    """One form of message.
+    """One format of a message.
 
-    needs    every message that the pattern can match has one of these literals; a message with no rule's literal is not
-             looked at further. Choose literals that are rare in a log: "Xid (", not "error"
-    pattern  matched at the message's start: the text inside may be a user's
-    build    makes the event; None = the message is none after all
+    literals every message that the pattern can match contains one of these; a message without any rule's literal is
+             not parsed. Choose literals that are rare in a log: "Xid (", not "error"
+    pattern  matched at the start of the message, because the text inside may be a user's
+    build    returns the event; None = the message does not matter after all
     varies   fields that may differ between two lines of one fault; every other field identifies the fault. Lines of
-             one kind are compared: a field that one rule names here varies for all rules of its kind
+             one kind are compared: a field that one rule lists here varies for all rules of its kind
     """
 
     kind: str
@@ -46,15 +45,15 @@ class Rule(NamedTuple):
 
 
 _ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
-PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # to be put into a pattern: one group
+PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # for use in a pattern: one group
 
 
-@functools.lru_cache(maxsize=256)  # a log names the same few again and again
+@functools.lru_cache(maxsize=256)  # a log repeats the same few addresses
 def pci_address(text: str) -> str:
-    """A PCI address in any form that drivers write, in the form of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
+    """Return a PCI address in any format of a driver in the format of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
 
     An Xid's address has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
-    bus ("0001:00"). "" if `text` is no address (masked, cut).
+    bus ("0001:00"). Returns "" if `text` is no address (masked, truncated).
     """
     match = _ADDRESS.fullmatch(text)
     if match is None:
@@ -74,7 +73,7 @@ def event(
     pid: int | None = None,
     process: str | None = None,
 ) -> KernelEvent:
-    """The event of a line. `pci` is as the line writes it; fields that are None are left out."""
+    """Return the event of a line. `pci` is in the format of the line; fields that are None are omitted."""
     return KernelEvent(
         kind=kind,
         code=code,
@@ -94,7 +93,7 @@ def code_of(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
 def reads(code: str, pci: Groups = "", **fields: Groups) -> Build:
     """Return a function that makes an event of this code, with an address and fields from groups of the pattern.
 
-    Groups: the number of a group; several numbers: the first of them that matched; a text stands for itself.
+    Groups: the number of a group; several numbers: the first one that matched; text: a constant.
     """
 
     def build(kind: str, match: re.Match[str]) -> KernelEvent:

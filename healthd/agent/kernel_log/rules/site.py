@@ -1,8 +1,8 @@
-"""The site's own lines of the kernel log, by [kernel_log.patterns.NAME]. Pure.
+"""The site's own lines of the kernel log, from [kernel_log.patterns.NAME]. Pure.
 
-A pattern is plain text in which each "*" stands for any text. It must match from the beginning of the kernel's message,
-as every rule does: the text inside may be a user's. What follows the pattern's end does not matter. There are no
-regular expressions: matching takes time linear in the line's length, so no pattern can hold up the daemon.
+A pattern is plain text in which each "*" matches any text. It must match from the beginning of the kernel's message, as
+every rule does, because the text inside may be a user's. Text after the end of the pattern is ignored. Regular
+expressions are not supported: matching takes time linear in the line's length, so no pattern can delay the daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.common.model import KernelEvent, Severity
 from healthd.common.text import regex
 
 SITE = "site"
-SEVERITY = "severity"  # a field of the event: what the site says, as written in the settings
+SEVERITY = "severity"  # a field of the event: the site's severity, as written in the settings
 
 
 def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
@@ -27,7 +27,7 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
 
 
 def worse(one: KernelEvent, other: KernelEvent) -> KernelEvent:
-    """Return the more severe of two events of one line, the first in the order of the names if they are equal."""
+    """Return the more severe of two events of one line; if equal, the first in the order of their names."""
     return min(one, other, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 
@@ -38,7 +38,9 @@ def _rule(name: str, pattern: KernelPattern) -> Rule:
 
 
 def _event(name: str, rest: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
-    """The event of a line that begins with the pattern's first piece; None if the others do not follow in order."""
+    """Return the event of a line that begins with the pattern's first piece; None if the others do not follow
+    in order.
+    """
     at = match.end()
     for piece in rest:
         found = match.string.find(piece, at)

@@ -4,18 +4,18 @@
                 controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   it may recover
                 path_error, path_restored   NVMe over a network, or one of several paths
                 detail          a further line of one of these
-           controller = "nvme0", or pci where the line has only the address; csts
+           controller = "nvme0", or pci if the line has only the address; csts
     block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
-                (a disk that has no sectors any more counts as io_error)
+                (a disk without any sectors counts as io_error)
                 target_error, reservation, space   the device refused a command
-                beyond_end      somebody asked for sectors that the device does not have (any more)
+                beyond_end      a request for sectors that the device does not have (any more)
                 command_failed, timeout, ata_error, dm_error, path_error, path_restored
                 raid_disk, raid_failed   of the array `device`; disk
                 controller_fault         of a RAID or host bus adapter; controller
                 detail          a further line of one of these
-           device = as the kernel calls it ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
+           device = the kernel name ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
 
-Floppies are silent: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3, drivers/nvme/host,
+Floppies are ignored: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3, drivers/nvme/host,
 block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
 """
 
@@ -27,7 +27,7 @@ from healthd.agent.kernel_log.rules.rule import PCI, Rule, code_of, event, reads
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
-DEVICE = r"([A-Za-z][\w.!-]{0,31})"  # a name of the block layer; "!" stands for "/"
+DEVICE = r"([A-Za-z][\w.!-]{0,31})"  # a name of the block layer; "!" replaces "/"
 _FLOPPY = regex(r"fd\d")
 
 
@@ -98,7 +98,7 @@ def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, namespace, *numbers = match.groups()
     opcode, kind_of_status, status = (int(number, 16) for number in numbers)
     if namespace is None:
-        # Each boot asks for things that a controller does not know (invalid opcode, field or log page).
+        # Each boot sends requests that a controller does not support (invalid opcode, field or log page).
         asked = kind_of_status == 1 or (kind_of_status == 0 and status in (0x1, 0x2, 0xB))
         return None if asked else event("nvme", match, "admin_error", fields=(("controller", controller),))
     if opcode not in _OPERATIONS:  # discards, reservations
@@ -126,11 +126,11 @@ _STATUSES = {
     **dict.fromkeys(("critical target", "invalid", "duration limit exceeded"), "target_error"),
     **dict.fromkeys(("critical nexus", "reservation conflict"), "reservation"),
     "critical space allocation": "space",
-    "operation not supported": "",  # a discard that the device does not know
+    "operation not supported": "",  # a discard that the device does not support
 }
 
 
-# Operations that a device may refuse: the block layer asks once and then no more.
+# Operations that a device may refuse: the block layer tries only once.
 _OPTIONAL = frozenset({"DISCARD", "SECURE_ERASE", "WRITE_SAME", "WRITE_ZEROES"})
 
 
@@ -164,12 +164,12 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
-# From 5.14 on, the name of the process that asked stands before it.
+# From 5.14 on, the name of the requesting process comes first.
 _BEYOND = regex(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
 
 
 # nvme2n1: detected capacity change from 800166076416 to 0         block/genhd.c: in bytes to 5.9, in sectors since
-# sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr do so when they are let go)
+# sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr do so when they are released)
 _NO_CAPACITY = regex(
     r"(nvme\d{1,5}(?:c\d{1,5})?n\d{1,9}|sd[a-z]{1,4}): detected capacity change from [1-9]\d{0,19} to 0\s*$"
 )
@@ -248,7 +248,7 @@ _ADAPTER_SAYS = _worded(
             r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
             "controller_fault",
         ),
-        # About links and drives (originator PL) or RAID (IR); not what its own firmware says of each odd request.
+        # About links and drives (originator PL) or RAID (IR); not its own firmware's messages about unusual requests.
         (r"log_info\(0x3[12]", "detail"),
     )
 )

@@ -86,7 +86,7 @@ def validate(config: Config) -> str | None:
         if source not in SOURCES:
             return f'sample: "{source}" cannot be sampled; {", ".join(SOURCES)} can'
     if config.action not in ("", *ACTS):
-            return f'action: "{config.action}" is not possible; use {" or ".join(ACTS)}, or "" for none'
+        return f'action: "{config.action}" is not possible; use {" or ".join(ACTS)}, or "" for none'
     if config.action and not config.sample:
         return "action: requires `sample`: reports of jobs never drain a node"
     for code in FROM_CLIENTS:

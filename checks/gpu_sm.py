@@ -25,9 +25,7 @@ from healthd.api import (
 USES = ""
 
 XID = "13"
-EVERYWHERE = (
-    "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
-)
+EVERYWHERE = "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
 MOST_NAMED = 4  # SMs, and jobs, in a message
 
 

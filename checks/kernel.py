@@ -71,9 +71,7 @@ RULES = {
         "cpu_throttled", Severity.WARNING, Clears.WINDOW, "CPUs are hot and slowed down"
     ),
     ("thermal", "cpu_normal"): Rule("cpu_throttled", Severity.WARNING, Clears.WINDOW, "all CPUs are cool again"),
-    ("thermal", "critical"): Rule(
-        "too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine shuts down"
-    ),
+    ("thermal", "critical"): Rule("too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine shuts down"),
     ("limit", "file_max"): Rule("file_max", Severity.WARNING, Clears.WINDOW, "no more files can be opened"),
     ("netdevice", "unregister"): Rule(
         "netdevice", Severity.WARNING, Clears.WINDOW, "a network interface cannot be removed: it is still in use"

@@ -120,9 +120,7 @@ def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
     if now.lanes > most.lanes or now.speed > most.speed:
         raise ValueError(f"its link has {now.lanes} lanes at {now.speed:g} GT/s: more than it and its slot support")
     narrow = [("narrow", f"has {now.lanes} lanes of {most.lanes}")] if now.lanes < most.lanes else []
-    slow = (
-        [("slow", f"runs at {now.speed:g} GT/s of {most.speed:g}")] if now.speed < most.speed else []
-    )
+    slow = [("slow", f"runs at {now.speed:g} GT/s of {most.speed:g}")] if now.speed < most.speed else []
     return narrow + slow
 
 
@@ -161,7 +159,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "The link has fewer lanes than the device and the port above it support. It warns, unless enforce = true.",
         "Lanes failed when the link was trained: it has less bandwidth, and jobs wait for this node.",
-        f'{_TODO} If it is built this way (a slot with fewer lanes than its port): severity = '
+        f"{_TODO} If it is built this way (a slot with fewer lanes than its port): severity = "
         '{ "pcie_link/narrow" = "info" }; a site without such slots writes enforce = true instead.',
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,

@@ -1,7 +1,7 @@
 """Texts of `healthd explain nvlink5/149:4`: NVIDIA's table of NVLink 5 errors (Xids 144 to 150).
 
 149 is the Xid, 4 the sub-code: bits 25 to 20 of the first register word in the Xid's line, which other tools write as
-"149.4". Several rows of the table may share a sub-code: they differ in unit and in bits of the second word (the status).
+"149.4". Several rows of the table may share a sub-code: they differ in unit and in bits of the second word (status).
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ _FIND = (
     "The message of the condition (gpu_xid/{xid}) names unit, sub-code and link. The status is the second word in "
     "parentheses in journalctl -k."
 )
-_RESET = (
-    "reset the GPU after the drain, if the line contains Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
-)
+_RESET = "reset the GPU after the drain, if the line says Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
 _LINKS = (
     "If healthd only warns: no action tonight. nvidia-smi nvlink -s and -e show the links. If it comes back on the "
     "same link: check cable, switch and GPU at both ends."

@@ -34,8 +34,8 @@ class Ran(NamedTuple):
 
 def located(name: str) -> str:
     """Return the path of a program that only root, or this user, could have written: the given path, or the first one
-    of that name in the directories of ENVIRONMENT; directories that others may write are skipped. Raises FileNotFoundError
-    if there is none, ownership.Untrusted if there are only unsafe ones."""
+    of that name in the directories of ENVIRONMENT; directories that others may write are skipped. Raises
+    FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:

@@ -25,7 +25,7 @@ GONE = (
 
 
 def may_reset(host: Host) -> bool:
-    """Return True if slurmd runs here, whose epilogs may reset GPUs. Another process of this name only delays a drain."""
+    """Return True if slurmd runs here: its epilogs may reset GPUs. Another process of this name only delays a drain."""
     try:
         return any(is_decimal(pid) and host.told(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc"))
     except (OSError, ValueError):

@@ -225,7 +225,7 @@ class Host:
         return 0 if self._nvml is None else self._nvml.gone_since
 
     def driver_is_held(self) -> bool | None:
-        """Return True if a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
+        """Return True if a process uses the nvidia module. Modules above it (nvidia_uvm) count one reference each."""
         if self._nvml_stands_in and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""

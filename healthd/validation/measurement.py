@@ -32,8 +32,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # completed within 30 s
 OF_GPUS = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
-# Errors that prove nothing about a part: no memory, a GPU in use, a tool that was not built for this GPU or driver, or a
-# wrong call. CUDA's texts (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
+# Errors that prove nothing about a part: no memory, a GPU in use, a tool not built for this GPU or driver, or a wrong
+# call. CUDA's texts (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
 _EXCUSED = (
     *("out of memory", "out_of_memory", "alloc_failed", "busy or unavailable", "device_unavailable"),
     *("no kernel image", "no_binary_for_gpu", "invalid device function", "ptx", "jit_compil"),

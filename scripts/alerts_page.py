@@ -39,8 +39,8 @@ The second line sets the address of the runbooks: publish `docs/` there. Then:
 ## Rules of alerting
 
 - **critical** pages someone: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
-  ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few alerts,
-  all of them actionable ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
+  ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few and
+  actionable alerts ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
 - The text of a fault names the codes and parts, and states whether the node is drained and with which reason, how many
   jobs healthd requeued within the last hour, and whether someone must act tonight.
 - There is one alert per node and family of codes. A GPU that falls off the bus opens five codes and fires one alert.
@@ -68,7 +68,7 @@ amtool silence add --duration=4h --comment='new firmware' alertname=HealthdManyN
 
 ## All alerts
 
-NODE, CODE and N stand for values that the alert fills in; "..." is a list. Texts about drains and requeued jobs
+The alert replaces NODE, CODE and N with values; "..." is a list. Texts about drains and requeued jobs
 depend on the state of the node and are left out. The name of the alert links to its runbook.
 
 """

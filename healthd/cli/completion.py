@@ -203,7 +203,7 @@ COMMANDS = {
         "Print the shell script that completes commands, options, check names and codes.\n"
         'It needs argcomplete: pip install "healthd[completion]". The packages include it and install the scripts.',
         "  . <(healthd completion bash)      # in this shell\n"
-        "  mkdir -p /usr/local/share/bash-completion/completions    # for all users, as root\n"
+        "  mkdir -p /usr/local/share/bash-completion/completions    # all users, as root\n"
         "  healthd completion bash > /usr/local/share/bash-completion/completions/healthd\n"
         "  healthd completion zsh > /usr/local/share/zsh/site-functions/_healthd\n"
         "  healthd completion fish > ~/.config/fish/completions/healthd.fish\n",

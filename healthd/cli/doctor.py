@@ -268,6 +268,6 @@ COMMANDS = {
         "changes nothing and needs no daemon; run it as root for complete results.\n"
         "Exit status: 0 everything works, 1 something is limited, 2 something that healthd needs does not work, 64 "
         "usage error.",
-        "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state == \"failed\") | .message'\n",
+        "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state==\"failed\") | .message'\n",
     ),
 }

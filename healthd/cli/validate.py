@@ -31,7 +31,7 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
     parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
     parser.add_argument("--only", metavar="A,B", help="only these of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
-    parser.add_argument("--force", action="store_true", help="run even beside a job; both become slow")
+    parser.add_argument("--force", action="store_true", help="run even if a job is on the node; both become slow")
     parser.add_argument("--why", choices=sorted(WHY), default="manual", help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
     parser.add_argument(

@@ -555,7 +555,7 @@ def test_a_controller_that_is_reset_and_works_again_warns_for_a_day_and_drains_n
 def test_the_log_and_sysfs_say_of_one_dead_controller_one_thing(node):
     story = hear(Story(block_device).look(node()), "nvme nvme1: I/O 39 QID 3 timeout, aborting", RESET_FAILED)
     story.look(node(state("dead")))
-    assert story.codes == ["block_device/nvme", "block_device/command_error"]
+    assert story.codes == ["block_device/command_error", "block_device/nvme"]
     assert story.looks(node(), 20).drained
     assert not story.reboot().looks(node(), 2).drained
 
@@ -587,7 +587,7 @@ def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(n
     assert story.codes == []
     hear(story, "nvme nvme1: I/O 39 QID 3 timeout, aborting")
     assert story.codes == ["block_device/command_error"]
-    assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/io_error", "block_device/command_error"]
+    assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/command_error", "block_device/io_error"]
 
 
 def test_a_volume_of_a_container_that_the_kernel_stopped_is_not_the_nodes(node):

@@ -139,7 +139,7 @@ def losses(tmp_path, config, *jobs):
 
 @pytest.mark.parametrize(("act", "severity"), [("drain", Severity.DEGRADED), ("requeue", Severity.CRITICAL)])
 def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_wants_it(tmp_path, act, severity):
-    (found,) = losses(tmp_path, replace(ACTS, act=act), COUNTED)
+    (found,) = losses(tmp_path, replace(ACTS, action=act), COUNTED)
     assert (found.subject, found.severity, found.clears, found.window_seconds) == ("", severity, Clears.WINDOW, 60.0)
     assert found.slowness == Slowness(0.25, COUNTED.since, ("4711",))
     assert found.shared_cause  # congestion makes many nodes slow at once
@@ -172,7 +172,7 @@ def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
 
 
 def test_without_act_no_node_is_taken_out(tmp_path):
-    assert losses(tmp_path, replace(ACTS, act=""), COUNTED) == []
+    assert losses(tmp_path, replace(ACTS, action=""), COUNTED) == []
 
 
 def test_as_much_as_it_costs_is_enough_and_a_second_less_is_not(tmp_path):
@@ -189,7 +189,7 @@ def test_a_rhythm_that_several_devices_show_is_one_loss_and_not_a_part_of_it(tmp
 def test_act_needs_what_root_reads():
     assert "needs `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
     assert failslow.validate(ACTS) is None
-    assert '"reboot"' in (failslow.validate(replace(ACTS, act="reboot")) or "")
+    assert '"reboot"' in (failslow.validate(replace(ACTS, action="reboot")) or "")
 
 
 def heard(sent):

@@ -196,7 +196,7 @@ def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
     found = json.loads(capsys.readouterr().out)["limits"]
     expected = bool(words) and mode is not Mode.OBSERVE
     assert [words in sentence for sentence in found] == [True] * expected
-    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.about == "Slurm node")
+    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.topic == "Slurm node")
     assert (line.state is not doctor_line.State.WORKS) == bool(words)
 
 
@@ -250,9 +250,9 @@ def test_doctor_counts_as_status_does():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
     results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
     (line,) = (
-        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.about == "checks"
+        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.topic == "checks"
     )
-    assert line.says.startswith("3 of 4 can check this node, 1 has nothing")
+    assert line.message.startswith("3 of 4 can check this node, 1 has nothing")
 
 
 def run_check(tmp_path, capsys, mode="observe", log="off"):
@@ -298,7 +298,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch
     monkeypatch.setattr(os, "open", refused)
     (line,) = service.kernel_log(Settings(kernel_log=KernelLogConfig(source=str(log), trust_file=True)))
     assert line.state is doctor_line.State.FAILS
-    assert "cannot be read: Permission denied" in line.says
+    assert "cannot be read: Permission denied" in line.message
     followed = FollowedFile(str(log), None)
     assert followed.missing.endswith("cannot be read: Permission denied")
     log.unlink()

@@ -101,7 +101,7 @@ def test_it_is_read_where_the_daemon_keeps_its_state(tmp_path: Path) -> None:
 def test_nothing_is_run_before_a_resume_unless_the_site_says_so() -> None:
     assert validation.before_resume(Config()) is None
     program = Program(("validate", "--why", "before_resume", "--seconds", "90"), 120.0)
-    assert validation.before_resume(Config(before_resume=True, seconds=90.0)) == program
+    assert validation.before_resume(Config(before_resume=True, before_resume_seconds=90.0)) == program
 
 
 def test_a_tool_that_is_none_is_refused() -> None:
@@ -112,10 +112,10 @@ def test_a_tool_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(("seconds", "fits"), [(9.9, False), (10, True), (86400, True), (86401, False)])
 def test_a_time_that_healthd_validate_would_refuse_is_refused_here(seconds: float, fits: bool) -> None:
     if fits:
-        assert load(Config, {"seconds": seconds}).seconds == seconds
+        assert load(Config, {"before_resume_seconds": seconds}).before_resume_seconds == seconds
     else:
-        with pytest.raises(ConvertError, match="seconds: must be 10 to 86400"):
-            load(Config, {"seconds": seconds})
+        with pytest.raises(ConvertError, match="before_resume_seconds: must be 10 to 86400"):
+            load(Config, {"before_resume_seconds": seconds})
 
 
 def test_nothing_is_run_in_an_epilog_unless_the_site_says_so() -> None:

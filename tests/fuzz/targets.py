@@ -397,7 +397,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         for parse_one in (*parsers, *more):
             for one in _measured(parse_one, data):
                 one_line(one.part)
-                one_line(one.says)
+                one_line(one.message)
         validation_document.parse_history(_text(data))
         with suppress(validation_document.NotAValidation):
             validation_document.as_text(validation_document.parse(_text(data)))

@@ -200,7 +200,7 @@ COMMANDS = {
         _failslow,
         "Find the worker, node or link that makes a job slow. The input is iteration times (CSV, JSON lines, Parquet) "
         "or records of operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all workers share is "
-        "not attributed to one of them.\n"
+        "not attributed to a single worker.\n"
         f"Columns that you do not name are found by their usual names.\n{EXIT}",
         "  healthd failslow job.csv --series worker --value batch_time_norm\n"
         "  healthd failslow ranks/ --busy compute_ms --transfer comm_ms --json\n"

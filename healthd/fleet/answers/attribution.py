@@ -135,7 +135,7 @@ class Ticket(NamedTuple):
     node: str
     opened_time: int
     closed_time: int | None
-    words: str
+    text: str
 
 
 def attribution(study: Study) -> Document:
@@ -416,7 +416,7 @@ def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
 
     flags: what a GPU keeps for life was gone. tickets: their words may name a GPU and an exchange. A flag that went
     while such a ticket of its node was open, or within a day after, belongs to the ticket. Pure."""
-    exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.words) and _SAYS_SWAP.fullmatch(row.words)]
+    exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.text) and _SAYS_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in exchanges]
     places = set()
     for flag in flags:

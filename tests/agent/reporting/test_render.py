@@ -340,7 +340,7 @@ def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
 def test_a_pause_a_hung_worker_and_trouble_are_told():
     text = status(
         pause={"until": NOW + 1800, "why": "driver upgrade", "who": "root (uid 0)"},
-        barred={"nvml": 4711},
+        blocked={"nvml": 4711},
         problems=["the ledger cannot be copied"],
         problem_commands=[""],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
@@ -404,10 +404,10 @@ def test_what_only_listens_is_told_by_the_daemons_word():
         "  kmsg: 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
         "  nothing stands",
     ]
-    assert "\n".join(told) in check(listening=heard, results=[result(check="gpu_xid")])
-    standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
+    assert "\n".join(told) in check(from_daemon=heard, results=[result(check="gpu_xid")])
+    standing = check(from_daemon={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only listen to the kernel log" in standing
-    assert "\n\n\n" not in check(listening=heard, results=[result(check="gpu_xid")]), "one empty line above it"
+    assert "\n\n\n" not in check(from_daemon=heard, results=[result(check="gpu_xid")]), "one empty line above it"
     assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
 
@@ -497,7 +497,7 @@ def test_nothing_that_a_document_says_steers_the_terminal(text, width):
     shown = [
         render.check(looked(node=text, conditions=[bad], results=[found], unknown=[text]), page),
         status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, **problems),
-        status(page, barred={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
+        status(page, blocked={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
         render.settings([(text, text, text), (text, [text], text)], page),
     ]
     assert all(line.isprintable() for written in shown for line in written.split("\n"))

@@ -375,7 +375,12 @@ def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
     assert "must be text" in refusal({"node_name": number})
 
 
-SECONDS = [(name, f.name) for name, check in KNOWN.items() for f in fields_of(check.config) if "_seconds" in f.name]
+SECONDS = [
+    (name, f.name)
+    for name, check in KNOWN.items()
+    for f in fields_of(check.config)
+    if "_seconds" in f.name and f.name != "before_resume_seconds"  # which has a limit of its own
+]
 
 
 PERIODS = ("interval", "timeout", "sample", "epilog")  # how often, or for how long: not "at once"

@@ -196,7 +196,7 @@ def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Pa
             set_by="healthd",
         )
     )
-    made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, words="swap GPU"))
+    made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, text="swap GPU"))
     down(made, "g005", at + 3 * HOUR, at + 2 * DAY)
     document = told(made, tmp_path)
     assert names(document) == [], "however many signals: it is one event"

@@ -271,7 +271,7 @@ def test_query_of_lemons_signals__counts_different_xids_that_drain() -> None:
         *({**one, "code": "gpu_xid/95", "time": time} for time in (9999, 20_000)),
         *({**one, "code": "gpu_xid/64", "observed": True}, {**one, "code": "gpu_xid/63", "history": True}),
     ]
-    assert [row.xids for row in signals(sights=rows)] == [3]
+    assert [row.xids for row in signals(sightings=rows)] == [3]
 
 
 def test_query_of_lemons_signals__counts_what_lies_in_the_window() -> None:

@@ -224,7 +224,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """Return the device that a line blames; for an unlisted further function of a GPU or card (audio), its function 0."""
+    """Return the device that a line blames; for an unlisted function of a GPU or card (audio), its function 0."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci

@@ -79,7 +79,7 @@ def _signalled() -> Iterator[list[int]]:
 
 
 def _run(command: Command, told: list[int]) -> CommandResult:
-    """Run a command until its end, its deadline, or a signal to us: then it is terminated, and left after two seconds."""
+    """Run a command until its end, its deadline, or a signal: then it is terminated, and left after two seconds."""
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:

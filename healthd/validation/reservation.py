@@ -82,7 +82,7 @@ def minutes(wanted: Wanted) -> int:
 
 
 def validate(wanted: Wanted) -> Steps:
-    """Validate. Raises NoReservation, or Stopped if that is thrown in; the reservation is removed before, if it exists."""
+    """Validate. Raises NoReservation, or Stopped if that is thrown in; the reservation is removed before that."""
     addresses = _addresses(wanted, (yield Command(_states(wanted.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False

@@ -144,7 +144,7 @@ def test_a_server_that_fails_over_warns_for_as_long_as_it_is_silent_and_never_dr
     story.wait(10)
     hear(story, ANSWERS)
     assert (story.codes, story.drained) == ([], False)
-    assert [c.cleared_by for c in story.cleared] == ["the server nas1 answers again"]
+    assert [c.cleared_by for c in story.cleared] == ["the server nas1 responds again"]
     assert hear(story, SILENT).codes == ["filesystem/not_responding"]
 
 

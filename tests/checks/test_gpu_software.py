@@ -59,7 +59,7 @@ def test_a_vbios_that_the_other_gpus_do_not_have_warns(host):
     (finding,) = findings(gpu_software, host(OLD))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_software/vbios", PCI, Severity.WARNING)
     assert (finding.clears, finding.expects) == (Clears.PASS, "")
-    assert finding.message == f"VBIOS 96.00.74.00.01, {VBIOS} is that of the other GPUs"
+    assert finding.message == f"VBIOS 96.00.74.00.01, {VBIOS} is the version of the other GPUs"
 
 
 def test_of_as_many_the_newer_is_the_right_one(host):

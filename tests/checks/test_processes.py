@@ -339,7 +339,7 @@ def test_zombies_warn_and_never_drain(node, tmp_path):
 
 def test_a_process_that_cannot_be_read_hides_no_other(node):
     given_, error = until_it_fails(processes, node({"/proc/199/stat": "garbage\n"}, stuck(200)))
-    assert "/proc/199/stat: not the state of a process: 'garbage'" in error
+    assert "/proc/199/stat: not a process state: 'garbage'" in error
     assert codes([item for item in given_ if isinstance(item, Finding)]) == ["processes/unkillable"]
 
 

@@ -102,7 +102,7 @@ def parse(text: str, path: str) -> set[int]:
 def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
     yield Observation("cpu_online", online)
     if online < config.expected:
-        message = f"{online} CPUs are online, {config.expected} are expected"
+        message = f"{online} CPUs are online; expected {config.expected}"
         yield Finding(Severity.DEGRADED, "cpu/missing", "", message, expects="expected")
 
 

@@ -73,7 +73,7 @@ def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
     for gpu, version in versions.items():
         wanted = config.vbios or _most_common([versions[peer] for peer in versions if peer.name == gpu.name])
         if version != wanted:
-            whose = "is expected" if config.vbios else "is the version of the other GPUs"
+            whose = "is the expected version" if config.vbios else "is the version of the other GPUs"
             message = f"VBIOS {version or 'unknown'}; {wanted} {whose}"
             yield Finding(
                 Severity.WARNING, "gpu_software/vbios", gpu.pci, message, expects="vbios" if config.vbios else ""

@@ -148,7 +148,7 @@ def test_another_mtu_warns_until_it_is_right_and_never_drains(node):
     assert story.looks(node(eth0={"mtu": "9000"}), 2).codes == []
 
 
-@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "no name"), ({"eth0": 0}, "must be above 0")])
+@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "not an interface name"), ({"eth0": 0}, "must be above 0")])
 def test_an_mtu_that_is_none_is_refused(mtu, said):
     assert said in (validate(Config(expected_mtu=mtu)) or "")
     assert validate(LARGE) is None

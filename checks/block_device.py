@@ -1,7 +1,7 @@
 """Local disks that are missing, dead or losing data, file systems that the kernel stopped, and degraded RAIDs.
 
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Only a baseline
-says which disks belong to the node. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). A file
+lists the disks of the node. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). A file
 system that the kernel stopped after errors shows in /proc/self/mountinfo: an administrator who mounts read-only sets
 the flag for the mount as well (see Mount.turned). ext4's errors_count is not used: it stays set until fsck and does
 not show the present state. An XFS that was shut down shows no flag, but its root returns EIO. These conditions stay
@@ -180,7 +180,7 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
             yield Finding(Severity.WARNING, "block_device/raid_degraded", name, message)
 
 
-# --- what the kernel log says
+# --- kernel log
 
 STOPS = ("remount_ro", "shutdown", "journal_abort")
 LOSES_DATA = {
@@ -442,7 +442,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The kernel made the root file system read-only, or shut it down, after errors.",
-        "Nothing can be logged or spooled: jobs fail in unexpected places, and new jobs cannot start.",
+        "Logging and spooling fail: jobs fail in unexpected places, and new jobs cannot start.",
         "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. If it comes back: replace "
         "the disk.",
         shared=None,

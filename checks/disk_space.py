@@ -1,7 +1,7 @@
 """Free space and free inodes of the local file systems that every job and daemon writes to.
 
 Rules: gpud, GCM and NHC watch the free space and inodes of local file systems. Network mounts are not queried: statvfs
-may never return (the mount check handles each of them separately). Read-only media (squashfs, ISO 9660, an overlay
+may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an overlay
 without a writable layer) are always full, which is no fault; btrfs counts no inodes. "Free" means free for users: ext4
 keeps 5 % for root. A share alone says little about a large disk (3 % of 30 TiB is most of a TiB, and nothing fails):
 space counts as short only if few GiB are left as well. For inodes only the share is available.

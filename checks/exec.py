@@ -11,13 +11,13 @@ fails is one finding, whatever the exit status. From the script `nhc` of github.
   misspelt name). healthd therefore runs NHC without -a, and again with -a after a failure, to find the others.
 - With NHC_CHECK_FORKED=1 and -a its status is 0 after failures, and lines about failures may come before the name of
   their check. healthd passes NHC_CHECK_FORKED=0, and counts the lines about failures whatever the status.
-- Without a settings file its status is 0 and it prints nothing. Nothing was checked, which is not a pass. With -v every
+- Without a settings file its status is 0 and it prints nothing. That is not a pass, because no check ran. With -v every
   other run prints something.
 - MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must
   not set it to 1.
 
 The program runs as root. The program, every directory above it and every symbolic link on the way must therefore belong
-to root, or to the user that healthd runs as, and nobody else may be able to write to them. healthd verifies this before
+to root, or to the user that healthd runs as, and no other user may have write access. healthd verifies this before
 each run and not when it reads the settings, because the file may be on a file server that does not answer. The site
 must protect the interpreter of a script and the files among the arguments.
 """
@@ -70,7 +70,7 @@ class Config(CheckSettings, frozen=True):
     """command             the program, by its absolute path, and its arguments; no shell
     kind                "nhc": the program is NHC, and each check of nhc.conf that fails is a finding
     critical_severity   severity of exit status 2, and of a failed check of NHC
-    timeout_seconds     the program is killed one second before this time (after 80 % of it, if that is later)
+    timeout_seconds     the program is killed one second before this time (after 80 % of this time, if that is later)
     """
 
     command: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif status == 3:
         raise RuntimeError(f"{config.name}: exit status 3 (unknown): {message}")
     elif status != 0:
-        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is none of 0, 1, 2, 3"
+        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is not 0, 1, 2 or 3"
         raise RuntimeError(f"{config.name}: {how}: {message}")
 
 
@@ -172,7 +172,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
     """Return the reason of failure by line of nhc.conf, for each check that failed.
 
     The line is what stays the same from run to run; a message may hold numbers that change. The first word of the
-    message stands for the line if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
+    message replaces the line if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
     (NHC_CHECK_FORKED=1 there): a forked check may print its failure before NHC prints its line.
     """
     check = ""

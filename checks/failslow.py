@@ -208,7 +208,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A job that reports its step times became slower than it was, and stays slow.",
-        "Nothing has failed, yet the job occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
+        "The job runs without errors but occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
         "on average (FALCON, arXiv 2410.12588, table 1). The report is the job's own, so it never drains.",
         "No action tonight. The message names the slow rank, or why no rank is named. If communication or another node "
         "is slow, check that node as well: healthd failslow reads the times of all ranks. healthd status lists other "
@@ -218,7 +218,7 @@ EXPLAIN = {
     "failslow/gpu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rank on this GPU needs longer for each step than before, and the ranks beside it do not.",
+        "The rank on this GPU needs longer for each step than before, and the other ranks on this node do not.",
         "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link causes this "
         "without an error. The report is the job's own, so it never drains.",
         "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "

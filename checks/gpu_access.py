@@ -185,7 +185,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.GPU_RESET,
         "NVML answers every query to this GPU with: reset required.",
-        "Nothing can start on it until it is reset, and the work that ran on it has failed.",
+        "No program can start on it until it is reset, and the work that ran on it has failed.",
         "After the drain stop all clients of the GPU (DCGM, persistence daemon), then nvidia-smi --gpu-reset -i PCI. "
         "On machines with NVSwitches reset all GPUs together, or reboot. Look for the Xid that came before. With "
         "driver 570 and later the condition clears by itself after the reset. If it does not: healthd repaired "
@@ -197,7 +197,7 @@ EXPLAIN = {
         "NVML counts this GPU but cannot open it. The error is neither lost nor reset required.",
         "New work cannot start on it; running work may continue.",
         "The message contains NVML's error. Insufficient power: check the external power cables. Other errors: read "
-        "the kernel log and try nvidia-smi -i PCI; a reboot resolves most of them.",
+        "the kernel log and try nvidia-smi -i PCI; a reboot resolves most errors.",
     ),
     "gpu_access/library_missing": Explain(
         Severity.DEGRADED,

@@ -155,7 +155,7 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 def _of_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
     """Return the severity of errors since the last round, and the reason if it is not critical.
 
-    The containment is a rule for this part and was not observed: the message says "should have"."""
+    The containment is a rule for this part and was not observed: the message uses "should have"."""
     asked = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINS or (asked and asked.severity is Severity.CRITICAL):
         return Severity.CRITICAL, ""
@@ -229,7 +229,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.GPU_RESET,
         "The GPU had far more corrected ECC errors since the driver was loaded than healthy GPUs have.",
-        "Nothing is wrong yet: all errors were corrected. The part may be wearing out.",
+        "No data was lost: all errors were corrected. The part may be wearing out.",
         "No action tonight. Watch whether the count grows. At the next maintenance: run diagnostics (dcgmi diag -r 3).",
     ),
     "gpu_ecc/disabled": Explain(

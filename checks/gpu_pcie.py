@@ -4,7 +4,7 @@ Rules: lanes and generation as compared by OCI and AzNHC; replays per minute as 
 According to nvidia-smi an idle GPU may lower its generation and its lanes: these are therefore checked only if the link
 is at its full generation or the GPU is busy. (With MIG the driver does not report whether it is busy.) A GPU on the
 root bus was passed to a virtual machine: the port above it is not visible, and its lanes are unknown (clouds give a T4
-of 16 lanes 8 of them). NVML's maximum of lanes is the card's: a slot with fewer lanes is as built, and sysfs shows the
+of 16 lanes only 8). NVML's maximum of lanes is the card's: a slot with fewer lanes is as built, and sysfs shows the
 lanes of the port above a GPU.
 
 If card and port could have more lanes, that does not prove that this machine ever did (risers, switches and firmware

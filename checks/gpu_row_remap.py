@@ -174,7 +174,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "At least one bank of the GPU's memory has used up its spare rows.",
-        "Nothing is wrong yet, but the next bad row in that bank causes a failed remap.",
+        "No data is lost yet, but the next bad row in that bank causes a failed remap.",
         "No action tonight. Plan the replacement of the GPU.",
     ),
 }

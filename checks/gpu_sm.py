@@ -1,7 +1,7 @@
 """Streaming multiprocessors (SMs) that raise exceptions in kernels of different jobs.
 
 Rules: an Xid 13 is its application's mistake, which usually shows on many SMs at once. The same SM in different jobs
-may be broken hardware: NVIDIA's catalogue asks for diagnostics then (WORKFLOW_XID_13), and NVSentinel's analyzer counts
+may be broken hardware: NVIDIA's catalogue requires diagnostics then (WORKFLOW_XID_13), and NVSentinel's analyzer counts
 the same GPC and TPC twice in 24 h. Two jobs with the same mistake look alike, so the check names the SM and warns, and
 never drains.
 """

@@ -102,7 +102,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
     for event in events:
         asked, asks = event.field("recovery_from"), event.field("recovery_to")
         if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery_action.RESETS):
-            why = "the driver asks for no recovery any more (Xid 154)"
+            why = "the driver requests no recovery any more (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
 
 

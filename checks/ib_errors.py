@@ -6,7 +6,7 @@ other counters warn. A link that goes down and trains again counts errors (its s
 run after that are ignored; ib_link and ib_flap cover them. All ports count errors after a boot: on a healthy DGX H100
 each had counted 14 receive errors, and buffer overruns to the counter's end. Omni-Path (hfi1) counts each packet that
 it resends as a local link integrity error: that counter is ignored there. mlx5 also counts errors between the ends of
-a connection: two rates of those warn and do no more, because a peer that crashes raises them too.
+a connection: two of these rates warn and do no more, because a peer that crashes raises them too.
 
 Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R sets
 them to 0. Also hw_counters/*, if the driver has them: those of mlx5 are wide.
@@ -268,7 +268,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets from this port were often not acknowledged in time and resent (local_ack_timeout_err).",
-        "Jobs wait for each of them. When the retries are used up, the connection fails and the job with it.",
+        "Jobs wait for each packet. When the retries are used up, the connection fails and the job with it.",
         "No action tonight. If only one job's nodes show it and one of its nodes died then: that node is the cause. "
         "Otherwise packets are lost on the way: check ibqueryerrors, or the switch's drops and priority flow control "
         "(RoCE), then this node's cable.",

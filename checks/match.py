@@ -52,7 +52,7 @@ class Config(CheckSettings, frozen=True):
     requires         a regular expression that at least one line must match, "" = none
     forbids          a regular expression that no line may match, "" = none
     fault_severity   the severity of a finding
-    timeout_seconds  the command is killed one second before this time (after 80 % of it, if that is later)
+    timeout_seconds  the command is killed one second before this time (after 80 % of this time, if that is later)
     """
 
     command: tuple[str, ...] = ()

@@ -285,7 +285,7 @@ EXPLAIN = {
     "mlx5/load_failed": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The driver could not start a network card (or a virtual function of it).",
+        "The driver could not start a network card (or its virtual function).",
         "No job can use the card. If ports are expected, ib_link and eth_link drain the node.",
         "No action tonight. The lines before it in journalctl -k show the reason: firmware older than the driver, dead "
         "firmware, no resources.",

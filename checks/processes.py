@@ -21,8 +21,8 @@ Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant: 
 used, and a task that waits for a lock must belong to such a user. If neither can be read, or no connections, the
 process drains like any other.
 
-Reading all of 2,000 processes takes 18 ms of CPU. A run therefore reads some of them, and the next run continues after
-them. If anything is suspicious all are read, as in the first run. A stuck process is therefore seen within
+Reading all of 2,000 processes takes 18 ms of CPU. A run therefore reads a part, and the next run continues after
+that part. If anything is suspicious all are read, as in the first run. A stuck process is therefore seen within
 (processes / processes_per_run) runs, the kernel's own threads not counted, and reported `killed_seconds` later. If
 there are more zombies than allowed, at least one share of the processes has so large a part that all are counted.
 """

@@ -1,7 +1,7 @@
 """Required services: whether systemd has them active.
 
 Rules: Meta's study counts services (NHC's health checks begin with them): without slurmd, munge or, between NVLink
-switches, nvidia-fabricmanager no job runs. Only units that the settings name are checked; of those that only a profile
+switches, nvidia-fabricmanager no job runs. Only units that the settings name are checked; of units that only a profile
 names, only the installed ones. A unit that is changing its state (it has a job in systemd, or starts, stops or
 reloads: a restart, the boot) only warns, however long it takes: systemd ends that by itself. A unit that waits for a
 restart after a failure (auto-restart) is not active. A unit that fails and restarts repeatedly warns, also while it is

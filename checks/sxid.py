@@ -136,7 +136,7 @@ _WINDOW = "warning_window_seconds"
 _CLASSES = {
     "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
     "potentially fatal": (
-        "If the line says Fatal, jobs that use the link or switch fail, and healthd drains the node. If it says "
+        "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. If it contains "
         "Non-fatal, traffic continues and healthd only warns. If it says neither, but that the switch shuts down, "
         "healthd drains the node and requeues no job."
     ),

@@ -10,7 +10,7 @@ is one file, uses only the standard library, and may be copied into a container 
 /run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
 It sends one message of a fixed size (MESSAGE) at most every TELL_SECONDS, over a SOCK_SEQPACKET connection. A message
-stands for all steps since the last one that was taken. healthd treats it as user input: it can only cause a warning.
+covers all steps since the last one that was taken. healthd treats it as user input: it can only cause a warning.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _tell(now: float) -> None:
                 ),
                 _FLAGS,
             )
-        except BlockingIOError:  # healthd reads slowly: the next message stands for these steps too
+        except BlockingIOError:  # healthd reads slowly: the next message covers these steps too
             return
         except OSError:
             _forget()

@@ -119,7 +119,7 @@ class HotUnplug:
 
     def read(self) -> list[str]:
         """Return the PCI addresses of devices removed since the last call (a port or disk gives its card's address). ""
-        stands for devices whose removal may have been missed."""
+        means devices whose removal may have been missed."""
         if self.deadline <= self._monotonic():
             self._open()
         removed = set()
@@ -172,7 +172,7 @@ class HotUnplug:
         self._failures += 1
         self._retry_at = self._monotonic() + wait
         if problem != self.status.problem:
-            log.warning("device removals are not heard, trying again in %g s: %s", wait, problem)
+            log.warning("device removals are not received, trying again in %g s: %s", wait, problem)
         restarts = self.status.restarts_total + 1
         self.status = replace(self.status, up=False, problem=problem, restarts_total=restarts)
 

@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found within this
 MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
-# Where cgroups are mounted: v2, v2 beside v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
+# Mount points of cgroups: v2, v2 together with v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
 

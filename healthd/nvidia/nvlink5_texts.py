@@ -24,7 +24,7 @@ _FIND = (
     "The message of the condition (gpu_xid/{xid}) names unit, sub-code and link. The status is the second word in "
     "parentheses in journalctl -k."
 )
-_RESET = "reset the GPU after the drain, if the line says Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
+_RESET = "reset the GPU after the drain, if the line has Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
 _LINKS = (
     "If healthd only warns: no action tonight. nvidia-smi nvlink -s and -e show the links. If it comes back on the "
     "same link: check cable, switch and GPU at both ends."

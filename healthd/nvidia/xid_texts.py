@@ -58,7 +58,7 @@ _XIDS: dict[int, Text] = {
     ),
     48: Text(
         "The GPU found a double-bit ECC error: data in its memory was lost.",
-        "What the job computed may be wrong, and the GPU may poison further processes until it is reset.",
+        "The results of the job may be wrong, and the GPU may poison further processes until it is reset.",
         _MEMORY_TODO,
     ),
     62: Text(

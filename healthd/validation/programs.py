@@ -1,4 +1,4 @@
-"""External programs, run until their end, their deadline or a stop request. None of them is left behind.
+"""External programs, run until their end, their deadline or a stop request. No program is left behind.
 
 Each program leads its own session and process group. The whole group gets SIGTERM, and SIGKILL a second later. The
 kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).

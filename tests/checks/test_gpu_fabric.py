@@ -280,7 +280,7 @@ def test_a_fabric_manager_that_does_not_run_is_named_as_the_cause(host, state):
     assert gpu.code == "gpu_fabric/not_joined"
     assert (manager.code, manager.subject, manager.severity) == ("gpu_fabric/manager", "", Severity.DEGRADED)
     assert (manager.confirm_seconds, manager.clears, manager.shared_cause) == (300.0, Clears.PASS, True)
-    assert manager.message.startswith(f"nvidia-fabricmanager.service is {state}, ")
+    assert manager.message.startswith(f"nvidia-fabricmanager.service is {state}; ")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, clocks that were set and the software's
 power cap are normal and ignored. Drivers from 580 on count the seconds themselves, so that nothing is missed between
-two runs; with older drivers the bits of two runs give the share of the time between them. According to nvml.h the slowdown bit may
-also be set for a moment while clocks change, so one reading alone proves nothing.
+two runs; with older drivers the bits of two runs give the share of the time between them. According to nvml.h the
+slowdown bit may also be set for a moment while clocks change, so one reading alone proves nothing.
 
 Many nodes share heat and the power brake: one event in a power feed or a cooling loop slows racks of nodes at once. For
 these a drain waits for the fleet limit like every shared cause, and ends by itself once the hardware has not reduced

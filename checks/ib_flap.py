@@ -1,8 +1,8 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: three times in 3 hours by the port's own counter, or five lost carriers in 24 hours (Azure healthagent, AzNHC and
-OCI count flaps in this way). Growth within 30 minutes of boot is ignored, while links train. Only growth counts, so every
-port is checked: a port that stays down does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
+OCI count flaps in this way). Growth within 30 minutes of boot is ignored, while links train. Only growth counts, so
+every port is checked: a port that stays down does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
 which stops at 255; and sysfs-class-net: carrier_down_count of the port's network interface, if it has one
 (carrier_changes would count each flap twice).
 """

@@ -477,7 +477,8 @@ class NvmlGpu:
         return cast("int | None", self._ask("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Return True if SRAM exceeded NVIDIA's threshold of uncorrected errors for a replacement. None without root, too.
+        """Return True if SRAM exceeded NVIDIA's threshold of uncorrected errors for a replacement. None without root,
+        too.
 
         Only this call needs root (nvml.h): an unprivileged `healthd check` must still run the rest.
         """

@@ -383,7 +383,7 @@ def test_a_share_of_nothing_is_refused():
 def test_garbage_is_a_sentence_or_a_process(text):
     for function in (state_of, parse):
         found, said = refusal(function, text, "/proc/1/stat")
-        assert found is not None or said.startswith("/proc/1/stat: not the state")
+        assert found is not None or said.startswith("/proc/1/stat: not a process state")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=15), st.sampled_from("RSDTtZXxKWPI"))

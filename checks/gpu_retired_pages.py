@@ -75,8 +75,8 @@ EXPLAIN = {
     "gpu_retired_pages/pending": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A page of the GPU's memory had a double bit error, or repeated single bit errors, and waits for its retirement. "
-        "That happens at the next load of the driver.",
+        "A page of the GPU's memory had a double bit error, or repeated single bit errors, and waits for its "
+        "retirement. That happens at the next load of the driver.",
         "Until then the page is in use: the next job may get it and be killed by it.",
         "Reboot after the drain, then check that nvidia-smi -q -d PAGE_RETIREMENT shows Pending: No. If you reset "
         "the GPU or reloaded the driver instead: healthd repaired gpu_retired_pages/pending PCI.",

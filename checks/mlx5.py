@@ -245,7 +245,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The slot reported less power than the card may need. Some machines log this at each boot. If the card "
-        "switched ports off because of it, the line names them.",
+        "switched ports off for this reason, the line names them.",
         "The card, or an active cable in it, may be slowed down; a port that was switched off has no link.",
         "No action tonight. Compare the card's speed with its neighbours' (ib_link, eth_link). Check the slot's "
         "power in the BIOS, and the card's own power cable.",

@@ -4,8 +4,8 @@ Rules: a card whose firmware is dead, or that its driver could not reset, works 
 ("Rebuild failed, unload and reload driver", ice_main.c): it drains until a reboot, like mlx5/health_fatal. An EFA card
 that did not answer a command drains as well: its driver sends no further command (efa_com.c clears
 EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be created warn, because a job can
-also use up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well. A link
-that goes down and failed requests are recorded only: ib_link, ib_flap and eth_link judge links.
+also use up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well. A
+link that goes down and failed requests are recorded only: ib_link, ib_flap and eth_link judge links.
 
 InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are handled here too. This includes
 lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the line nor

@@ -137,8 +137,8 @@ _CLASSES = {
     "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
     "potentially fatal": (
         "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. For "
-        "Non-fatal traffic continues and healthd only warns. If it has neither word but reports a shutdown of the switch, "
-        "healthd drains the node and requeues no job."
+        "Non-fatal traffic continues and healthd only warns. If it has neither word but reports a "
+        "shutdown of the switch, healthd drains the node and requeues no job."
     ),
     "non-fatal": "The switch recovered from the error: NVLink traffic continues. healthd only warns.",
 }

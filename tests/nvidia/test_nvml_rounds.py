@@ -106,7 +106,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(chec
     found = checked(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
     ((code, part, message),) = [each for each in conditions(found) if each[0].startswith("gpu_access")]
     assert (code, part) == ("gpu_access/lost", SECOND)
-    assert message == f"GPU {SECOND} is lost, nvmlDeviceGetEccMode says: GPU is lost"
+    assert message == f"GPU {SECOND} is lost (nvmlDeviceGetEccMode: GPU is lost)"
     assert found["health"] == "unhealthy"
     assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "the others look at the others"
 

@@ -450,11 +450,11 @@ EXPLAIN = {
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that data of a disk could not be read or written. It is only a warning, for a day, if "
-        "the disk holds no file system of the node and no setting names it, if a RAID has a copy of the data, or if "
-        "other paths lead to the disk.",
+        "The kernel log reports that data of a disk could not be read or written. It is a warning, for a day, in "
+        "three cases: a RAID has a copy of the data; other paths lead to the disk; or the disk holds no file system "
+        "of the node and no setting names it.",
         "Jobs that read or write there fail, and the kernel may stop the file system next.",
-        _DISK_TODO,
+        f"If it is only a warning: no action tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         shared=None,
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -462,10 +462,10 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk reports that it cannot read some of its sectors. It is only a warning, for a day, if the disk holds no "
-        "file system of the node and no setting names it, or if a RAID has a copy of the data.",
+        "A disk reports that it cannot read some of its sectors. It is a warning, for a day, in two cases: a RAID "
+        "has a copy of the data; or the disk holds no file system of the node and no setting names it.",
         "The data in these sectors is lost. Usually more sectors follow.",
-        _DISK_TODO,
+        f"If it is only a warning: no action tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
@@ -512,7 +512,8 @@ EXPLAIN = {
         "The kernel log reports that a software RAID lost more disks than it can tolerate. It is a warning if the RAID "
         "holds no file system of the node.",
         "All data on it is lost to jobs, possibly for good.",
-        "cat /proc/mdstat; mdadm --examine of its disks. If all disks failed at once: check their adapter.",
+        "If it is only a warning: no action tonight. cat /proc/mdstat; mdadm --examine of its disks. If all disks "
+        "failed at once: check their adapter.",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),

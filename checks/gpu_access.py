@@ -229,10 +229,10 @@ EXPLAIN = {
         "A call into the NVIDIA driver did not return in time. It warns at first and is degraded when it lasts.",
         "Meanwhile healthd cannot read the state of the GPUs. Resets, bug reports and storms of ECC errors hang the "
         "driver for a minute on healthy GPUs; a dead GPU hangs it for good (then Xid 79, 119 or 120 follows).",
-        "Read journalctl -k for Xids. Check whether a GPU reset or nvidia-bug-report.sh is running. Do not kill a "
-        "process that hangs in the driver: that has frozen GPUs. If the node is drained: reboot it. Without a "
-        "persistence daemon opening the driver takes 1 to 3 s for each GPU: start nvidia-persistenced, or raise "
-        "timeout_seconds.",
+        "While it is only a warning: no action tonight. Read journalctl -k for Xids. Check whether a GPU reset or "
+        "nvidia-bug-report.sh is running. Do not kill a process that hangs in the driver: that has frozen GPUs. If "
+        "the node is drained: reboot it. Without a persistence daemon opening the driver takes 1 to 3 s for each "
+        "GPU: start nvidia-persistenced, or raise timeout_seconds.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),
 }

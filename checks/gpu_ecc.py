@@ -207,10 +207,9 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
         "Data was lost: the job that used it was killed or computed wrong numbers, and the damaged row stays in use "
-        "until a reset remaps it. New errors requeue the jobs of this GPU. They only drain if they were present at "
-        "the first run, if healthd did not run for longer than growth_seconds, or on A100, H100, B200 and related "
-        "GPUs, which should contain errors (they end the process that met the error) unless the driver requests a "
-        "reset.",
+        "until a reset remaps it. New errors requeue the jobs of this GPU. Errors from before the first run, or from "
+        "a gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors: they "
+        "end the process that met the error. There new errors only drain, unless the driver requests a reset.",
         "After the drain reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then check "
         "nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors come back, or a remap failed: replace the GPU. Without "
         "persistence mode, and with MIG, healthd cannot detect the reset: reboot, or healthd repaired "

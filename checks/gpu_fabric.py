@@ -262,7 +262,8 @@ EXPLAIN = {
         "This virtual machine has the GPU. The NVSwitches belong to its host, which has not activated a partition with "
         "the GPU.",
         'Until then CUDA does not start on this GPU (error 802, "system not yet initialized").',
-        "Ask the operator of the hypervisor to activate the partition in the fabric manager (FABRIC_MODE 1 or 2).",
+        "No action tonight on this node. Ask the operator of the hypervisor to activate the partition in the fabric "
+        "manager (FABRIC_MODE 1 or 2).",
         confirm="join_seconds",
         shared=True,
     ),

@@ -143,7 +143,7 @@ def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None
 def test_a_node_that_is_not_free_is_refused_before_anything_is_made(state: str) -> None:
     shown = CommandResult(0, states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", state)))
     error, sent = run(lambda argv: shown if argv[0] == "sinfo" else answer(argv))
-    assert str(error).startswith(f"n2 is {state.upper()}: each must be idle")
+    assert str(error).startswith(f"n2 is {state.upper()}: each node must be idle")
     assert len(sent) == 1
 
 

@@ -75,7 +75,8 @@ def test_an_expected_vbios_is_compared_with_instead(host):
     found = findings(gpu_software, host(), Config(vbios="96.00.A5.00.03"))
     assert [finding.subject for finding in found] == GPUS
     assert {finding.expects for finding in found} == {"vbios"}
-    assert findings(gpu_software, host(OLD), Config(vbios=VBIOS))[0].message.endswith(f"{VBIOS} is the expected version")
+    (finding,) = findings(gpu_software, host(OLD), Config(vbios=VBIOS))
+    assert finding.message.endswith(f"{VBIOS} is the expected version")
 
 
 def test_gpus_that_do_not_tell_their_vbios_are_no_finding(host):

@@ -1,16 +1,17 @@
-"""Local disks: gone, dead or losing data; file systems that the kernel stopped, degraded RAIDs.
+"""Local disks that are missing, dead or losing data, file systems that the kernel stopped, and degraded RAIDs.
 
-Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Which disks
-belong to the node only a baseline says. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). That the
-kernel stopped a file system after errors is told by /proc/self/mountinfo: who mounts read-only sets it for the mount
-too (see Mount.turned). ext4's errors_count would not do: it stays until fsck and says nothing of now. An XFS that was
-shut down says so nowhere, but its root answers EIO. What stands until a reboot does so because a dead disk soon goes
-from sysfs and its file system is unmounted, and both would look like a clean run.
+Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Only a baseline
+lists the disks of the node. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). A file
+system that the kernel stopped after errors shows in /proc/self/mountinfo: an administrator who mounts read-only sets
+the flag for the mount as well (see Mount.turned). ext4's errors_count is not used: it stays set until fsck and does
+not show the present state. An XFS that was shut down shows no flag, but its root returns EIO. These conditions stay
+open until a reboot, because a dead disk soon disappears from sysfs and its file system is unmounted, and both would
+look like a clean run.
 
-The kernel log says the same sooner, and what sysfs does not know: data that could not be read or written. That drains
-where the disk holds a file system of the node, or the settings name it; a disk of a RAID that has copies, one of
-several paths, other disks, time-outs and resets that a drive or its controller may get over warn. One disk gives one
-finding, the worst of what its lines say.
+The kernel log reports the same faults sooner, and also data that could not be read or written, which sysfs does not
+show. Lost data drains the node if the disk holds a file system of the node or is named in the settings. A disk of a
+RAID with copies, one of several paths, other disks, timeouts and resets only warn: the drive or its controller may
+recover. Each disk gives one finding, the worst of its lines.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         serial number or wwid of each disk that this node has, as sysfs has them; others are not judged
-    confirm_seconds  a disk must be gone, or an NVMe controller not be live, for so long: a reset takes seconds
-    warning_window_seconds   how long trouble in the kernel log that may be over stays a warning
+    """expected         serial number or wwid of each disk of this node, as in sysfs; other disks are not checked
+    confirm_seconds  a disk must be missing, or an NVMe controller not live, for this long: a reset takes seconds
+    warning_window_seconds   how long a kernel-log warning stays open without a further line
     """
 
     expected: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for look in (_controllers, _missing, _file_systems, _arrays):
         try:
             yield from look(host, config, unreadable)
-        except (OSError, ValueError) as error:  # it must not hide what the others find
+        except (OSError, ValueError) as error:  # it must not hide what the other probes find
             unreadable.append(str(error))
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -117,7 +118,7 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
         if not wanted:
             return
     for name in sorted(wanted):
-        message = f"the disk {name} is gone"
+        message = f"disk {name} is missing"
         confirm = config.confirm_seconds
         yield Finding(
             Severity.DEGRADED, "block_device/missing", name, message, confirm_seconds=confirm, expects="expected"
@@ -125,7 +126,7 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
 
 
 def _names_of_disks(host: Host) -> Iterator[str | None]:
-    """Serial numbers and wwids, those of NVMe controllers first: they are one file a disk."""
+    """Yield serial numbers and wwids, those of NVMe controllers first, because they need one file for each disk."""
     for name in host.list(NVME):
         yield host.read(f"{NVME}/{name}/serial")
     for name in host.list(BLOCK):
@@ -179,7 +180,7 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
             yield Finding(Severity.WARNING, "block_device/raid_degraded", name, message)
 
 
-# --- what the kernel log says
+# --- kernel log
 
 STOPS = ("remount_ro", "shutdown", "journal_abort")
 LOSES_DATA = {
@@ -191,27 +192,26 @@ LOSES_DATA = {
 NO_DATA = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # a drive that refuses these has lost nothing
 NOBODYS = ("loop", "sr", "ram", "zram")  # image files of tests and containers, an empty drive
 TROUBLE = {
-    "timeout": "did not answer in time",
+    "timeout": "did not respond in time",
     "controller_down": "was down and is reset",
-    "frozen": "is reset after PCIe errors",
-    "not_ready": "did not get ready",
-    "internal_error": "is reset after an error of its own",
+    "frozen": "is being reset after PCIe errors",
+    "not_ready": "did not become ready",
+    "internal_error": "is being reset after an internal error",
     "init_failed": "could not be set up",
     "admin_error": "failed a command",
     "command_failed": "failed a command",
     "target_error": "refused a command",
     "reservation": "is reserved by another machine",
     "space": "is full",
-    "beyond_end": "was asked for sectors that it does not have",
-    "ata_error": "failed on its link",
+    "beyond_end": "received requests for sectors beyond its end",
+    "ata_error": "had link errors",
     "dm_error": "failed in the device mapper",
-    "offline": "does not answer any more",
+    "offline": "no longer responds",
 }
 
 
 class _Said(NamedTuple):
-    """What one line means: the finding's severity, name, subject and words. Lines with the same `part` are judged
-    together: the worst counts."""
+    """Meaning of one line. Lines with the same `part` are evaluated together: the worst one counts."""
 
     severity: Severity
     name: str
@@ -223,7 +223,7 @@ class _Said(NamedTuple):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each disk with its controller, path, adapter, array or file system: the worst of this boot."""
+    """Yield the worst finding of this boot for each disk with its controller, path, adapter, array or file system."""
     groups: dict[str, list[tuple[KernelEvent, _Said]]] = {}
     for event in events:
         said = _said(event, node, config)
@@ -302,7 +302,7 @@ def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | N
 
 
 def _part_of(disk: str, node: Inventory) -> str:
-    """The part of a disk. With several paths nvme1n1 may belong to the controller nvme0: the PCI address tells."""
+    """Return the part of a disk. With several paths nvme1n1 may belong to the controller nvme0: see the PCI address."""
     card = controller(disk)
     pcis = {known.name: known.pci for known in node.disks}
     return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
@@ -331,13 +331,13 @@ def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -
 
 
 def _over_network(names: Sequence[str], node: Inventory) -> bool:
-    """Whether these are iSCSI or NVMe over fabrics: no card of this node is above them, and other nodes lose theirs."""
+    """Return True for iSCSI and NVMe over fabrics: other nodes lose such disks for the same reason."""
     known = [disk for disk in node.disks if disk.name in names]
     return bool(known) and not any(disk.pci for disk in known)
 
 
 def _held(points: Sequence[str]) -> str:
-    return f"; it holds {', '.join(points)}" if points else ""
+    return f"; it contains {', '.join(points)}" if points else ""
 
 
 def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
@@ -351,7 +351,7 @@ def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
 
 
 def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
-    """Lines about the node's own file systems (the check filesystem has the others), as the findings that run() has."""
+    """Return the finding for a file system of the node, with the text of run(). The check filesystem has the others."""
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
@@ -371,7 +371,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         path = f"{NVME}/{name}"
         serial, state = host.told(f"{path}/serial"), host.told(f"{path}/state")
         if host.told(f"{path}/transport") not in ("", "pcie") or not serial:
-            continue  # over the network: the storage array's matter
+            continue  # over the network: monitored by the storage array
         named.add(serial)
         if state == "live":
             yield Entry("block_device", "expected", key=serial, note=f"{name} {host.told(f'{path}/model')}".strip())
@@ -391,30 +391,30 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _DISK_TODO = (
-    "journalctl -k for its errors; nvme list, lsblk -o NAME,SERIAL,WWN, smartctl -a. Reseat it, look at its link "
-    "(lspci -vv), replace it."
+    "journalctl -k shows the errors of the disk; nvme list, lsblk -o NAME,SERIAL,WWN and smartctl -a show its state. "
+    "Reseat the disk, check its link (lspci -vv), then replace it."
 )
 
 OBSERVATIONS = {
-    "md_missing_disks": Meaning("Disks that a software RAID runs without; 0 if it is whole.", ("array",)),
+    "md_missing_disks": Meaning("Disks that a software RAID is missing; 0 if it is complete.", ("array",)),
 }
 
 EXPLAIN = {
     "block_device/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A disk that the site's settings name is no longer there.",
-        "Its file system or its part of a RAID is lost to jobs: scratch space is missing, or less safe.",
-        f"{_DISK_TODO} If it was replaced on purpose, write the new baseline.",
+        "A disk that the settings name is missing.",
+        "Jobs lose its file system or its part of a RAID: scratch space is missing or less safe.",
+        f"{_DISK_TODO} If it was replaced on purpose: write the baseline again (healthd baseline).",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "block_device/nvme": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "An NVMe disk's controller does not work: it is dead, or its reset does not end.",
-        "Reads and writes of that disk fail or hang, and so do the jobs that use it.",
-        f"Power the node off and on: a warm reboot may leave the controller as it is. {_DISK_TODO}",
+        "The controller of an NVMe disk does not work: it is dead, or its reset does not complete.",
+        "Reads and writes of this disk fail or hang, and so do the jobs that use it.",
+        f"Power-cycle the node: a warm reboot may leave the controller in the same state. {_DISK_TODO}",
         confirm="confirm_seconds",
         at_once=True,
         remedy=Remedy.POWER_CYCLE,
@@ -423,35 +423,38 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A controller of NVMe over fabrics is not connected.",
-        "One way to the storage is lost. With multipath the others serve; else what is mounted from it stands still.",
-        "nvme list-subsys shows the paths; look at the network and at the storage target.",
+        "One path to the storage is lost. With multipath the other paths serve; without it, access to its mounts "
+        "hangs.",
+        "No action tonight. nvme list-subsys shows the paths. Check the network and the storage target.",
         confirm="confirm_seconds",
         at_once=True,
     ),
     "block_device/stopped": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel turned a local file system read-only, or shut it down, after errors.",
-        "Jobs cannot write there, and what they wrote last may be lost.",
-        "journalctl -k shows the first error. Unmount it, fsck (xfs_repair), mount it again; or reboot with fsck.",
+        "The kernel made a local file system read-only, or shut it down, after errors.",
+        "Jobs cannot write there, and their last writes may be lost.",
+        "journalctl -k shows the first error. Unmount it, run fsck (xfs_repair) and mount it again; or reboot with "
+        "fsck.",
         shared=None,
     ),
     "block_device/root_stopped": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The kernel turned the root file system read-only, or shut it down, after errors.",
-        "Nothing can be logged or spooled: jobs fail in odd places, and new ones cannot start.",
-        "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. Again: replace the disk.",
+        "The kernel made the root file system read-only, or shut it down, after errors.",
+        "Logging and spooling fail: jobs fail in unexpected places, and new jobs cannot start.",
+        "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. If it comes back: replace "
+        "the disk.",
         shared=None,
     ),
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log says that data of a disk could not be read or written. Of a disk that holds no file system of "
-        "the node and that no setting names, of one of a RAID that has copies, and of one of several paths it is a "
-        "warning that ends after a day.",
-        "Jobs that read or write there fail, and the file system on it may be stopped next.",
-        _DISK_TODO,
+        "The kernel log reports that data of a disk could not be read or written. It is a warning, for a day, in "
+        "three cases: a RAID has a copy of the data; other paths lead to the disk; or the disk holds no file system "
+        "of the node and no setting names it.",
+        "Jobs that read or write there fail, and the kernel may stop the file system next.",
+        f"If it is only a warning: no action tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         shared=None,
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -459,62 +462,68 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk says that it cannot read some of its sectors. Of a disk that holds no file system of the node and that "
-        "no setting names, and of one of a RAID that has copies it is a warning that ends after a day.",
-        "What was in these sectors is lost. More of them follow as a rule.",
-        _DISK_TODO,
+        "A disk reports that it cannot read some of its sectors. It is a warning, for a day, in two cases: a RAID "
+        "has a copy of the data; or the disk holds no file system of the node and no setting names it.",
+        "The data in these sectors is lost. Usually more sectors follow.",
+        f"If it is only a warning: no action tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/command_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log says that a disk or its controller did not answer in time, was reset or failed a command, and "
-        "does not say that data was lost.",
-        "Reads and writes took seconds. A drive that does this again and again is about to fail.",
-        _DISK_TODO,
+        "The kernel log reports that a disk or its controller did not respond in time, was reset or failed a command. "
+        "It does not report lost data.",
+        "Reads and writes took seconds. A drive that does this repeatedly is about to fail.",
+        f"No action tonight. At the next maintenance: {_DISK_TODO}",
         window="warning_window_seconds",
     ),
     "block_device/path": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "One path to a disk failed (multipath, iSCSI, Fibre Channel). It ends when the log says that the path is back.",
-        "With multipath the others serve; else what is mounted from it stands still.",
-        "multipath -ll shows the paths; look at the network and at the storage target.",
+        "One path to a disk failed (multipath, iSCSI, Fibre Channel). It clears when the log reports the path as "
+        "restored.",
+        "With multipath the other paths serve; without it, access to its mounts hangs.",
+        "No action tonight. multipath -ll shows the paths. Check the network and the storage target.",
         window="warning_window_seconds",
     ),
     "block_device/adapter": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The firmware of a RAID or host bus adapter stopped, or reports a critical event.",
-        "All disks behind it stand still while it is reset, or are lost.",
-        "Look at it with the maker's program (storcli, sas3ircu, ssacli) and update its firmware. Replace it.",
+        "The firmware of a RAID controller or host bus adapter stopped, or reports a critical event.",
+        "All disks behind it hang during its reset, or are lost.",
+        "No action tonight if the disks respond. At the next maintenance: check it with the vendor's tool (storcli, "
+        "sas3ircu, ssacli) and update its firmware. If it comes back: replace it.",
         window="warning_window_seconds",
     ),
     "block_device/raid_disk": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log says that a software RAID lost a disk, or could not write to one.",
-        "None, but the next failing disk may take the data with it. block_device/raid_degraded stands until then.",
-        "cat /proc/mdstat; mdadm --detail /dev/NAME shows which disk is out. Replace it, then mdadm --add.",
+        "The kernel log reports that a software RAID lost a disk, or could not write to one.",
+        "None, but the next disk that fails may cause data loss. block_device/raid_degraded stays open until the RAID "
+        "is complete.",
+        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is out. Replace it, then "
+        "mdadm --add.",
         window="warning_window_seconds",
     ),
     "block_device/raid_failed": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log says that a software RAID lost more disks than it can. Of one that holds no file system of the "
-        "node it is a warning.",
-        "Everything on it is lost to jobs, and perhaps for good.",
-        "cat /proc/mdstat; mdadm --examine of its disks. If all went at once, look at their adapter.",
+        "The kernel log reports that a software RAID lost more disks than it can tolerate. It is a warning if the RAID "
+        "holds no file system of the node.",
+        "All data on it is lost to jobs, possibly for good.",
+        "If it is only a warning: no action tonight. cat /proc/mdstat; mdadm --examine of its disks. If all disks "
+        "failed at once: check their adapter.",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/raid_degraded": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A software RAID runs with fewer disks than it should; it may be rebuilding.",
-        "None, but the next failing disk may take the data with it.",
-        "cat /proc/mdstat; mdadm --detail /dev/NAME shows which disk is out. Replace it, then mdadm --add.",
+        "A software RAID runs with fewer disks than it should. It may be rebuilding.",
+        "None, but the next disk that fails may cause data loss.",
+        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is out. Replace it, then "
+        "mdadm --add.",
     ),
 }
 

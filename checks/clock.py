@@ -1,14 +1,15 @@
-"""Whether something keeps this node's clock right.
+"""Clock synchronisation and clock source of this node.
 
-Rules: munge refuses messages of another time, so Slurm loses the node; node_exporter's alerts NodeClockSkewDetected and
-NodeClockNotSynchronising ask the same. The kernel itself tells (adjtimex(2)): what disciplines the clock says how wrong
-it may be, and the kernel adds 0.5 ms to that for each second without news. At 16 s (nine hours) it is not synchronised;
-the longest usual poll (systemd-timesyncd, 34 minutes) makes 1 s. The flag STA_UNSYNC alone says nothing: chrony without
-rtcsync never clears it. Below healthd.service, which denies the calls that may set a clock, systemd-timedated is asked:
-it tells only whether the error is below 16 s.
-And whether time is read from a slow chip (GCM wants the clock source "tsc"): after "Marking clocksource 'tsc' as
-unstable because the skew is too large" Linux takes hpet or acpi_pm, and takes tsc out of the list of those available.
-Other sources are right, kvm-clock on a virtual machine as arch_sys_counter on Arm.
+Rules: munge rejects messages with a wrong time, so Slurm loses the node; node_exporter's alerts NodeClockSkewDetected
+and NodeClockNotSynchronising check the same. The kernel reports its error estimate (adjtimex(2)): the time daemon sets
+it, and the kernel adds 0.5 ms for each second without an update. At 16 s (nine hours) the clock counts as
+unsynchronised; the longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The flag STA_UNSYNC alone is
+not used: chrony without rtcsync never clears it. healthd.service denies the calls that may set a clock. healthd then
+queries systemd-timedated, which reports only whether the error is below 16 s.
+
+The check also warns if time is read from a slow chip (GCM requires the clock source "tsc"): after "Marking clocksource
+'tsc' as unstable because the skew is too large" Linux takes hpet or acpi_pm, and removes tsc from the available
+sources. Other sources are normal: kvm-clock on a virtual machine, arch_sys_counter on Arm.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ TIME_CLIENTS = (
 
 
 class Config(CheckSettings, frozen=True):
-    """max_offset_seconds  a clock that is known to be off by more warns
-    max_error_seconds   a clock that may be off by more warns: nobody asked a time server for long
-    confirm_seconds     it must be so for this long: after a boot chrony needs minutes
+    """max_offset_seconds  a clock with a known offset above this warns
+    max_error_seconds   a clock whose possible error is above this warns: no time server was queried for long
+    confirm_seconds     the problem must last this long: after a boot chrony needs minutes
     """
 
     max_offset_seconds: Seconds = 1.0
@@ -61,7 +62,7 @@ def validate(config: Config) -> str | None:
     if config.max_offset_seconds <= 0:
         return "max_offset_seconds must be above 0"
     if not 0 < config.max_error_seconds < 16:
-        return "max_error_seconds must be above 0 and below 16, where the kernel stops to count"
+        return "max_error_seconds must be above 0 and below 16, the limit of the kernel's estimate"
     return None
 
 
@@ -71,7 +72,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     try:
         source = host.read(CLOCK_SOURCE)
         yield from _source(source, config)
-    except (OSError, ValueError) as error:  # it must not hide how wrong the clock is
+    except (OSError, ValueError) as error:  # it must not hide the clock's error
         unreadable = error
     clock = host.clock()
     if clock is not None:
@@ -100,7 +101,7 @@ def _kept(host: Host, clock: KernelClock, config: Config) -> Iterator[Finding | 
     yield Observation("clock_max_error_seconds", error)
     if error > config.max_error_seconds:
         if clock.synchronised:
-            yield _finding("uncertain", f"the clock may be wrong by {error:.1f} s: no time server answers", config)
+            yield _finding("uncertain", f"the clock may be wrong by {error:.1f} s: no time server responds", config)
         elif not _is_left_to_the_hypervisor(host):
             yield _finding("unsynchronised", "the clock is not synchronised", config)
     if offset > config.max_offset_seconds:
@@ -112,52 +113,57 @@ def _finding(what: str, message: str, config: Config) -> Finding:
 
 
 def _is_left_to_the_hypervisor(host: Host) -> bool:
-    """Whether this is a virtual machine on which no program for the time was ever set up."""
+    """Return True for a virtual machine on which no time client was ever configured."""
     sources = (host.read(CLOCK_SOURCES) or "").split()
     virtual = any(source.startswith(OF_HYPERVISORS) for source in sources)
     return virtual and not any(host.exists(path) for path in TIME_CLIENTS)
 
 
-_TODO = "chronyc tracking and chronyc sources -v, or timedatectl timesync-status: is it running, do its servers answer?"
+_TODO = (
+    "No action tonight. chronyc tracking and chronyc sources -v, or timedatectl timesync-status, show whether the time "
+    "daemon runs and its servers respond."
+)
 
 OBSERVATIONS = {
-    "clock_synchronised": Meaning("1 if the kernel says that its clock is synchronised, else 0."),
-    "clock_offset_seconds": Meaning("How far the clock is from the time server's, in seconds; above 0 or below."),
-    "clock_max_error_seconds": Meaning("How wrong the clock may be at most by the kernel's estimate, in seconds."),
+    "clock_synchronised": Meaning("1 if the kernel reports its clock as synchronised, else 0."),
+    "clock_offset_seconds": Meaning("Offset of the clock from the time server's, in seconds; positive or negative."),
+    "clock_max_error_seconds": Meaning("Largest possible error of the clock by the kernel's estimate, in seconds."),
 }
 
 EXPLAIN = {
     "clock/unsynchronised": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Nothing keeps the clock: no time server has answered since the boot, or for nine hours.",
-        "It drifts by seconds a day. When it is minutes off, munge refuses the node's messages and Slurm loses it.",
+        "The clock is not synchronised: no time server has responded since the boot, or for nine hours.",
+        "It drifts by seconds a day. When it is minutes off, munge rejects the node's messages and Slurm loses the "
+        "node.",
         _TODO,
         confirm="confirm_seconds",
     ),
     "clock/uncertain": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The clock was right, but no time server has answered for hours.",
-        "None yet. It drifts from here on.",
+        "The clock was synchronised, but no time server has responded for hours.",
+        "None yet. The clock drifts from now on.",
         _TODO,
         confirm="confirm_seconds",
     ),
     "clock/offset": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The clock is known to be wrong, and is being corrected slowly or not at all.",
-        "Logs of several nodes do not fit together, files seem to come from the future, and TLS may fail.",
-        f"{_TODO} chronyc makestep sets it at once.",
+        "The clock is known to be wrong. It is being corrected slowly or not at all.",
+        "Timestamps of several nodes do not match, files seem to come from the future, and TLS may fail.",
+        f"{_TODO} chronyc makestep sets the clock at once.",
         confirm="confirm_seconds",
     ),
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' counter (tsc) and reads the time from a chip, each time by a system call.",
-        "To ask for the time takes tens of times as long: Python, NCCL and whatever measures itself get slower.",
-        "journalctl -k | grep -i -e tsc -e clocksource says why. Reboot; if it comes back, update the board's firmware "
-        "(interrupts of its own that take too long, sockets that do not agree). On a virtual machine: its hypervisor.",
+        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a chip, each time by a system call.",
+        "Reading the time takes tens of times longer: Python, NCCL and programs that measure themselves get slower.",
+        "No action tonight. journalctl -k | grep -i -e tsc -e clocksource shows the reason. Reboot the node when no "
+        "job runs. If it comes back: update the board's firmware (long firmware interrupts, sockets whose counters "
+        "differ). On a virtual machine: check the hypervisor.",
         confirm="confirm_seconds",
     ),
 }

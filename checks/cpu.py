@@ -1,11 +1,12 @@
-"""CPUs that are away, run slower than they can, or get too hot.
+"""CPUs that are offline, run slower than they can, or get too hot.
 
-Rules: gpud, AzNHC and node_exporter watch these. One file says which CPUs are online. The frequency governor is read
-once a policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one a CPU, and most of what this check costs, so a
-quarter of them in each look where all were right.
-Throttling is counted by Intel's thermal interrupt (thermal_throttle), for cores and for packages. Only the packages'
-counts are read: a core that gets too hot takes its package with it, and they are few. AMD's CPUs and virtual machines
-have neither these counts nor, often, cpufreq: nothing is judged then.
+Rules: gpud, AzNHC and node_exporter watch these. One file shows which CPUs are online. The frequency governor is one
+file for each policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one for each CPU, and most of the cost of
+this check. A run therefore reads a quarter of them while all are as expected.
+
+Intel's thermal interrupt counts throttling (thermal_throttle), for cores and for packages. Only the packages' counts
+are read: a core that gets too hot takes its package with it, and there are few packages. AMD's CPUs and virtual
+machines lack these counts and often cpufreq: then nothing is checked.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not judged
-    governors        frequency governors that are right; another warns, () = any is right. "powersave" of intel_pstate
-                     and amd-pstate-epp lets the hardware choose, which a site may want: then it adds it
+    """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
+    governors        accepted frequency governors; any other warns, () = all are accepted. With intel_pstate and
+                     amd-pstate-epp "powersave" lets the hardware choose: add it if the site uses it
     throttle_events  more thermal throttling than this on a CPU package from one run to the next warns
     """
 
@@ -101,21 +102,21 @@ def parse(text: str, path: str) -> set[int]:
 def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
     yield Observation("cpu_online", online)
     if online < config.expected:
-        message = f"{online} CPUs are online, {config.expected} are expected"
+        message = f"{online} CPUs are online; expected {config.expected}"
         yield Finding(Severity.DEGRADED, "cpu/missing", "", message, expects="expected")
 
 
 def _throttled(
     host: Host, config: Config, past: Past, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
-    """The first CPU of each package tells its package's count and its siblings."""
+    """Read the count of each package from its first CPU, which also names its siblings."""
     while online:
         cpu = min(online)
         path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
         count = host.read(path)
         if count is None:
             return
-        siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # old kernels know this name too
+        siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # old kernels have this name too
         online = online - {cpu} - parse(host.read(siblings) or "", siblings)
         if not (is_decimal(count) and int(count) < 2**64):
             unreadable.append(f"{path}: not a count: {count[:40]!r}")
@@ -125,12 +126,12 @@ def _throttled(
         yield reading
         new = past.growth(reading, 0.0) or 0.0  # growth since the last run
         if new > config.throttle_events:
-            message = f"the package of CPU {cpu} was too hot {new:.0f} times since the last look, and was slowed down"
+            message = f"the package of CPU {cpu} overheated {new:.0f} times since the last run and was slowed down"
             yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
 
 
 def _governors(host: Host, config: Config, past: Past, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """The first look reads all; later ones read one in GOVERNOR_TURNS, in turn; all again if one is or was wrong."""
+    """Read all governors at first, then one part of GOVERNOR_PARTS in each run; all again if one is unexpected."""
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
@@ -160,7 +161,7 @@ def _read_governors(host: Host, policies: Sequence[str], unreadable: list[str]) 
         if governor:
             found.append(governor)
         else:
-            unreadable.append(f"governor of {policy}: {'is not there' if governor is None else 'is empty'}")
+            unreadable.append(f"governor of {policy}: {'is missing' if governor is None else 'is empty'}")
     return found
 
 
@@ -173,11 +174,11 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 OBSERVATIONS = {
     "cpu_online": Meaning("CPUs (hardware threads) that are online."),
     "cpu_package_throttle_total": Meaning(
-        "Times since the boot that a CPU package was slowed down for its heat; the label is its first CPU.",
+        "Times since the boot that a CPU package was slowed down because of heat; the label is its first CPU.",
         ("cpu",),
     ),
     "cpu_governors_read_part": Meaning(
-        "Which share of the CPUs' governors was read last: 0 if all, else the turn; for healthd itself.",
+        "Part of the CPUs' governors that the last run read: 0 if all, else its number; for healthd itself.",
     ),
 }
 
@@ -185,26 +186,28 @@ EXPLAIN = {
     "cpu/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Fewer CPUs are online than the site's settings say.",
+        "Fewer CPUs are online than the settings require.",
         "Slurm takes a node that registers with fewer CPUs out of service, and jobs pinned to those CPUs fail.",
-        "lscpu -e shows which are offline; journalctl -k for 'smpboot' and machine checks. Look at SMT and the core "
-        "count in the BIOS settings. A whole package away: the socket or its board.",
+        "lscpu -e shows which CPUs are offline; journalctl -k shows 'smpboot' lines and machine checks. Check SMT and "
+        "the core count in the BIOS settings. If a whole package is missing: check the socket or its board.",
         expects="expected",
     ),
     "cpu/governor": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "CPUs may run below their full clock: their frequency governor is not the one that the site wants.",
-        "What feeds the GPUs (data loading, kernel launches, the network) gets slower and uneven between nodes.",
-        "cpupower frequency-set -g performance, or tuned-adm profile hpc-compute; Slurm's --cpu-freq changes it for a "
-        "job. 'powersave' of intel_pstate or amd-pstate may be meant so: add it to governors in [checks.cpu].",
+        "CPUs may run below their full clock: their frequency governor is not in governors of [checks.cpu].",
+        "Data loading, kernel launches and the network get slower and vary between nodes.",
+        "No action tonight. cpupower frequency-set -g performance, or tuned-adm profile hpc-compute; Slurm's "
+        "--cpu-freq changes it for a job. If 'powersave' of intel_pstate or amd-pstate is intended: add it to "
+        "governors in [checks.cpu].",
     ),
     "cpu/throttled": Explain(
         Severity.WARNING,
         Clears.PASS,
         "A CPU package reached its temperature limit and slowed itself down.",
         "Jobs run slower, and all nodes of a job wait for the slowest.",
-        "sensors, ipmitool sdr type Temperature and Fan: fans, air filters, the heat sink's paste, the room.",
+        "No action tonight. ipmitool sdr type Temperature and ipmitool sdr type Fan, or sensors. Check fans, air "
+        "filters, the heat sink's paste and the room temperature.",
     ),
 }
 

@@ -1,9 +1,10 @@
 """The device files that programs open to use GPUs and InfiniBand.
 
-Rules: only those that the site's settings or a baseline name are judged: which there should be depends on the driver,
-on MIG and on the rights that a site gives. NVIDIA's driver makes /dev/nvidia* late, with the mode of its module
-parameter NVreg_DeviceFileMode; udev makes /dev/infiniband/*. Containers see what is there when they start. While a
-driver is loaded anew, or a card is reset, its files are away or have another mode for a moment: it must last.
+Rules: only files that the settings or a baseline name are checked: the right set depends on the driver, on MIG and on
+the permissions that a site grants. NVIDIA's driver creates /dev/nvidia* late, with the mode of its module parameter
+NVreg_DeviceFileMode; udev creates /dev/infiniband/*. A container gets the files that exist when it starts. During a
+reload of a driver or a reset of a card its files are missing or have another mode for a moment, so the problem must
+last.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ MODE = regex(r"0?[0-7]{3}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         device file -> its mode: {"/dev/nvidia0" = "0666"}; others are not judged
-    confirm_seconds  it must be wrong for so long
+    """expected         device file -> its mode: {"/dev/nvidia0" = "0666"}; other files are not checked
+    confirm_seconds  the problem must last this long
     """
 
     expected: dict[str, str] = field(default_factory=dict)
@@ -66,13 +67,13 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
     for path, wanted in config.expected.items():
         try:
             found = host.stat(path)
-        except OSError as error:  # it must not hide the others
+        except OSError as error:  # it must not hide the other files
             unreadable.append(f"{path}: {error.strerror}")
             continue
         if found is None:
-            yield _finding("missing", path, f"{path} is not there", config)
+            yield _finding("missing", path, f"{path} is missing", config)
         elif not stat.S_ISCHR(found.mode):
-            yield _finding("missing", path, f"{path} is no character device", config)
+            yield _finding("missing", path, f"{path} is not a character device", config)
         elif stat.S_IMODE(found.mode) != int(wanted, 8):
             message = f"{path} has the mode {stat.S_IMODE(found.mode):04o}, not {int(wanted, 8):04o}"
             yield _finding("wrong_mode", path, message, config)
@@ -88,7 +89,7 @@ def _finding(what: str, path: str, message: str, config: Config) -> Finding:
 
 
 # nvidia_uvm's /dev/nvidia-uvm and -uvm-tools are left out: nvidia-modprobe may load it with the first CUDA program. If
-# they were expected, a node would be drained after its reboot, get no CUDA program, and stay drained.
+# they were expected, a node would be drained after its reboot, run no CUDA program, and stay drained.
 NVIDIA_NODE = r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)"
 INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
 
@@ -103,26 +104,28 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
             if stat.S_ISCHR(found.mode) and mode <= 0o777:
                 yield Entry("device_nodes", "expected", f"{mode:04o}", path)
             else:
-                yield LeftOut("device_nodes", "is no character device", "expected", path)
+                yield LeftOut("device_nodes", "is not a character device", "expected", path)
 
 
 EXPLAIN = {
     "device_nodes/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A device file that this node should have is not there, or is something else.",
-        "CUDA finds fewer GPUs or none, NCCL no network card; containers start without the device.",
-        "ls -l PATH. GPUs: is the driver loaded? nvidia-modprobe -c 0 -u makes them. InfiniBand: udevadm trigger, and "
-        "systemctl status openibd. A plain file there was written before the driver came: remove it.",
+        "A device file that this node should have is missing, or is not a character device.",
+        "CUDA finds fewer GPUs or none, NCCL finds no network card, and containers start without the device.",
+        "ls -l PATH. GPUs: check that the driver is loaded; nvidia-modprobe -c 0 -u creates the files. InfiniBand: "
+        "udevadm trigger, and systemctl status openibd. A plain file was written before the driver was loaded: "
+        "remove it.",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "device_nodes/wrong_mode": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A device file has other rights than the site's settings say.",
-        "Users' programs may not open the device, and fail as if it were not there; or everybody may.",
-        "GPUs: NVreg_DeviceFileMode in /etc/modprobe.d. InfiniBand: the rules in /etc/udev/rules.d. Then chmod.",
+        "A device file has other permissions than the settings require.",
+        "Users' programs may fail to open the device as if it were missing, or all users may open it.",
+        "GPUs: NVreg_DeviceFileMode in /etc/modprobe.d. InfiniBand: the rules in /etc/udev/rules.d. Then chmod the "
+        "file.",
         confirm="confirm_seconds",
         expects="expected",
     ),

@@ -1,10 +1,10 @@
-"""Whether the local disks that every job and daemon writes to are about to be full.
+"""Free space and free inodes of the local file systems that every job and daemon writes to.
 
-Rules: gpud, GCM and NHC watch the space and the inodes that are left on local file systems. Only those are asked: of a
-network mount statvfs may never come back (the mount check asks, each on its own). Read-only media (squashfs, ISO 9660,
-an overlay without a writable layer) are always full and never a fault; btrfs counts no inodes. "Free" is what users
-may still take: ext4 keeps 5 % for root. A share alone says little of a large disk (3 % of 30 TiB is most of a TiB, and
-nothing fails): space is short only where it is little in GiB, too. Of inodes a share is all that there is.
+Rules: gpud, GCM and NHC watch the free space and inodes of local file systems. Network mounts are not queried: statvfs
+may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an overlay
+without a writable layer) are always full, which is no fault; btrfs counts no inodes. "Free" means free for users: ext4
+keeps 5 % for root. A share alone says little about a large disk (3 % of 30 TiB is most of a TiB, and nothing fails):
+space counts as short only if few GiB are left as well. For inodes only the share is available.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_LINKS = 40  # as in the kernel
 
 
 class Limits(Struct, frozen=True):
-    """Other limits for the file system of one path. None: the check's."""
+    """Limits for the file system of one path. None: the limit of the check."""
 
     degraded_percent: Percent | None = None
     degraded_gib: Gib | None = None
@@ -48,11 +48,11 @@ class Limits(Struct, frozen=True):
 
 
 class Config(CheckSettings, frozen=True):
-    """paths             where to look; several paths on one file system are judged once
-    limits            further paths, each with limits of its own. The limits of a file system are those of its mount
+    """paths             paths to check; several paths on one file system are checked once
+    limits            further paths, each with its own limits. The limits of a file system are those of its mount
                       point if that is among the paths, else those of the first path on it
     degraded_percent  less free space or fewer free inodes than this are degraded
-    degraded_gib      ... but of space only if less than so many GiB are free, too; else it warns
+    degraded_gib      ... but low space only if fewer GiB than this are free as well; else it warns
     warning_percent   less than this warns
     """
 
@@ -84,7 +84,7 @@ def _problem(config: Config) -> str | None:
 
 
 def _limits_of(config: Config, path: str) -> Config:
-    """Return the settings with the limits of one path in the place of the check's."""
+    """Return the settings with the limits of `path` in place of the check's."""
     own = config.limits.get(path, Limits())
     names = ("degraded_percent", "degraded_gib", "warning_percent")
     return replace(config, **{name: value for name in names if (value := getattr(own, name)) is not None})
@@ -102,11 +102,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         judged.add(mount.device)
         try:
             space = host.statvfs(mount.point)
-        except OSError as error:  # it must not hide the others
+        except OSError as error:  # it must not hide the other file systems
             unreadable.append(f"{mount.point}: {error.strerror}")
             continue
         limits = _limits_of(config, path)
-        # A total of 0 is not judged: btrfs counts no inodes, tmpfs may have no limit.
+        # A total of 0 is skipped: btrfs counts no inodes, tmpfs may have no limit.
         yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, limits)
         yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, limits)
     if not judged and not unreadable:
@@ -118,7 +118,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[str, Mount]]:
     """Return each path with its mount, mount points first, since the first path of a file system gives its limits.
 
-    So the limits of a disk that is not mounted do not replace those of the file system below.
+    The limits of a disk that is not mounted therefore do not replace those of the file system below.
     """
     found = []
     for path in (*config.limits, *config.paths):
@@ -129,7 +129,7 @@ def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
-    """Where a path really is (/tmp may link to /scratch/tmp). Links are followed only as far as the path is local."""
+    """Resolve symbolic links (/tmp may link to /scratch/tmp), as long as the path is on a local file system."""
     for _ in range(MOST_LINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]
@@ -161,10 +161,10 @@ def _judge(what: str, point: str, available: int, size: int, config: Config) -> 
 
 
 _SPACE_TODO = (
-    "du -xh --max-depth=2 POINT | sort -h | tail shows what takes it; lsof +L1 files that are deleted but still open. "
-    "Old data of jobs in /tmp: let the epilog remove it. /var: logs, core dumps, container images."
+    "du -xh --max-depth=2 POINT | sort -h | tail shows the largest directories; lsof +L1 shows deleted files that are "
+    "still open. Old job data in /tmp: let the epilog remove it. /var: logs, core dumps, container images."
 )
-_INODES_TODO = "du -x --inodes --max-depth=2 POINT | sort -n | tail shows where the many small files are. Remove them."
+_INODES_TODO = "du -x --inodes --max-depth=2 POINT | sort -n | tail shows where the small files are. Remove them."
 
 OBSERVATIONS = {
     "disk_space_available_ratio": Meaning(
@@ -185,23 +185,23 @@ EXPLAIN = {
     "disk_space/no_inodes": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A local file system can make hardly any more files, whatever space it has.",
+        "A local file system has almost no free inodes left, regardless of its free space.",
         "New files fail with 'No space left on device', as on a full disk.",
         _INODES_TODO,
     ),
     "disk_space/low_space": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A local file system is filling up, or has little of its space left and yet many GiB.",
-        "None yet. When it is nearly full, and few GiB are left, the node is drained.",
-        _SPACE_TODO,
+        "A local file system is filling up, or has a small share of free space but still many GiB.",
+        "None yet. The node is drained when the file system is nearly full and few GiB are left.",
+        f"No action tonight. {_SPACE_TODO}",
     ),
     "disk_space/low_inodes": Explain(
         Severity.WARNING,
         Clears.PASS,
         "A local file system is running out of inodes.",
-        "None yet. When there are hardly any the node is drained.",
-        _INODES_TODO,
+        "None yet. The node is drained when almost none are left.",
+        f"No action tonight. {_INODES_TODO}",
     ),
 }
 

@@ -1,8 +1,8 @@
-"""Ethernet interfaces and bonds that should be up, at their speed and MTU.
+"""Ethernet interfaces and bonds: link state, speed, MTU and carrier changes.
 
-Rules: Azure healthagent's: an interface that is not up is a fault, one whose carrier changes often warns. Only what
-the site expects is judged, and every member of a bond: with one down it works on, slower and without reserve. Another
-MTU than the network's loses large packets or makes many small ones (GCM's check-ethlink).
+Rules (as in Azure healthagent): an interface that is not up is a fault; frequent carrier changes warn. Only expected
+interfaces are checked, and every member of a bond: with one member down the bond works, slower and without redundancy.
+An MTU that differs from the network's loses large packets or produces many small ones (GCM's check-ethlink).
 Files: Linux, sysfs-class-net.
 """
 
@@ -51,10 +51,10 @@ SPEED_UNKNOWN = ("-1", "0", "4294967295")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not judged
-    expected_mtu      interface or bond -> its MTU in bytes: {"bond0" = 9000}. Others are not judged
-    confirm_seconds   it must be wrong for so long
-    carrier_changes   more than this within the window warn; a flap is two: down and up
+    """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not checked
+    expected_mtu      interface or bond -> its MTU in bytes: {"bond0" = 9000}. Others are not checked
+    confirm_seconds   the problem must last this long
+    carrier_changes   more changes than this within the window warn; a flap is two changes: down and up
     carrier_changes_window_seconds
     """
 
@@ -68,12 +68,12 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for name, mbps in config.expected_mbps.items():
         if not NAME.fullmatch(name):
-            return f'expected_mbps: "{name}" is no name of an interface, as "eth0" is'
+            return f'expected_mbps: "{name}" is not an interface name like "eth0"'
         if mbps < 0:
             return f"expected_mbps: the speed of {name} must not be negative, got {mbps}"
     for name, mtu in config.expected_mtu.items():
         if not NAME.fullmatch(name):
-            return f'expected_mtu: "{name}" is no name of an interface, as "eth0" is'
+            return f'expected_mtu: "{name}" is not an interface name like "eth0"'
         if mtu <= 0:
             return f"expected_mtu: the MTU of {name} must be above 0, got {mtu}"
     return None
@@ -104,7 +104,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _members(host: Host, name: str) -> list[str]:
-    """A bond's members: the kernel links to them as lower_eth0, as it does to the devices below a bridge or VLAN."""
+    """Return the members of a bond: the kernel links to them as lower_eth0, as for devices below a bridge or VLAN."""
     entries = host.list(f"{NET}/{name}")
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
 
@@ -117,11 +117,11 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: Past) -> Iter
     yield Observation("eth_interface_up", int(up), labels=(("interface", name),))
     code = problem = ""
     if state is None:
-        code, problem = "missing", f"{interface} is not there"
+        code, problem = "missing", f"{interface} is missing"
     elif not up:
         code, problem = "member_down" if bond else "down", f"{interface} is not up ({state})"
     elif mbps and (speed := _speed(host, name)) < mbps:
-        code, problem = "slow", f"{interface} runs at {speed} Mbit/s, {mbps} are expected"
+        code, problem = "slow", f"{interface} runs at {speed} Mbit/s; expected {mbps}"
     if code:
         yield Finding(
             Severity.DEGRADED,
@@ -136,7 +136,10 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: Past) -> Iter
 
 
 def is_up(host: Host, name: str, state: str) -> bool:
-    """Drivers that do not keep operstate leave it at "unknown": then the carrier counts. Raises ValueError."""
+    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier counts.
+
+    Raises ValueError.
+    """
     if state == "unknown":
         state = {"1": "up", "0": "down"}.get(host.read(f"{NET}/{name}/carrier") or "", "of unknown carrier")
     if state != "up" and state not in DOWN:
@@ -147,7 +150,7 @@ def is_up(host: Host, name: str, state: str) -> bool:
 def _speed(host: Host, name: str) -> int:
     text = host.read(f"{NET}/{name}/speed") or ""
     if text in SPEED_UNKNOWN:
-        raise ValueError(f"{name}/speed: the driver does not tell it ({text}): expect 0, for any")
+        raise ValueError(f"{name}/speed: the driver does not report it ({text}): set expected_mbps to 0 for any speed")
     if not COUNT.fullmatch(text):
         raise ValueError(f"{name}/speed: not a speed: {text[:40]!r}")
     return int(text)
@@ -156,7 +159,7 @@ def _speed(host: Host, name: str) -> int:
 def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
     text = host.read(f"{NET}/{name}/mtu")
     if text is None:
-        return  # expected_mbps judges whether it is there
+        return  # expected_mbps covers a missing interface
     if not COUNT.fullmatch(text):
         raise ValueError(f"{name}/mtu: not a number of bytes: {text[:40]!r}")
     expected = config.expected_mtu[name]
@@ -165,7 +168,7 @@ def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
             Severity.WARNING,
             "eth_link/mtu",
             name,
-            f"interface {name} has the MTU {int(text)}, {expected} is expected",
+            f"interface {name} has MTU {int(text)}; expected {expected}",
             confirm_seconds=config.confirm_seconds,
             expects="expected_mtu",
         )
@@ -183,7 +186,7 @@ def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Find
     changes = past.growth(reading, config.carrier_changes_window_seconds) or 0.0
     if changes > config.carrier_changes:
         hours = config.carrier_changes_window_seconds / 3600
-        message = f"interface {name} lost or found its carrier {changes:.0f} times within {hours:g} h"
+        message = f"the carrier of interface {name} changed {changes:.0f} times within {hours:g} h"
         yield Finding(Severity.WARNING, "eth_link/flapping", name, message)
 
 
@@ -191,12 +194,12 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     entries = {name: host.list(f"{NET}/{name}") for name in host.list(NET)}
     bonds = {name for name, inside in entries.items() if "bonding" in inside}
     members = {entry[6:] for name in bonds for entry in entries[name] if entry.startswith("lower_")}
-    for name in sorted(entries.keys() - members):  # eth_link looks at the members of a bond by itself
+    for name in sorted(entries.keys() - members):  # eth_link finds the members of a bond by itself
         path = f"{NET}/{name}"
         if name not in bonds and not is_card(host, path):
             continue
         if not NAME.fullmatch(name) or host.told(f"{path}/type") != "1" or "f" in host.told(f"{path}/phys_port_name"):
-            continue  # not Ethernet (ib_link has InfiniBand), or it stands for a virtual function ("pf0vf3", "pf0sf1")
+            continue  # not Ethernet (ib_link has InfiniBand), or a virtual function ("pf0vf3", "pf0sf1")
         try:
             state = host.read(f"{path}/operstate") or ""
             if not is_up(host, name, state):
@@ -207,7 +210,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
             yield LeftOut("eth_link", str(error), "expected_mbps", name, unread=True)
             continue
         known = speed not in SPEED_UNKNOWN and is_decimal(speed)
-        note = "" if known else "the driver does not tell the speed"
+        note = "" if known else "the driver does not report the speed"
         yield Entry("eth_link", "expected_mbps", int(speed) if known else 0, name, note=note)
         mtu = host.told(f"{path}/mtu")
         if COUNT.fullmatch(mtu) and int(mtu):
@@ -216,13 +219,13 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 _TODO = (
     "ip -s link show INTERFACE, ethtool INTERFACE and journalctl -k | grep INTERFACE. One node: reseat or replace the "
-    "cable or its transceiver, try another port of the switch. Many nodes at once: the switch."
+    "cable or its transceiver, try another switch port. Many nodes at once: check the switch."
 )
 
 OBSERVATIONS = {
     "eth_interface_up": Meaning("1 if the network interface is up, else 0.", ("interface",)),
     "eth_carrier_changes_total": Meaning(
-        "Times that the interface got or lost its carrier since it is there.",
+        "Times that the interface's carrier changed since the interface was created.",
         ("interface",),
     ),
 }
@@ -231,9 +234,9 @@ EXPLAIN = {
     "eth_link/down": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "An interface or bond that should be up is not.",
+        "An expected interface or bond is not up.",
         "File systems, Slurm or jobs that use this network hang or fail.",
-        f"{_TODO} Set down by hand: ip link set INTERFACE up.",
+        f"{_TODO} If an administrator set it down: ip link set INTERFACE up.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected_mbps",
@@ -241,9 +244,9 @@ EXPLAIN = {
     "eth_link/member_down": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A member of a bond is down. The bond works on.",
-        "The bond has a part of its speed and no reserve: when the other member fails, the node is off this network.",
-        f"{_TODO} cat /proc/net/bonding/BOND shows what the bond thinks of its members.",
+        "A member of a bond is down. The bond continues to work.",
+        "The bond has less bandwidth and no redundancy: if the other member fails, the node is off this network.",
+        f"{_TODO} cat /proc/net/bonding/BOND shows the state of its members.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected_mbps",
@@ -251,7 +254,7 @@ EXPLAIN = {
     "eth_link/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "An interface that should be there is not: its card or driver is gone, or has another name.",
+        "An expected interface is missing: its card or driver is gone, or it has another name.",
         "File systems, Slurm or jobs that use this network fail.",
         "ip link; lspci | grep -i ethernet; journalctl -k | grep -i renamed. Renamed by udev: correct expected_mbps.",
         confirm="confirm_seconds",
@@ -260,7 +263,7 @@ EXPLAIN = {
     "eth_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The interface is up, but slower than the site expects; of a bond also because a member is missing.",
+        "The interface is up, but slower than expected. For a bond, a member may also be missing.",
         "Every job that uses this node waits for this link.",
         _TODO,
         confirm="confirm_seconds",
@@ -269,19 +272,20 @@ EXPLAIN = {
     "eth_link/mtu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The interface has another MTU (largest packet) than the site's settings say.",
-        "Larger than the network's: large packets are lost, and connections hang. Smaller: less throughput.",
-        "ip link show INTERFACE; compare with a node that works. ip link set INTERFACE mtu N holds until the boot, "
-        "the network's configuration (NetworkManager, systemd-networkd, netplan) for good.",
+        "The interface's MTU (largest packet) differs from the settings.",
+        "Larger than the network's MTU: large packets are lost, and connections hang. Smaller: less throughput.",
+        "No action tonight. ip link show INTERFACE; compare with a healthy node. ip link set INTERFACE mtu N lasts "
+        "until the next boot. Set it permanently in the network configuration (NetworkManager, systemd-networkd, "
+        "netplan).",
         confirm="confirm_seconds",
         expects="expected_mtu",
     ),
     "eth_link/flapping": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The interface lost its carrier again and again.",
-        "Connections stall each time. It often comes before a link that stays down.",
-        _TODO,
+        "The interface lost its carrier repeatedly.",
+        "Connections stall each time. It often precedes a link that stays down.",
+        f"No action tonight. {_TODO}",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Programs of the site, by exit status (0 ok, 1 warning, 2 critical, 3 unknown, as Nagios plug-ins), and NHC.
+"""Programs of the site, by exit status (0 ok, 1 warning, 2 critical, 3 unknown, like Nagios plug-ins), and NHC.
 
 The first line of the output is the message. With any other exit status, after a signal, at the timeout or without the
 program, the check itself has failed: the node neither passes nor fails.
@@ -11,13 +11,13 @@ fails is one finding, whatever the exit status. From the script `nhc` of github.
   misspelt name). healthd therefore runs NHC without -a, and again with -a after a failure, to find the others.
 - With NHC_CHECK_FORKED=1 and -a its status is 0 after failures, and lines about failures may come before the name of
   their check. healthd passes NHC_CHECK_FORKED=0, and counts the lines about failures whatever the status.
-- Without a settings file its status is 0 and it prints nothing. Nothing was checked, which is not a pass. With -v every
+- Without a settings file its status is 0 and it prints nothing. That is not a pass, because no check ran. With -v every
   other run prints something.
 - MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must
   not set it to 1.
 
 The program runs as root. The program, every directory above it and every symbolic link on the way must therefore belong
-to root, or to the user that healthd runs as, and nobody else may be able to write to them. healthd verifies this before
+to root, or to the user that healthd runs as, and no other user may have write access. healthd verifies this before
 each run and not when it reads the settings, because the file may be on a file server that does not answer. The site
 must protect the interpreter of a script and the files among the arguments.
 """
@@ -50,7 +50,7 @@ PER = "exec"
 
 MAX_MESSAGE = 200
 MAX_SUBJECT = 100
-ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the program, wait for it, and report
+ENDING_SECONDS = 1.0  # part of the timeout reserved to kill the program, wait for it, and report
 
 NHC_USAGE = 10  # exit status for a wrong command line (`nhcmain_parse_cmdline || exit 10`)
 _NHC_CHECK = regex(r'Running check:  "([^\n]*)"( \(forked PID [0-9]+\))?')
@@ -60,7 +60,7 @@ _NHC_STARTED = "Node Health Check starting."
 
 
 class Kind(Enum):
-    """What the program is, which says how its end is read."""
+    """Kind of the program, which decides how its result is read."""
 
     PROGRAM = "program"
     NHC = "nhc"
@@ -70,7 +70,7 @@ class Config(CheckSettings, frozen=True):
     """command             the program, by its absolute path, and its arguments; no shell
     kind                "nhc": the program is NHC, and each check of nhc.conf that fails is a finding
     critical_severity   severity of exit status 2, and of a failed check of NHC
-    timeout_seconds     the program is killed one second before this time (after 80 % of it, if that is later)
+    timeout_seconds     the program is killed one second before this time (after 80 % of this time, if that is later)
     """
 
     command: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif status == 3:
         raise RuntimeError(f"{config.name}: exit status 3 (unknown): {message}")
     elif status != 0:
-        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is none of 0, 1, 2, 3"
+        how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is not 0, 1, 2 or 3"
         raise RuntimeError(f"{config.name}: {how}: {message}")
 
 
@@ -119,7 +119,7 @@ def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> 
     try:
         ran = host.run(command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
-        if error.errno is None:  # not from the kernel: others may write the program
+        if error.errno is None:  # not from the kernel: other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
     if ran is None:
@@ -163,21 +163,21 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
 
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
-    """Options come first: NHC takes everything behind the first VARIABLE=value for another such word."""
+    """Put options first: NHC takes all arguments after the first VARIABLE=value for further assignments."""
     program, *rest = config.command
     return [program, *(["-a"] if all_checks else []), "-v", "-l", "-", *rest, "NHC_CHECK_FORKED=0", "MARK_OFFLINE=0"]
 
 
 def _nhc_failures(output: str) -> dict[str, str]:
-    """The line of nhc.conf -> why it failed, for each check that failed.
+    """Return the reason of failure by line of nhc.conf, for each check that failed.
 
     The line is what stays the same from run to run; a message may hold numbers that change. The first word of the
-    message stands for the line if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
+    message replaces the line if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
     (NHC_CHECK_FORKED=1 there): a forked check may print its failure before NHC prints its line.
     """
     check = ""
     failed: dict[str, str] = {}
-    for line in output.split("\n"):  # only the newline ends a line of NHC; names of processes may hold others
+    for line in output.split("\n"):  # only a newline ends a line of NHC; process names may contain other separators
         if match := _NHC_CHECK.fullmatch(line):
             check = "" if match[2] else match[1]
         elif match := _NHC_FAILURE.match(line):
@@ -202,7 +202,8 @@ def _signal_name(number: int) -> str:
 
 OBSERVATIONS = {
     "exec_exit_status": Meaning(
-        "The exit status of a site's program: 0 healthy, 1 warning, 2 critical, else it could not check; or NHC's own.",
+        "Exit status of a site's program: 0 healthy, 1 warning, 2 critical, else it could not check; or NHC's own "
+        "status.",
         ("name",),
     ),
 }
@@ -213,14 +214,14 @@ EXPLAIN = {
         Clears.PASS,
         "A program of the site ended with exit status 1.",
         "The site's program decides what deserves a warning.",
-        "The message is the first line that the program printed. Run its command by hand; healthd config show prints "
-        "the command.",
+        "No action tonight. The message is the first line that the program printed. Run its command by hand; healthd "
+        "config show prints the command.",
     ),
     "exec/critical": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A program of the site ended with exit status 2, or a check of NHC failed. critical_severity in its settings "
-        "is the severity.",
+        "A program of the site ended with exit status 2, or a check of NHC failed. Its setting critical_severity is "
+        "the severity.",
         "The site's program, or NHC, decides what is a fault.",
         "The message is the first line that the program printed, or NHC's message for the check. Run its command by "
         "hand; healthd config show prints the command.",

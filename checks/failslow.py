@@ -1,19 +1,19 @@
-"""Jobs on this node that became slower than they were, and the GPU whose rank makes them so.
+"""Jobs on this node that became slower than before, and the GPU whose rank causes it.
 
-Rules: healthd/failslow/detect.py says when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than 10 %
-is jitter), healthd/failslow/live/jobs.py whom that accuses. Which jobs tell their times is the job's matter
-(healthd.client); what is sampled without them is `sample`. Both are off by default, and then nothing runs, and nothing
-is read.
+Rules: healthd/failslow/detect.py decides when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
+10 % is jitter), healthd/failslow/live/jobs.py names the suspect. A job decides itself whether it reports its times
+(healthd.client); `sample` selects the counters that are sampled without its help. Both are off by default, and then
+nothing runs and nothing is read.
 
-What a job says of itself is a user's word, and anybody may say anything: it never is more than a WARNING, whatever the
-settings say. What root reads from counters may be made worse by a site.
+A job's own report is user input and may contain anything: it never causes more than a WARNING, whatever the settings
+are. A site may raise the severity of findings from counters, which root reads.
 
-The last remedy for a slow job is a new start without the slow node (FALCON's S4). With `action` healthd takes the node
-out once the job has lost as much as a new start costs (ski rental: healthd/failslow/mitigation/planner.py).
-That rests on counters alone, and only where a part of this node shows a fault that came at that time (a clock held
-down, lanes, errors of a port; healthd/failslow/live/evidence.py): each node of a gang sees the same slow rhythm, most
-of them are well, and what a job can cause by its own load is no such fault. Congestion makes many nodes slow at once,
-so it counts as a shared cause.
+The last remedy for a slow job is a restart without the slow node (FALCON's S4). With `action` healthd takes the node
+out of service once the job has lost as much time as a restart costs (ski rental:
+healthd/failslow/mitigation/planner.py). That uses counters only, and only if a part of this node shows a fault that
+began at that time (a reduced clock, lost lanes, port errors; healthd/failslow/live/evidence.py). Every node of a gang
+shows the same slow rhythm, most of these nodes are healthy, and the load of a job itself is no such fault. Congestion
+slows many nodes at once, so the finding counts as a shared cause.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ SOURCES = ("nvlink", "pcie", "ib", "power")
 ACTS = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
 FROM_CLIENTS = ("failslow/job", "failslow/gpu")
 MOST_SAID = 4  # jobs in one sentence
-STALE_SECONDS = 600.0  # while something is slow it is written twice a minute
+STALE_SECONDS = 600.0  # while a job is slow the file is written twice a minute
 
 
 class Config(CheckSettings, frozen=True):
-    """client   jobs may tell how long their steps take (healthd.client)
-    sample             what is sampled without their help, any of "nvlink", "pcie", "ib", "power"; [] = nothing
-    sample_seconds     how often
-    slow_percent       a job counts as slow that takes so much longer than it did
-    counters_percent   the same of what sampled counters show, which vary more
-    max_jobs           so many jobs of this node are watched at once, and
-    max_ranks          so many ranks of each
+    """client   jobs may report how long their steps take (healthd.client)
+    sample             counters to sample without the jobs' help: "nvlink", "pcie", "ib", "power"; [] = none
+    sample_seconds     interval of the samples
+    slow_percent       a job counts as slow if an iteration takes this much longer than before
+    counters_percent   the same for sampled counters, which vary more
+    max_jobs           monitor at most this many jobs of this node, and
+    max_ranks          at most this many ranks of each job
     action             "drain" or "requeue" the jobs of a node whose sampled counters show such a loss; "" = never
-    restart_seconds    what a new start of a job costs it: so much must be lost first, also before a job is advised so
+    restart_seconds    what a restart costs a job: this much must be lost first, also before a restart is advised
     loss_window_seconds   how long after the loss the node is tried again
     """
 
@@ -86,12 +86,12 @@ def validate(config: Config) -> str | None:
         if source not in SOURCES:
             return f'sample: "{source}" cannot be sampled; {", ".join(SOURCES)} can'
     if config.action not in ("", *ACTS):
-        return f'action: "{config.action}" cannot be done; {" and ".join(ACTS)} can, "" is neither'
+        return f'action: "{config.action}" is not possible; use {" or ".join(ACTS)}, or "" for none'
     if config.action and not config.sample:
-        return "action: needs `sample`: what jobs say of themselves drains no node"
+        return "action: requires `sample`: reports of jobs never drain a node"
     for code in FROM_CLIENTS:
         if config.severity.get(code, Severity.WARNING) > Severity.WARNING:
-            return f'severity: "{code}" rests on what jobs say of themselves: it cannot be more than "warning"'
+            return f'severity: "{code}" comes from reports of jobs and cannot be more than "warning"'
     return None
 
 
@@ -114,12 +114,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield from _findings(slow)
     lost = [job for job in slow if job.source == "counters" and job.node_changed]
     lost = [job for job in lost if _lost_seconds(job, host.now()) >= config.restart_seconds]
-    if config.action and lost and document.paused_until <= host.now():  # who asked for silence wants no drain either
+    if config.action and lost and document.paused_until <= host.now():  # a pause applies to drains as well
         yield Finding(
             ACTS[config.action],
             "failslow/loss",
             "",
-            "; ".join(f"{_says(job)}, and lost {_lost_seconds(job, host.now()) / 60:.0f} min by it" for job in lost),
+            "; ".join(f"{_says(job)}, and lost {_lost_seconds(job, host.now()) / 60:.0f} min" for job in lost),
             Clears.WINDOW,
             window_seconds=config.loss_window_seconds,
             shared_cause=True,
@@ -128,9 +128,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _lost_seconds(job: told.JobTold, now: float) -> float:
-    """Of the job, by this slowness: all its ranks wait alike. An iteration of 1.26 times its length loses 0.26 of
-    1.26. Never more than what was counted, iteration by iteration, since the job began: of counters
-    that is the whole job's already (failslow/live/jobs.py), on however many devices it was seen."""
+    """Return the time that this slowness cost the job. All its ranks wait alike, so an iteration of 1.26 times its
+    length loses 0.26 of 1.26. The result is at most the loss that was counted, iteration by iteration, since the job
+    began. For counters that count is already the whole job's (failslow/live/jobs.py), on any number of devices."""
     lasts = max(0.0, now - job.since) if job.since is not None else 0.0
     return min(lasts * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 
@@ -149,7 +149,7 @@ def _measured(document: told.Told, slow: list[told.JobTold]) -> Iterator[Observa
 
 
 def _findings(slow: list[told.JobTold]) -> Iterator[Finding]:
-    """One for each GPU, and one for all jobs of a source: a job's number would become a metric's label."""
+    """Yield one finding for each GPU, and one for all jobs of a source: a job's number would become a metric label."""
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):
         accusing = [job for job in by_client if job.suspect == gpu]
@@ -161,14 +161,13 @@ def _findings(slow: list[told.JobTold]) -> Iterator[Finding]:
 
 
 def _finding(code: str, gpu: str, slow: list[told.JobTold]) -> Finding:
-    """Of these jobs."""
     said = list(map(_says, slow[:MOST_SAID]))
     said += [f"and {len(slow) - MOST_SAID} more jobs"] if len(slow) > MOST_SAID else []
     return Finding(Severity.WARNING, code, gpu, "; ".join(said), slowness=_slowness(slow))
 
 
 def _slowness(slow: list[told.JobTold]) -> Slowness | None:
-    """The same in numbers: the fleet's centre counts hours from them."""
+    """Return the slowness in numbers, from which the fleet tools count hours."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
         return None
@@ -176,32 +175,32 @@ def _slowness(slow: list[told.JobTold]) -> Slowness | None:
 
 
 def _says(job: told.JobTold) -> str:
-    who = f", made so by {job.rank}" if job.rank else ""
+    who = f", slowed by {job.rank}" if job.rank else ""
     why = f": {', '.join(job.evidence)}" if job.evidence else ""
-    return f"job {job.job} is {job.slowdown:.0%} slower than it was{who}{why}"
+    return f"job {job.job} is {job.slowdown:.0%} slower than before{who}{why}"
 
 
 OBSERVATIONS = {
-    "failslow_jobs": Meaning("Jobs on this node whose times are watched now."),
-    "failslow_slow_jobs": Meaning("Of these those that are slower than they were."),
+    "failslow_jobs": Meaning("Jobs on this node whose times are monitored now."),
+    "failslow_slow_jobs": Meaning("Monitored jobs that are slower than before."),
     "failslow_worst_slowdown": Meaning(
-        "How much longer an iteration of the slowest job takes than before: 0.26 is 26 % longer, 0 = none is slow."
+        "How much longer an iteration of the slowest job takes than before: 0.26 is 26 % longer; 0 if no job is slow."
     ),
     "failslow_lost_seconds_total": Meaning(
-        "How many seconds iterations took longer than before, since the watching process began; of source client "
-        "summed over the ranks on this node, each of which has a GPU as a rule, of source counters of whole jobs.",
+        "Seconds that iterations took longer than before since the live process started. Source client: summed over "
+        "the ranks on this node, usually one for each GPU. Source counters: whole jobs.",
         ("source",),
     ),
     "failslow_dropped_total": Meaning(
-        "Messages, connections and samples of jobs that were not taken since the watching process began, by reason.",
+        "Messages, connections and samples of jobs that were dropped since the live process started, by reason.",
         ("reason",),
     ),
     "failslow_paused_until_timestamp_seconds": Meaning(
-        "Until when nothing new is said of slow jobs (healthd failslow pause), in seconds since the epoch; 0 = it is "
-        "not paused."
+        "Time until which no new slow jobs are reported (healthd failslow pause), in seconds since the epoch; 0 if not "
+        "paused."
     ),
-    "failslow_sampling": Meaning("1 while counters are sampled, 0 where the sampler is off."),
-    "failslow_sampling_cpu_ratio": Meaning("What the sampler took of one core in its last minute, 0 to 1."),
+    "failslow_sampling": Meaning("1 while counters are sampled, 0 if the sampler is off."),
+    "failslow_sampling_cpu_ratio": Meaning("Share of one core that the sampler used in its last minute, 0 to 1."),
 }
 
 EXPLAIN = {
@@ -209,21 +208,21 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A job that reports its step times became slower than it was, and stays slow.",
-        "Nothing has failed, yet the job occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
+        "The job runs without errors but occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
         "on average (FALCON, arXiv 2410.12588, table 1). The report is the job's own, so it never drains.",
-        "The message names the slow rank, or the reason why none is named. If communication or another node is slow, "
-        "look there as well: healthd failslow reads the times of all ranks. healthd status lists other open conditions "
-        "of this node.",
+        "No action tonight. The message names the slow rank, or why no rank is named. If communication or another node "
+        "is slow, check that node as well: healthd failslow reads the times of all ranks. healthd status lists other "
+        "open conditions of this node.",
         needs="client",
     ),
     "failslow/gpu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rank on this GPU needs longer for each step than before, and the ranks beside it do not.",
+        "The rank on this GPU needs longer for each step than before, and the other ranks on this node do not.",
         "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link causes this "
         "without an error. The report is the job's own, so it never drains.",
-        "nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status lists other open "
-        "conditions. healthd validate measures the GPU once the node is idle.",
+        "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "
+        "lists other open conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",
     ),
     "failslow/counters": Explain(
@@ -232,7 +231,8 @@ EXPLAIN = {
         "The period in this node's sampled counters became longer: an iteration of the job takes longer than before.",
         "As failslow/job, for a job that reports nothing. healthd reads the counters itself, so a site may raise the "
         "severity. The counters cannot show which rank is slow.",
-        "healthd status lists other open conditions of this node. Ask the job's user whether the job itself changed.",
+        "No action tonight. healthd status lists other open conditions of this node. Ask the job's user whether the "
+        "job itself changed.",
         needs="sample",
     ),
     "failslow/loss": Explain(

@@ -1,9 +1,10 @@
-"""What the kernel log says of file systems: errors, volumes that the kernel stopped, servers that do not answer.
+"""File system errors in the kernel log: errors, volumes that the kernel stopped, servers that do not respond.
 
-Rules: a file server that fails over is silent for minutes and hard mounts survive it, so silence warns until the log
-says that it answers again; the check mount asks the mounts themselves and judges. So does block_device for the node's
-own file systems that the kernel stopped: here are those of containers and image files only, which warn. An error after
-which the kernel goes on with a file system warns. What a client says of single requests is nothing by itself.
+Rules: a file server that fails over is silent for minutes, and hard mounts survive that. Silence therefore warns until
+the log reports that the server responds again; the check mount tests the mounts themselves. block_device handles the
+node's own file systems that the kernel stopped: this check handles only those of containers and image files, which
+warn. An error after which the kernel continues with a file system warns. A client's messages about single requests
+are ignored.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ WORDS = {
     "volume_stopped": "{fs} on {part} was turned read-only or shut down by the kernel",
     "errors": "{fs} on {part} found errors",
     "mount_failed": "{fs} on {part} could not be mounted",
-    "not_responding": "the {fs} server {part} does not answer",
-    "evicted": "the {fs} server {part} threw this client out",
+    "not_responding": "the {fs} server {part} does not respond",
+    "evicted": "the {fs} server {part} evicted this client",
     "lustre_bug": "a thread of Lustre's client stopped at a bug",
 }
 SERVERS = ("not_responding", "evicted")
@@ -47,7 +48,7 @@ MAX_NAME = 128  # characters of a server's name
 
 class Config(CheckSettings, frozen=True):
     """error_window_seconds    how long errors of a file system stay a warning
-    server_window_seconds   the same for a server, if the log never says that it answers again
+    server_window_seconds   the same for a server, if the log never reports that it responds again
     """
 
     error_window_seconds: Seconds = 24 * 3600.0
@@ -55,7 +56,7 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each name and volume or server, resting on all its events. It is over once a server answers."""
+    """Yield one finding for each name and volume or server, from all its events. It ends once the server responds."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     own = {mount.device for mount in node.mounts}
     for event in events:
@@ -73,7 +74,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             severity=Severity.WARNING,
             code=f"filesystem/{name}",
             subject=part,
-            message=f"the server {part} answers again" if over else words + (f" ({lines} lines)" if lines > 1 else ""),
+            message=f"the server {part} responds again" if over else words + (f" ({lines} lines)" if lines > 1 else ""),
             clears=Clears.REBOOT if name == "lustre_bug" else Clears.WINDOW,
             window_seconds=config.server_window_seconds if name in SERVERS else config.error_window_seconds,
             events=tuple(event.sequence for event in group),
@@ -85,7 +86,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _part(event: KernelEvent) -> str:
     server = event.field("server")[:MAX_NAME]
     if server and event.field("fs") == "lockd":
-        return f"{server} (lockd)"  # lockd answers, or is silent, on its own
+        return f"{server} (lockd)"  # lockd may respond or be silent independently of the server
     return server or event.field("device")
 
 
@@ -93,54 +94,61 @@ EXPLAIN = {
     "filesystem/volume_stopped": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel turned a file system read-only, or shut it down, that is none of the node's own: of a container, "
-        "in an image file, or one that was mounted after healthd last looked. The node's own are block_device/stopped.",
-        "Who uses that volume cannot write any more. Other jobs are not concerned.",
-        "journalctl -k shows the first error. lsblk shows what the device is; unmount it, fsck or xfs_repair.",
+        "The kernel made a file system read-only, or shut it down. The file system is not one of the node's own: it "
+        "belongs to a container, is in an image file, or was mounted after healthd last read the mounts. For the "
+        "node's own file systems see block_device/stopped.",
+        "Users of that volume can no longer write. Other jobs are not affected.",
+        "No action tonight. journalctl -k shows the first error; lsblk shows what the device is. Unmount it, then "
+        "run fsck or xfs_repair.",
         window="error_window_seconds",
     ),
     "filesystem/errors": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel found errors in a local file system, or could not read or write there, and goes on with it.",
-        "Some files may be lost. If it gets worse the kernel stops the file system.",
-        "journalctl -k for the device; look at the disk too (smartctl -a). Drain, unmount, fsck or xfs_repair.",
+        "The kernel found errors in a local file system, or could not read or write there, and continues to use it.",
+        "Some files may be lost. If it gets worse, the kernel stops the file system.",
+        "No action tonight. journalctl -k shows the device's lines; check the disk as well (smartctl -a). At the next "
+        "maintenance: unmount it, then run fsck or xfs_repair.",
         window="error_window_seconds",
     ),
     "filesystem/mount_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel could not mount a file system: its log or its superblock could not be read, or are wrong.",
-        "What should be mounted there is missing. The check mount sees that of mounts that the settings name.",
-        "journalctl -k for the device; fsck or xfs_repair. If its log cannot be replayed read xfs_repair(8) on -L.",
+        "The kernel could not mount a file system: its log or superblock is unreadable or wrong.",
+        "The file system is missing. The check mount reports that for mounts that the settings name.",
+        "No action tonight. journalctl -k shows the device's lines. Run fsck or xfs_repair; if its log cannot be "
+        "replayed, see xfs_repair(8), option -L.",
         window="error_window_seconds",
     ),
     "filesystem/not_responding": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A file server does not answer (NFS, SMB, Lustre, Ceph). It ends when the kernel log says that it answers "
-        "again, or after a day without news.",
-        "Jobs that use it wait, and go on when it is back. With soft mounts they get errors.",
-        "Look at the server and at the network. The check mount says whether mounts stand still, and drains for them.",
+        "A file server does not respond (NFS, SMB, Lustre, Ceph). It clears when the kernel log reports that the "
+        "server responds again, or after a day without a further line.",
+        "Jobs that use it wait, and continue when it is back. With soft mounts they get errors.",
+        "No action tonight on this node. Check the server and the network. The check mount shows whether mounts "
+        "hang, and drains for them.",
         shared=True,
         window="server_window_seconds",
     ),
     "filesystem/evicted": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A file server threw this client out: it did not answer in time, or its network was gone. It ends when the log "
-        "says that the client is connected again.",
-        "What jobs had open there failed with input/output errors, and data not yet written is lost.",
-        "Look for network errors at that time (ib_link, ib_errors). Many clients at once: look at the server.",
+        "A file server evicted this client: the client did not respond in time, or its network was down. It clears "
+        "when the log reports that the client is connected again.",
+        "Open files there failed with input/output errors, and unwritten data is lost.",
+        "No action tonight on this node. Look for network errors at that time (ib_link, ib_errors). Many clients at "
+        "once: check the server.",
         shared=True,
         window="server_window_seconds",
     ),
     "filesystem/lustre_bug": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "Lustre's client found something impossible (LBUG or ASSERTION) and stopped the thread that did.",
-        "Processes that wait for that thread never go on. Lustre's manual: only a reboot helps.",
-        "Drain and reboot the node when its jobs have ended. Report the lines before LBUG to the file system's maker.",
+        "Lustre's client found an impossible state (LBUG or ASSERTION) and stopped the thread.",
+        "Processes that wait for that thread never continue. Lustre's manual: only a reboot helps.",
+        "No action tonight. Reboot the node once no job runs here. Report the lines before LBUG to the file system's "
+        "vendor.",
         window="error_window_seconds",
     ),
 }

@@ -1,15 +1,15 @@
-"""Clocks that the hardware holds down: too hot, or short of power.
+"""GPU clocks that the hardware reduces because of heat or missing power.
 
-Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, set clocks and the software's power cap
-are normal and not looked at. Drivers from 580 on count the seconds themselves, so that nothing is missed between two
-looks; before, the bits of two looks stand for the time between them. nvml.h says that the slowdown bit may also show
-for a moment while clocks change, so one look alone proves nothing.
+Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, clocks that were set and the software's
+power cap are normal and ignored. Drivers from 580 on count the seconds themselves, so that nothing is missed between
+two runs; with older drivers the bits of two runs give the share of the time between them. According to nvml.h the
+slowdown bit may also be set for a moment while clocks change, so one reading alone proves nothing.
 
-Heat and the power brake are what many nodes share: one event in a power feed or a cooling loop slows racks of them at
-once. So for these a drain waits and is held as for every shared cause, and ends by itself: once the hardware has held
-no clocks for `within_seconds`, drained and idle or not. Nobody could say "repaired" on racks of nodes. The brake shows
-without load; heat that comes back with the load is bounded as every shared cause that comes and goes (docs/slurm.md).
-A slowdown without a reason is the GPU's own.
+Many nodes share heat and the power brake: one event in a power feed or a cooling loop slows racks of nodes at once. For
+these a drain waits for the fleet limit like every shared cause, and ends by itself once the hardware has not reduced
+the clocks for `within_seconds`, whether drained and idle or not. No operator could run `healthd repaired` on racks of
+nodes. The brake is visible without load; heat that returns with the load is bounded like every intermittent shared
+cause (docs/slurm.md). A slowdown without a reason is the GPU's own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from healthd.api import (
 
 USES = "nvml"
 
-SLOWDOWN = 0x8  # shows together with each of the other two, and alone when the GPU draws too much too fast
-REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "the power supply pulled the brake")}
+SLOWDOWN = 0x8  # set together with each of the other two, and alone when the GPU draws too much current too fast
+REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "power brake of the power supply")}
 HARDWARE = SLOWDOWN | 0x40 | 0x80
 
 
 class Config(CheckSettings, frozen=True):
     """slowed_share     a GPU slowed down for this share of `within_seconds` is degraded; less warns
-    within_seconds   the time that the share is of
-    clean_seconds    a slowdown is forgotten after so long without another one under load (for most of `within_seconds`
-                     by heat or the power brake: after `within_seconds`, with or without load)
-    relapse_seconds  a GPU degraded again within so long after that waits for an operator (not by heat or the brake)
+    within_seconds   the period of slowed_share
+    clean_seconds    a slowdown clears after this long under load without another one (most of `within_seconds` by heat
+                     or the power brake: after `within_seconds`, with or without load)
+    relapse_seconds  a GPU degraded again within this time waits for an operator (not by heat or the brake)
     """
 
     slowed_share: Share = 0.6
@@ -80,8 +80,8 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
     reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
-    share, grew = 0.0, set()  # the share of the time since the last look
-    if last is not None and elapsed <= config.within_seconds:  # else the two looks say nothing of the time between
+    share, grew = 0.0, set()  # the share of the time since the last run
+    if last is not None and elapsed <= config.within_seconds:  # else two readings say nothing about the time between
         share = (_uncounted(bits, counted) + _uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
         counter = (("pci", gpu.pci), ("reason", reason))
@@ -90,7 +90,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
         share = max(share, min(1.0, past.rate(reading) or 0.0))
         if past.growth(reading, 0.0):
             grew.add(reason)
-    # After a long gap between two looks, its share counts as the same share of `within_seconds`.
+    # After a long gap between two runs, its share counts as the same share of `within_seconds`.
     slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
     before = past.last(slowed)
     total = (before.value if before is not None else 0.0) + share * min(elapsed, config.within_seconds)
@@ -108,7 +108,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
         Severity.DEGRADED if degraded else Severity.WARNING,
         "gpu_clocks/slowed" if degraded else "gpu_clocks/slowed_briefly",
         gpu.pci,
-        f"the hardware holds the clocks down ({', '.join(words) or 'no reason given'}){minutes}",
+        f"the hardware reduces the clocks ({', '.join(words) or 'no reason reported'}){minutes}",
         clears=Clears.WINDOW,
         window_seconds=config.within_seconds if degraded and shared else config.clean_seconds,
         relapse_seconds=config.relapse_seconds if degraded and not shared else 0.0,
@@ -117,7 +117,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
 
 
 def _uncounted(bits: int, counted: dict[str, float]) -> bool:
-    """Whether the bits show a slowdown whose seconds the driver does not count."""
+    """Return True if the bits show a slowdown whose seconds the driver does not count."""
     for reason, (bit, _) in REASONS.items():
         if reason in counted and bits & bit:
             bits &= ~(bit | SLOWDOWN)
@@ -125,23 +125,22 @@ def _uncounted(bits: int, counted: dict[str, float]) -> bool:
 
 
 _TODO = (
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI. Too hot: fans, air flow, heat sink, the temperature of the "
-    "room; other GPUs of the node are compared with it. Power brake: power supplies and cables (ipmitool sdr type "
-    '"Power Supply"), a cap in the BMC or the rack. No reason given: a power limit or a weak supply.'
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI. Too hot: check fans, air flow, heat sink and room "
+    "temperature; compare with the other GPUs of the node. Power brake: check power supplies and cables (ipmitool sdr "
+    'type "Power Supply"), and a cap in the BMC or the rack. No reason reported: a power limit or a weak supply.'
 )
 
 OBSERVATIONS = {
     "gpu_clock_event_reasons": Meaning(
-        "NVML's bits of why the GPU's clocks are lower now than asked for (nvmlClocksEventReasons); 0 if "
-        "nothing holds them down.",
+        "NVML's bits for the reasons of reduced clocks (nvmlClocksEventReasons); 0 if nothing reduces them.",
         ("pci",),
     ),
     "gpu_clock_slowdown_seconds_total": Meaning(
-        "Time that the driver slowed the GPU down for this reason, in seconds, as it counts.",
+        "Seconds that the driver slowed the GPU down for this reason, by the driver's own counter.",
         ("pci", "reason"),
     ),
     "gpu_clock_slowed_seconds_total": Meaning(
-        "Time that heat or power kept the GPU slow, in seconds, from what healthd saw look by look.",
+        "Seconds that heat or power kept the GPU slow, estimated from healthd's runs.",
         ("pci",),
     ),
 }
@@ -150,20 +149,20 @@ EXPLAIN = {
     "gpu_clocks/slowed": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "The hardware held this GPU's clocks down for most of ten minutes, to a half or less.",
-        "A job that runs on many GPUs is as slow as this one.",
-        f"{_TODO} Heat and the brake: the node comes back by itself ten minutes after they are over. Without a reason: "
-        "after six clean hours once it was repaired, and twice within a day it waits for an engineer: healthd repaired "
-        "gpu_clocks/slowed PCI.",
+        "The hardware reduced this GPU's clocks to half or less for most of ten minutes.",
+        "A job on many GPUs is as slow as this one.",
+        f"{_TODO} Heat and power brake: the node is resumed by itself ten minutes after they are over. Without a "
+        "reason: it clears after six clean hours once the GPU was repaired. If it happens twice within a day it "
+        "waits for an engineer: healthd repaired gpu_clocks/slowed PCI.",
         shared=None,
         window="clean_seconds",
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The hardware held this GPU's clocks down for a while: too hot, short of power, or only between two clocks.",
-        "Little while it is brief. It often comes before a GPU that is slow all the time.",
-        _TODO,
+        "The hardware reduced this GPU's clocks for a while: too hot, short of power, or only during a clock change.",
+        "Little while it is brief. It often precedes a GPU that is slow all the time.",
+        f"No action tonight. At the next maintenance: {_TODO}",
         shared=None,
         window="clean_seconds",
     ),

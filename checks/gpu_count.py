@@ -1,9 +1,10 @@
-"""Whether all GPUs are there: those that PCI shows, and as many as the site expects.
+"""Number of GPUs: those that PCI shows, and as many as the settings expect.
 
-Rules: a GPU on PCI that NVML does not show, or whose configuration space reads all ones, needs a reboot (AzNHC, GCM,
-OCI compare NVML with PCI). Fewer than a person expects is degraded. What NVML does not show counts after a minute,
-since an epilog's reset looks the same, but at once before slurmd has started, and where the GPU has no driver or the
-kernel log says that it is gone. So does what reads all ones: a device does so until it is back from a bus reset.
+Rules: a GPU on PCI that NVML does not show, or whose configuration space reads all ones, needs a reboot (AzNHC, GCM and
+OCI compare NVML with PCI). Fewer GPUs than the settings expect is degraded. A GPU that NVML does not show counts after
+a minute, because a reset by an epilog looks the same. It counts at once before slurmd has started, if the GPU has no
+driver, or if the kernel log reports it gone. The same applies to all ones: a device reads so until it is back from a
+bus reset.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ BASELINE = Baseline(("expected",), place=10)
 
 REVISION, WIDTH = regex(r"0x[0-9a-f]{2}"), regex(r"[0-9]{1,3}")
 DEAD_REVISION = "0xff"
-DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' word for "unknown"
+DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' value for "unknown"
 SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          how many GPUs this node has, 0 = not judged
-    confirm_seconds   one must be missed for so long: a reset takes seconds. 0 before slurmd has started, and where the
-                      kernel says that the GPU is gone
+    """expected          how many GPUs this node has, 0 = not checked
+    confirm_seconds   a GPU must be missing for this long: a reset takes seconds. 0 before slurmd has started, and if
+                      the kernel reports that the GPU is gone
     """
 
     expected: Gpus = 0
@@ -65,7 +66,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         try:
             if _is_dead(host, pci):
                 dead.append(pci)
-        except (OSError, ValueError) as error:  # the others are judged all the same
+        except (OSError, ValueError) as error:  # the other GPUs are still checked
             unread.append(error)
     in_reset = _in_reset(host, dead)
     for pci in dead:
@@ -84,7 +85,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         known |= {error.pci for error in host.nvml.unreachable if error.kind in SAID_BY_GPU_ACCESS}
         for refused in host.nvml.unreachable:
             if refused.kind is NvmlErrorKind.NO_PERMISSION:
-                raise refused  # NVML counts it and does not say which one it is: nobody knows what is missing
+                raise refused  # NVML counts this GPU without identifying it: the missing ones are unknown
     absent = sorted({*on_pci} - answering - {*dead})
     resetting = _in_reset(host, [*absent, *dead])
     for pci in absent:
@@ -103,7 +104,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             Severity.DEGRADED,
             "gpu_count/fewer_than_expected",
             "",
-            f"{len(answering)} GPUs answer, {config.expected} are expected",
+            f"{len(answering)} GPUs respond; expected {config.expected}",
             confirm_seconds=config.confirm_seconds if len(answering) + len(resetting) >= config.expected else 0.0,
             confirmed_by=gpu_reset.GONE,
             expects="expected",
@@ -113,20 +114,23 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _in_reset(host: Host, missed: list[str]) -> set[str]:
-    """Those of the missed GPUs that may only be in a reset."""
+    """Return the missing GPUs that may only be in a reset."""
     in_reset = {pci for pci in missed if gpu_reset.has_driver(host, pci)}
     return in_reset if in_reset and gpu_reset.may_reset(host) else set()
 
 
 def _is_dead(host: Host, pci: str) -> bool:
-    """Raises ValueError if a file holds no revision or width. Older kernels and virtual machines may lack either."""
+    """Return True if all registers read as ones. Older kernels and virtual machines may lack either file.
+
+    Raises ValueError if a file contains no revision or width.
+    """
     device = f"/sys/bus/pci/devices/{pci}"
     revision, width = host.read(f"{device}/revision"), host.read(f"{device}/current_link_width")
     if revision is not None and not REVISION.fullmatch(revision):
         raise ValueError(f"{device}/revision: not a revision as 0xa1: {revision[:40]!r}")
     if width is not None and not WIDTH.fullmatch(width):
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
-    # The registers of a sleeping GPU read as ones, too.
+    # The registers of a sleeping GPU read as ones as well.
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
 
 
@@ -135,25 +139,26 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     unreachable = [str(error) for error in host.nvml.unreachable] if host.nvml_is_open else []
     silent = sorted({*host.pci_gpus()} - {gpu.pci for gpu in gpus})
     if unreachable or silent:
-        why = "; ".join(unreachable) or f"GPU {silent[0]} is on PCI and does not answer"
-        yield LeftOut("gpu_count", f"{len(gpus)} GPUs answer, but {why}", "expected")
+        why = "; ".join(unreachable) or f"GPU {silent[0]} is on PCI and does not respond"
+        yield LeftOut("gpu_count", f"{len(gpus)} GPUs respond, but {why}", "expected")
     elif gpus:
         models = ", ".join(sorted({gpu.name for gpu in gpus}))
         yield Entry("gpu_count", "expected", len(gpus), note=models)
 
 
 OBSERVATIONS = {
-    "gpus_on_pci": Meaning("GPUs on the PCI bus, with those that the driver does not have."),
+    "gpus_on_pci": Meaning("GPUs on the PCI bus, including those that the driver does not have."),
 }
 
 EXPLAIN = {
     "gpu_count/dead": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The GPU is still listed on PCI, but reads from it give all ones (revision ff, link width 63).",
-        "It has fallen off the bus: whatever runs on it is dead, and calls into the driver may hang.",
-        "Look for Xid 79 and PCIe errors (journalctl -k). Power the node off and on; if it comes back on the same "
-        "slot, reseat or replace the GPU.",
+        "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
+        "It has fallen off the bus: all work on it is dead, and calls into the driver may hang.",
+        "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
+        "the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot: reseat or replace "
+        "the GPU.",
         confirm="confirm_seconds",
         at_once=True,
         remedy=Remedy.POWER_CYCLE,
@@ -161,20 +166,20 @@ EXPLAIN = {
     "gpu_count/missing": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "PCI shows this GPU, NVML does not: the driver could not start it or has given it up.",
-        "Jobs that Slurm sends here get fewer GPUs than they were promised, or fail at once.",
-        "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot; if it stays away, reseat or replace it. A "
-        "GPU that is meant for something else (a virtual machine) should be bound to vfio-pci.",
+        "PCI shows this GPU, but NVML does not: the driver could not start it or has given it up.",
+        "Jobs that Slurm starts here get fewer GPUs than allocated, or fail at once.",
+        "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot; if the GPU stays away: reseat or "
+        "replace it. A GPU with another purpose (a virtual machine) should be bound to vfio-pci.",
         confirm="confirm_seconds",
         at_once=True,
     ),
     "gpu_count/fewer_than_expected": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Fewer GPUs answer than [checks.gpu_count] expected says.",
-        "Jobs that ask for all GPUs of the node fail here.",
-        "Compare nvidia-smi -L with lspci -d 10de:. Not on PCI either: power off and on, reseat. If the node really "
-        "has fewer, correct the setting.",
+        "Fewer GPUs respond than [checks.gpu_count] expected requires.",
+        "Jobs that request all GPUs of the node fail here.",
+        "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well: power-cycle the node, then "
+        "reseat the GPU. If the node really has fewer GPUs: correct the setting.",
         confirm="confirm_seconds",
         at_once=True,
         expects="expected",

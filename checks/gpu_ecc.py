@@ -1,21 +1,22 @@
-"""ECC errors since the driver was loaded, and whether ECC is on.
+"""ECC errors of GPUs since the driver was loaded, and the ECC mode.
 
-Rules: any uncorrected error means that data was lost: reset before the next job (Meta's study, OCI, Azure, DCGM). SRAM
-over NVIDIA's threshold is NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's limits.
-A count that falls shows a reset, but only with persistence mode: without it the driver forgets the count when the last
-user of the GPU goes. With MIG no GPU tells the counts since then (nvml.h): the growth of those for life stands in.
+Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). SRAM
+errors over NVIDIA's threshold are NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's
+limits. A count that falls shows a reset, but only with persistence mode: without it the driver drops the count when
+the last user of the GPU ends. With MIG no GPU reports the counts since the driver was loaded (nvml.h): the growth of
+the lifetime counts is used instead.
 
 ECC that is off warns, unless that is the factory default of the GPU (nvmlDeviceGetDefaultEccMode, driver 515 and
 later): workstation cards such as the RTX A6000 ship with ECC off.
 
-A count that stands at first sight drains: whose data it was, nobody knows. So does one that grew while nobody looked
-for longer than two rounds (`growth_seconds`): the jobs that run now may have begun long after. One that grew between
-two rounds requeues the jobs that hold this GPU (Meta's high class), but for parts that contain errors (CONTAINS). Those
-should end the process that met the error themselves, and what else runs on the GPU goes on unharmed: their growth
-drains, and requeues only where the driver asks for a reset by then, for that says that the error was not contained
-(before driver 570 it says nothing). What was so is for the log to say: Xid 94 that it was contained, and to whom it
-happened (it warns); Xid 95 that it was not, and Xid 48 that there was one, before anybody knows which: both requeue the
-jobs of this GPU at once, on every part.
+A count above 0 at the first run drains: it is unknown whose data was lost. A count that grew while healthd did not run
+for longer than two rounds (`growth_seconds`) drains as well: the jobs that run now may have started long after. A
+count that grew between two rounds requeues the jobs on this GPU (Meta's high class), except on parts that contain
+errors (CONTAINS). Those should end only the process that met the error, and other processes on the GPU continue
+unharmed: growth drains, and requeues only if the driver requests a reset by then, which shows that the error was not
+contained (a driver before 570 reports nothing). The kernel log gives the details: Xid 94 for a contained error and its
+process (it warns); Xid 95 for an uncontained error, and Xid 48 for an error before its containment is known. Both
+requeue the jobs of this GPU at once, on every part.
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ AFTER_EVENTS = ("xid", "job_end")
 # Chips that contain errors, by compute capability (developer.nvidia.com/cuda-gpus). Source: "NVIDIA GPU Memory Error
 # Management", docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, table "Supported GPUs": GA100, GH100 and GB10x contain
 # them and take the page out of use; GA10x (A10, A40: 8.6) and AD10x (L4, L40: 8.9) only remap rows, at a reset; V100
-# (7.0) and T4 (7.5) are older and retire pages. What stands in no column (GB20x is 12.0) is taken not to contain them.
-# So is Blackwell Ultra (B300 and GB300: 10.3): NVIDIA's driver calls that chip GB110, and the table names no GB11x.
-# That requeues a job too many if it contains them after all, and leaves none on lost data if it does not.
+# (7.0) and T4 (7.5) are older and retire pages. A chip in no column (GB20x is 12.0) counts as not containing errors.
+# This includes Blackwell Ultra (B300 and GB300: 10.3): NVIDIA's driver calls that chip GB110, and the table names no
+# GB11x. If it does contain errors, one job too many is requeued; if it does not, no job continues on lost data.
 CONTAINS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
     """max_corrected_sram, max_corrected_dram   more corrected errors than this since the driver was loaded warn
-    growth_seconds   uncorrected errors that are new since an older look are nobody's: they drain, as at first sight
+    growth_seconds   uncorrected errors that are new since an older run belong to no known job: they only drain
     """
 
     max_corrected_sram: Count = 10_000
     max_corrected_dram: Count = 20_000_000
-    growth_seconds: Seconds = 900.0  # two rounds of the default interval, and what they may be late
+    growth_seconds: Seconds = 900.0  # two rounds of the default interval, and their possible delay
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
@@ -77,7 +78,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     if gpu.ecc_mode() is False:
         if gpu.ecc_is_on_by_default() is not False:
-            yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
+            yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, but this GPU supports it")
         return
     counts = _volatile(gpu)
     kept = Observation("gpu_ecc_counts_kept", int(_outlive_their_users(host, gpu)), labels=(("pci", gpu.pci),))
@@ -99,19 +100,19 @@ def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Find
     life = gpu.ecc_total(uncorrected=True, volatile=False)
     yield from _lifetime(gpu, life, config, past, judged=not counts)
     if not counts and gpu.ecc_mode() and (life is None or not gpu.mig_enabled()):
-        raise ValueError(f"GPU {gpu.pci}: ECC is on, but no error counter answers")
+        raise ValueError(f"GPU {gpu.pci}: ECC is on, but no error counter can be read")
 
 
 def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
-    """Whether the driver keeps the counts while nobody uses the GPU. healthd is a user that leaves after each round."""
+    """Return True if the driver keeps the counts while the GPU has no user. healthd closes it after each round."""
     mode = gpu.persistence_mode()
     return host.driver_was_held is not False if mode is None else mode
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
-    """(location, corrected or uncorrected) -> count, where supported.
+    """Return the count by (location, corrected or uncorrected), where supported.
 
-    Before Turing, caches and registers have no sum of their own: theirs is the rest of the total.
+    Before Turing, caches and registers have no sum: their count is the total minus the other locations.
     """
     found = {
         (location, error): gpu.ecc_count(location, error == "uncorrected", volatile=True)
@@ -126,7 +127,7 @@ def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
 
 
 def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config: Config) -> Iterator[Finding]:
-    """`new`: how many uncorrected errors came since the last round, if that was a short time ago."""
+    """`new`: number of uncorrected errors since the last round, if that was a short time ago."""
     lost = [f"{where} {count}" for (where, error), count in counts.items() if error == "uncorrected" and count > 0]
     if lost:
         words = ", ".join(lost)
@@ -152,9 +153,9 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 
 
 def _of_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
-    """How bad errors are that came since the last round, and words for why they are no worse.
+    """Return the severity of errors since the last round, and the reason if it is not critical.
 
-    That the part contains errors is a rule and not what was seen: so do the words say it."""
+    The containment is a rule for this part and was not observed: the message uses "should have"."""
     asked = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINS or (asked and asked.severity is Severity.CRITICAL):
         return Severity.CRITICAL, ""
@@ -169,7 +170,7 @@ def _lifetime(
             Severity.DEGRADED,
             "gpu_ecc/sram_threshold",
             gpu.pci,
-            "SRAM had more uncorrected errors than NVIDIA's threshold for a replacement",
+            "SRAM had more uncorrected errors than NVIDIA's replacement threshold",
             clears=Clears.OPERATOR,
             evidence="SRAM threshold flag 1",
         )
@@ -190,14 +191,14 @@ def _lifetime(
 
 OBSERVATIONS = {
     "gpu_ecc_counts_kept": Meaning(
-        "1 if the volatile ECC counts outlive their users (persistence mode, or the driver is held open), else 0.",
+        "1 if the volatile ECC counts survive without users (persistence mode, or the driver is held open), else 0.",
         ("pci",),
     ),
     "gpu_ecc_volatile_errors_total": Meaning(
         "ECC errors of the GPU since the driver was loaded or the GPU was reset, by place and kind.",
         ("pci", "location", "error"),
     ),
-    "gpu_ecc_aggregate_errors_total": Meaning("ECC errors of the GPU in its life.", ("pci", "error")),
+    "gpu_ecc_aggregate_errors_total": Meaning("ECC errors over the life of the GPU.", ("pci", "error")),
 }
 
 EXPLAIN = {
@@ -205,14 +206,13 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
-        "Data was lost: the job that used it was killed or computed with wrong numbers, and the damaged row stays in "
-        "use until a reset remaps it. What was there at the first look, or came while nobody looked for longer than "
-        "growth_seconds, only drains, and so does what A100, H100, B200 and their kin should have contained (they end "
-        "the process that met it); new errors on other GPUs, or after which the driver asks for a reset, requeue the "
-        "jobs of this GPU.",
-        "Let the node drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, all clients stopped) or reboot, then "
-        "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap: replace it. Without "
-        "persistence mode, and with MIG, a reset leaves no trace that healthd trusts: reboot, or healthd repaired "
+        "Data was lost: the job that used it was killed or computed wrong numbers, and the damaged row stays in use "
+        "until a reset remaps it. New errors requeue the jobs of this GPU. Errors from before the first run, or from "
+        "a gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors: they "
+        "end the process that met the error. There new errors only drain, unless the driver requests a reset.",
+        "After the drain reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then check "
+        "nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors come back, or a remap failed: replace the GPU. Without "
+        "persistence mode, and with MIG, healthd cannot detect the reset: reboot, or healthd repaired "
         "gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
@@ -221,30 +221,30 @@ EXPLAIN = {
         Clears.OPERATOR,
         "The driver's flag 'SRAM threshold exceeded' is set: too many uncorrected errors in caches and registers.",
         "SRAM cannot be remapped. NVIDIA replaces GPUs with this flag.",
-        "Run NVIDIA's field diagnostics and open a case with nvidia-bug-report.sh. To go on meanwhile: "
-        "healthd repaired gpu_ecc/sram_threshold PCI; it stays acknowledged for as long as nothing changes.",
+        "Run NVIDIA's field diagnostics and open a case with NVIDIA (nvidia-bug-report.sh). To use the GPU until then: "
+        "healthd repaired gpu_ecc/sram_threshold PCI; it stays acknowledged until the count changes.",
     ),
     "gpu_ecc/corrected": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "Far more corrected ECC errors since the driver was loaded than healthy GPUs have.",
-        "Nothing is wrong yet: all were corrected. It may be a part that is wearing out.",
-        "Watch whether it grows. Run diagnostics (dcgmi diag -r 3) at the next maintenance.",
+        "The GPU had far more corrected ECC errors since the driver was loaded than healthy GPUs have.",
+        "No data was lost: all errors were corrected. The part may be wearing out.",
+        "No action tonight. Watch whether the count grows. At the next maintenance: run diagnostics (dcgmi diag -r 3).",
     ),
     "gpu_ecc/disabled": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "This GPU has ECC but it is switched off.",
+        "This GPU supports ECC, but ECC is off.",
         "Flipped bits go unnoticed: jobs compute wrong numbers without any error.",
-        "nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If it is off on purpose: "
-        'severity = { "gpu_ecc/disabled" = "info" }.',
+        "No action tonight. Once no job runs here: nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If it is off "
+        'on purpose: severity = { "gpu_ecc/disabled" = "info" }.',
     ),
     "gpu_ecc/aggregate": Explain(
         Severity.INFO,
         Clears.PASS,
         "The GPU had uncorrected errors at some time in its life.",
-        "None for today's jobs: errors of the past were dealt with by a reset.",
-        "Nothing. It is worth knowing when the same GPU makes trouble again.",
+        "None for current jobs: a reset has dealt with errors of the past.",
+        "No action needed. It helps to know this if the same GPU fails again.",
     ),
 }
 

@@ -1,18 +1,18 @@
-"""Whether each GPU has joined its NVLink fabric, and is well in it (NVSwitch systems, Hopper and later).
+"""NVLink fabric: whether each GPU has joined it and is healthy in it (NVSwitch systems, Hopper and later).
 
-Rules: NVML alone says whether there is a fabric: by names PCIe cards, GH200 and GB200 would be false alarms (gpud).
-While a GPU has not joined, CUDA fails with 802 "system not yet initialized" and nvidia-smi looks fine: the fabric
-manager (or NVLSM) does not run, or has just been started. systemd is asked for the cause only then. One GPU that says
-that it has no fabric, beside others of its model that have joined theirs, is left out of it: NVLink does not reach it.
+Rules: only NVML shows whether there is a fabric: model names would give false alarms for PCIe cards, GH200 and GB200
+(gpud). While a GPU has not joined, CUDA fails with 802 "system not yet initialized" and nvidia-smi looks normal: the
+fabric manager (or NVLSM) is not running, or has just been started. systemd is queried for the cause only then. A GPU
+that reports no fabric, while others of its model have joined theirs, is not connected to it by NVLink.
 
-Less bandwidth, limited capacity and routes that are being recovered slow jobs down and end none (traffic still has its
-routes), so they drain without a requeue; a summary "unhealthy" adds nothing to what the mask names.
+Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them (traffic still has its
+routes), so they drain without a requeue; a summary "unhealthy" adds nothing to the bits of the mask.
 
-No fault: a GPU with MIG, which has no NVLink; one that a host shares out as vGPUs; one whose joining is complete and
-ended with "not supported" (no NVSwitch, gpud#1206); one that waits on a host whose fabric manager shares the NVSwitches
-out (FABRIC_MODE 1 and 2): it is in progress until a partition with it is activated
-(github.com/NVIDIA/gpu-driver-container/pull/909). In a virtual machine with such a partition only who runs the host can
-activate it: that warns. An NVL72 has no such mode, its partitions are the switches'.
+No fault: a GPU with MIG, which has no NVLink; one that a host shares as vGPUs; one whose joining completed with "not
+supported" (no NVSwitch, gpud#1206); one on a host whose fabric manager shares the NVSwitches (FABRIC_MODE 1 and 2): it
+stays in progress until a partition with it is activated (github.com/NVIDIA/gpu-driver-container/pull/909). In a virtual
+machine with such a partition only the operator of the host can activate it: that warns. An NVL72 has no such mode: its
+partitions belong to the switches.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
 GOOD_SUMMARIES = (None, 0, 1)
-# Fields of two bits in the health mask: their first bit, the bad value, and what it means. 0 = not supported. For the
-# last two 1 is good: they say that something is as it should be, the others that something is wrong.
+# Fields of two bits in the health mask: their first bit, the bad value, and its meaning. 0 = not supported. In the last
+# two fields 1 is good: they report a correct state, the others a problem.
 FIELDS = (
     (0, 1, "bandwidth is degraded"),
     (2, 1, "routes are being recovered"),
@@ -86,8 +86,8 @@ CONFIGURATIONS = {
 
 
 class Config(CheckSettings, frozen=True):
-    """join_seconds      a GPU may take so long to join, as after a boot
-    confirm_seconds   bad health must last for so long
+    """join_seconds      time that a GPU may take to join, such as after a boot
+    confirm_seconds   bad health must last this long
     """
 
     join_seconds: Seconds = 300.0
@@ -134,9 +134,9 @@ def _needs_none(gpu: NvmlGpu) -> bool:
 
 
 def _shared_out(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
-    """The finding of a GPU that is in progress, as its NVSwitches may be shared out by partitions; None: no fault.
+    """Return the finding for a GPU in progress whose NVSwitches may be shared by partitions; None if it is no fault.
 
-    Raises ValueError or OSError if that cannot be told.
+    Raises ValueError or OSError if the mode cannot be read.
     """
     try:
         settings = host.read(MANAGER_SETTINGS)
@@ -150,7 +150,7 @@ def _shared_out(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
         or any(map(_is_nvswitch, host.pci_functions()))
     ):
         return finding
-    message = "the GPU waits for the host of this virtual machine to activate its NVLink partition"
+    message = "the GPU waits until the host of this virtual machine activates its NVLink partition"
     return replace(finding, severity=Severity.WARNING, code="gpu_fabric/partition", message=message)
 
 
@@ -163,16 +163,16 @@ def _left_out(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
         Severity.DEGRADED,
         "gpu_fabric/no_fabric",
         gpu.pci,
-        f"the GPU says that it has no NVLink fabric, {joined} of its kind have joined theirs",
+        f"the GPU reports no NVLink fabric; {joined} of its model have joined theirs",
         confirm_seconds=config.confirm_seconds,
     )
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Raises ValueError for numbers that nobody here knows: a newer driver's, or garbage."""
+    """Raises ValueError for unknown numbers, from a newer driver or garbage."""
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
-            raise ValueError(f"GPU {pci}: the state of its fabric is {fabric.state}, which is none")
+            raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")
         yield Finding(
             Severity.CRITICAL,
             "gpu_fabric/not_joined",
@@ -184,7 +184,7 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
         return
     if fabric.status == NOT_SUPPORTED_STATUS:
         return
-    wrong = [f"joining failed with NVML's error {fabric.status}"] if fabric.status else []
+    wrong = [f"joining failed with NVML error {fabric.status}"] if fabric.status else []
     wrong += problems(fabric.health_mask or 0)
     if fabric.summary in SUMMARIES and not (wrong and fabric.summary == UNHEALTHY):
         wrong.append(SUMMARIES[fabric.summary])
@@ -194,17 +194,17 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
             Severity.DEGRADED if slows else Severity.CRITICAL,
             "gpu_fabric/degraded" if slows else "gpu_fabric/unhealthy",
             pci,
-            f"the GPU is not well in the NVLink fabric: {', '.join(wrong)}",
+            f"the GPU is not healthy in the NVLink fabric: {', '.join(wrong)}",
             confirm_seconds=config.confirm_seconds,
         )
     elif fabric.summary not in GOOD_SUMMARIES:
-        raise ValueError(f"GPU {pci}: the health of its fabric is summed up as {fabric.summary}, which is unknown")
+        raise ValueError(f"GPU {pci}: unknown fabric health summary {fabric.summary}")
 
 
 def problems(mask: int) -> list[str]:
-    """The problems that a health mask shows, [] = none; a configuration that only newer drivers know is one, too.
+    """Return the problems that a health mask shows, [] if none. A configuration of a newer driver is a problem, too.
 
-    Raises ValueError for 3, which no field of two bits can hold.
+    Raises ValueError for 3, which is not valid in a field of two bits.
     """
     if any(mask >> shift & 0x3 == 0x3 for shift, _, _ in FIELDS):
         raise ValueError(f"not a health mask of the NVLink fabric: {mask:#x}")
@@ -216,7 +216,7 @@ def problems(mask: int) -> list[str]:
 
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
-    """Nothing if the unit is not installed: on NVL72 the fabric manager runs on the switches."""
+    """Yield nothing if the unit is not installed: on NVL72 the fabric manager runs on the switches."""
     ran = host.run(ASK, seconds=5.0) if host.exists(SYSTEMD) else None
     if ran is None:
         return
@@ -224,13 +224,13 @@ def _cause(host: Host, config: Config) -> Iterator[Finding]:
     state = answers.get("ActiveState")
     if ran.status != 0 or not state or "LoadState" not in answers:
         said = (ran.stderr or ran.stdout).strip()
-        raise ValueError(f"systemctl does not say whether {UNIT} is active: {said[:80]!r}")
+        raise ValueError(f"systemctl: no state of {UNIT}: {said[:80]!r}")
     if answers["LoadState"] != "not-found" and state not in ("active", "reloading"):
         yield Finding(
             Severity.DEGRADED,
             "gpu_fabric/manager",
             "",
-            f"{UNIT} is {state}, and GPUs wait for it to join the NVLink fabric",
+            f"{UNIT} is {state}; GPUs wait for it to join the NVLink fabric",
             confirm_seconds=config.join_seconds,
             shared_cause=True,
         )
@@ -249,54 +249,58 @@ EXPLAIN = {
     "gpu_fabric/not_joined": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "The GPU belongs to an NVLink fabric and has not joined it minutes after it should have.",
+        "The GPU belongs to an NVLink fabric and has not joined it within join_seconds.",
         'CUDA does not start on it (error 802, "system not yet initialized"): each job fails at once.',
-        f"systemctl restart nvidia-fabricmanager; its version must be the driver's. On B200 and later NVLSM must run, "
-        f"too; on NVL72 look at the switches. {_LOOK}",
+        "systemctl restart nvidia-fabricmanager; its version must match the driver's. On B200 and later NVLSM must "
+        f"run as well; on NVL72 check the switches. {_LOOK}",
         confirm="join_seconds",
         shared=True,
     ),
     "gpu_fabric/partition": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "This virtual machine has the GPU, and the NVSwitches belong to its host, which has not activated a partition "
-        "with the GPU.",
-        'Until it does, CUDA does not start on this GPU (error 802, "system not yet initialized").',
-        "Ask who runs the host: its fabric manager must have activated the partition (FABRIC_MODE 1 or 2).",
+        "This virtual machine has the GPU. The NVSwitches belong to its host, which has not activated a partition with "
+        "the GPU.",
+        'Until then CUDA does not start on this GPU (error 802, "system not yet initialized").',
+        "No action tonight on this node. Ask the operator of the hypervisor to activate the partition in the fabric "
+        "manager (FABRIC_MODE 1 or 2).",
         confirm="join_seconds",
         shared=True,
     ),
     "gpu_fabric/degraded": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The GPU's NVLink fabric has less bandwidth or capacity than it should, or recovers its routes.",
-        "Traffic between GPUs goes on, slower: a job on many GPUs is as slow as this one.",
-        f"{_LOOK} If it does not recover: reset all GPUs of the node or reboot; then the links, the switches, the GPU.",
+        "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
+        "Traffic between GPUs continues more slowly: a job on many GPUs is as slow as this one.",
+        f"{_LOOK} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes back: "
+        "check the links, the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/unhealthy": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "This GPU has joined its NVLink fabric, but is not well in it: without routes, or set up wrong.",
+        "This GPU has joined its NVLink fabric but is not healthy in it: it has no routes, or a wrong configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_LOOK} Reset all GPUs of the node or reboot. If it stays: the switches, the cables (NVL72), the GPU.",
+        f"{_LOOK} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, the "
+        "cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/no_fabric": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The GPU says that it has no NVLink fabric, while others of its model on this node have joined theirs.",
-        "NVLink does not reach it: collective operations fail there or fall back to PCIe.",
-        f"{_LOOK} Are its NVLinks up (nvidia-smi nvlink -s -i PCI)? Reset all GPUs of the node or reboot. If it stays: "
-        "the GPU, or the baseboard.",
+        "The GPU reports no NVLink fabric, while others of its model on this node have joined theirs.",
+        "NVLink does not connect it: collective operations fail there or fall back to PCIe.",
+        f"{_LOOK} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain reset all GPUs of the node or "
+        "reboot. If it comes back: replace the GPU or the baseboard.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/manager": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "GPUs have not joined their NVLink fabric, and the service that would let them is not running.",
+        "GPUs have not joined their NVLink fabric, and nvidia-fabricmanager is not running.",
         "CUDA does not start on them (error 802).",
-        "journalctl -u nvidia-fabricmanager; its version must be the driver's. systemctl restart nvidia-fabricmanager.",
+        "journalctl -u nvidia-fabricmanager; its version must match the driver's. systemctl restart "
+        "nvidia-fabricmanager.",
         confirm="join_seconds",
         shared=True,
     ),

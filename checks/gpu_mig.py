@@ -1,8 +1,8 @@
-"""GPUs whose MIG mode or number of MIG devices is not the one that this node should have.
+"""MIG mode and number of MIG devices of each GPU.
 
-Rule: Slurm hands out what gres.conf promises; a GPU that came back from a reset or a repair with MIG in another state
-takes jobs that cannot run on it. NVIDIA's MIG user guide: the mode outlives a reboot on Ampere and not on Hopper and
-later, the MIG devices never do. Without an expectation in the settings nothing is judged, and no GPU is asked.
+Rule: Slurm allocates what gres.conf defines; a GPU that returned from a reset or a repair in another MIG state gets
+jobs that cannot run on it. NVIDIA's MIG user guide: the mode survives a reboot on Ampere but not on Hopper and later,
+and MIG devices never do. Without an expectation in the settings nothing is checked, and no GPU is queried.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
-    """For a GPU in the wrong mode only the mode is reported: its number of MIG devices follows from it."""
+    """Report only the mode for a GPU in the wrong mode: its number of MIG devices follows from it."""
     now, after_reset = gpu.mig_mode() or (None, None)
     if config.mode and MODES[now] != config.mode and not (now is None and config.mode == "off"):
         later = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != now else ""
-        message = f'MIG is {MODES[now]}{later}, the settings say "{config.mode}"'
+        message = f'MIG is {MODES[now]}{later}; the settings require "{config.mode}"'
         yield Finding(Severity.DEGRADED, "gpu_mig/mode", gpu.pci, message, expects="mode")
     elif config.instances >= 0 and (count := gpu.mig_instances() or 0) != config.instances:
-        message = f"{count} MIG devices, the settings say {config.instances}"
+        message = f"{count} MIG devices; the settings require {config.instances}"
         yield Finding(Severity.DEGRADED, "gpu_mig/instances", gpu.pci, message, expects="instances")
 
 
@@ -78,9 +78,9 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         return
     mode = modes.pop()
     if modes or (mode and mode[0] != mode[1]):
-        yield LeftOut("gpu_mig", "not all GPUs are in the same mode, or a change waits for a reset", "mode")
+        yield LeftOut("gpu_mig", "not all GPUs are in the same mode, or a mode change waits for a reset", "mode")
     elif mode:
-        yield Entry("gpu_mig", "mode", "on" if mode[0] else "off", note="take it out if jobs change it")
+        yield Entry("gpu_mig", "mode", "on" if mode[0] else "off", note="remove this line if jobs change the mode")
     if not modes and mode and mode[0]:
         counts = {gpu.mig_instances() for gpu in gpus}
         if len(counts) == 1 and None not in counts:
@@ -93,20 +93,20 @@ EXPLAIN = {
     "gpu_mig/mode": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "MIG is on where the settings say off, or off where they say on.",
-        "Slurm hands out GPUs or slices of them that are not there: jobs fail at their start, or get a slice of a GPU.",
+        "MIG is on although the settings require off, or the other way round.",
+        "Slurm allocates GPUs or MIG devices that do not exist: jobs fail at their start, or get a slice of a GPU.",
         "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
-        "(or 1), then reset the GPU. Is the service that partitions the GPUs at boot running (nvidia-mig-manager)? If "
-        "the settings are wrong: [checks.gpu_mig].",
+        "(or 1), then reset the GPU. Check that the service that partitions the GPUs at boot is running "
+        "(nvidia-mig-manager). If the settings are wrong: correct [checks.gpu_mig].",
         expects="mode",
     ),
     "gpu_mig/instances": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A GPU has more or fewer MIG devices than the settings say.",
-        "Slurm hands out slices that are not there, or leaves some unused: jobs fail at their start.",
-        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show what there is. They are lost at a reboot and a GPU reset: "
-        "start the service that makes them (nvidia-mig-manager), or nvidia-smi mig -cgi PROFILES -C.",
+        "A GPU has more or fewer MIG devices than the settings require.",
+        "Slurm allocates MIG devices that do not exist, or leaves some unused: jobs fail at their start.",
+        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show the MIG devices. A reboot or a GPU reset deletes them: "
+        "start the service that creates them (nvidia-mig-manager), or nvidia-smi mig -cgi PROFILES -C.",
         expects="instances",
     ),
 }

@@ -1,16 +1,16 @@
-"""NVLinks that are down, and errors on those that are up.
+"""NVLinks: links that are down, and errors on active links.
 
 Rules: a link that the other GPUs of this node have must be active (Meta's study counts NVLink errors as high severity;
-DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Replays and recoveries do not happen on
-good links; of CRC errors a few do. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in. Before
-Ampere GPUs are wired to each other, each by other links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and
-2): of those only how many are active is compared.
+DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Good links have no replays and
+recoveries, but a few CRC errors. With MIG there is no NVLink; PCIe cards have it only with a bridge. Before Ampere GPUs
+are wired to each other by different links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2): for those
+only the number of active links is compared.
 
 Blackwell counts recoveries, damaged packets and bit error rates instead. DCGM 4.6.0 warns of a successful recovery and
 fails a failed one (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). It fails a link whose effective bit error rate is
 above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or whose symbol bit error rate is above 15e-238
-(DcgmGPUHardwareLimits.h). Here a rate only warns, on its second reading: packets are sent again and no job is lost. A
-recovery that fails, or a link that goes down, drains by its own code.
+(DcgmGPUHardwareLimits.h). Here a rate only warns, on its second reading: packets are resent and no job is lost. A
+recovery that fails, or a link that goes down, drains with its own code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 BASELINE = Baseline(("links",), place=11)
 
-# Cards whose links lead nowhere until somebody plugs in a bridge.
+# Cards whose links are unconnected until a bridge is plugged in.
 BRIDGED = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADES = ("replay", "recovery", "recovery_failed")
 WORDS = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
@@ -58,13 +58,13 @@ FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
 class Config(CheckSettings, frozen=True):
-    """links                    how many active links each GPU must have; 0 = those that its peers on this node have
-    inactive_confirm_seconds a link must be down for so long
-    crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn
+    """links                    how many active links each GPU must have; 0 = as many as its peers on this node
+    inactive_confirm_seconds a link must be down for this long
+    crc_degraded_per_second  this many CRC errors a second on one GPU are degraded; fewer warn
     bit_error_rate           Blackwell: a larger share of wrong bits on a link, after forward error correction, warns
-    symbol_bit_error_rate    Blackwell: the limit of wrong symbols, which forward error correction could not repair
-    bit_errors_confirm_seconds a bit error rate must be above its limit for so long, and at two readings
-    clean_seconds            errors of a link are forgotten after so long without new ones under load
+    symbol_bit_error_rate    Blackwell: limit of the wrong symbols that forward error correction could not repair
+    bit_errors_confirm_seconds a bit error rate must be above its limit for this long, and at two readings
+    clean_seconds            errors of a link clear after this long under load without new ones
     """
 
     links: Links = 0
@@ -95,7 +95,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         try:
             if not gpu.mig_enabled():
                 links[gpu] = gpu.nvlinks() or ()
-        except NvmlError as error:  # the others are judged all the same
+        except NvmlError as error:  # the other GPUs are still checked
             failed.append(error)
     if gpus and not failed and not config.links and not any(links.values()):
         yield NothingToCheck("no NVLink")
@@ -113,7 +113,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    """Judged by the number in the settings; if that was only guessed, or there is none, first by the other GPUs."""
+    """Compare with the number in the settings. If it is only a guess, or missing, compare with the other GPUs first."""
     is_typed = config.links > 0 and "links" not in config.guessed
     message, expects = "" if is_typed else _lacks(gpu, active, peers), ""
     if not message and sum(active) < config.links:
@@ -132,7 +132,7 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
 
 
 def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
-    """What it lacks beside GPUs of its kind, "" = nothing."""
+    """Return a message about links that peers of this model have and this GPU lacks, "" if none."""
     if not any(active) and BRIDGED.search(gpu.name):
         return ""
     if len(active) <= FEW_LINKS:
@@ -152,14 +152,14 @@ def _is(number: int) -> str:
 
 
 def _which(down: Sequence[int]) -> str:
-    """Which links are down: "; down: 5, 17". "" if the driver does not tell."""
+    """Return the links that are down: "; down: 5, 17". "" if the driver does not report them."""
     return f"; down: {', '.join(map(str, down))}" if down else ""
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:
-    """Sums over the links that count: one series a GPU, since 18 links of 8 GPUs are 432 numbers a round.
+    """Sum the errors over the links: one series for each GPU, because 18 links of 8 GPUs are 432 numbers a round.
 
-    A series' name says which links it sums: a link that no longer answers must not look like a counter that fell.
+    A label of the series names the summed links: a link that no longer responds must not look like a falling counter.
     """
     kinds = {
         "replay": [link.replay for link in links],
@@ -223,16 +223,15 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _ERRORS_TODO = (
-    "Look which links it is on both ends (nvidia-smi nvlink -e, nvidia-smi nvlink -R). A reset of all GPUs, or a "
-    "reboot, trains the links anew. If the same link counts again: diagnostics (dcgmi diag -r 3), then reseat or "
-    "replace the GPU or the baseboard. A reset that healthd did not notice: healthd repaired CODE PCI."
+    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain reset all GPUs or "
+    "reboot: that trains the links again. If it comes back on the same link: run diagnostics (dcgmi diag -r 3), then "
+    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset: healthd repaired CODE PCI."
 )
 
 OBSERVATIONS = {
-    "gpu_nvlinks_active": Meaning("NVLinks of the GPU that are up.", ("pci",)),
+    "gpu_nvlinks_active": Meaning("Active NVLinks of the GPU.", ("pci",)),
     "gpu_nvlink_errors_total": Meaning(
-        "NVLink errors of the GPU since the driver was loaded; the label links is the bits of the links that "
-        "were counted.",
+        "NVLink errors of the GPU since the driver was loaded; the label links is a bit mask of the counted links.",
         ("pci", "error", "links"),
     ),
 }
@@ -243,23 +242,23 @@ EXPLAIN = {
         Clears.PASS,
         "NVLinks of this GPU are not active although the other GPUs of the node have them.",
         "Collective operations between the GPUs fail, hang, or fall back to PCIe at a tenth of the speed.",
-        "nvidia-smi nvlink -s; look for Xid 74 and SXids (journalctl -k) and at nvidia-fabricmanager. Reset all GPUs "
-        "or reboot. If it stays down: reseat or replace the GPU or the baseboard.",
+        "nvidia-smi nvlink -s; look for Xid 74 and SXids (journalctl -k), and check nvidia-fabricmanager. After the "
+        "drain reset all GPUs or reboot. If it comes back: reseat or replace the GPU or the baseboard.",
         confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link had to send packets again (replay errors grew). Good links do not.",
-        "The link works but is weak: jobs get slower, and it is likely to fail.",
+        "A link resent packets (replay errors grew). Good links do not.",
+        "The link works but is weak: jobs get slower, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
     "gpu_nvlink/recovery": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link had to be trained anew while in use (recovery errors grew).",
-        "Traffic stood still meanwhile; the next time it may fail for good and take the job with it.",
+        "A link had to be trained again while in use (recovery errors grew).",
+        "Traffic paused meanwhile. The next time the link may fail for good and end the job.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
@@ -267,8 +266,9 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.GPU_RESET,
         "A link of a Blackwell GPU was trained again while in use, and works again.",
-        "Traffic on the link paused. Repeated recoveries announce a bad link.",
-        "Watch whether it repeats on the same link (nvidia-smi nvlink -e). If so, drain the node: dcgmi diag -r 3.",
+        "Traffic on the link paused. Repeated recoveries indicate a bad link.",
+        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e): drain the node and run dcgmi diag "
+        "-r 3.",
         window="clean_seconds",
     ),
     "gpu_nvlink/recovery_failed": Explain(
@@ -283,7 +283,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.GPU_RESET,
         "The links of this GPU count a hundred CRC errors a second or more.",
-        "Bandwidth is lost to repetitions, and the link is likely to fail.",
+        "Bandwidth is lost to retransmissions, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
@@ -291,24 +291,24 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.GPU_RESET,
         "A link counted CRC errors, fewer than would cost bandwidth.",
-        "None: damaged packets are repeated. Many of them announce a bad link.",
-        "Watch whether it grows; see nvidia-smi nvlink -e.",
+        "None: damaged packets are resent. Many CRC errors indicate a bad link.",
+        "No action tonight. Watch whether the count grows (nvidia-smi nvlink -e).",
         window="clean_seconds",
     ),
     "gpu_nvlink/packet": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link of a Blackwell GPU counted packets that were damaged, refused or thrown away.",
-        "None yet where they were sent again. Many of them announce a bad link.",
-        "nvidia-smi nvlink -e shows which counter of which link. Watch whether it grows.",
+        "A link of a Blackwell GPU counted packets that were damaged, refused or discarded.",
+        "None yet if the packets were resent. Many of these errors indicate a bad link.",
+        "No action tonight. nvidia-smi nvlink -e shows the link and the counter. Watch whether the count grows.",
         window="clean_seconds",
     ),
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "More bits on a link are wrong after forward error correction than NVIDIA allows.",
-        "Packets are sent again: bandwidth is lost, and the link is likely to fail.",
-        _ERRORS_TODO,
+        "The bit error rate of a link after forward error correction is above NVIDIA's limit.",
+        "Packets are resent: bandwidth is lost, and the link is likely to fail.",
+        f"No action tonight. If it lasts: {_ERRORS_TODO}",
         confirm="bit_errors_confirm_seconds",
     ),
 }

@@ -1,16 +1,16 @@
-"""GPUs whose PCI Express link has fewer lanes or a lower generation than it could, or sends packets again too often.
+"""PCI Express links of GPUs: lanes, generation and replays.
 
-Rules: lanes and generation as OCI and AzNHC compare them; replays a minute as DCGM, by generation and lanes. nvidia-smi
-says that an idle GPU may lower its generation, and its lanes: so these are judged only where the link is at its full
-generation or the GPU works. (With MIG the driver does not tell whether it works.) A GPU on the root bus is one that a
-virtual machine was given: the port above it is not to be seen, and how many lanes that has nobody says (clouds give a
-T4 of 16 lanes 8 of them). NVML's maximum of lanes is the card's: a slot with fewer is as built, and the port above a
-GPU says so in sysfs.
+Rules: lanes and generation as compared by OCI and AzNHC; replays per minute as in DCGM, by generation and lanes.
+According to nvidia-smi an idle GPU may lower its generation and its lanes: these are therefore checked only if the link
+is at its full generation or the GPU is busy. (With MIG the driver does not report whether it is busy.) A GPU on the
+root bus was passed to a virtual machine: the port above it is not visible, and its lanes are unknown (clouds give a T4
+of 16 lanes only 8). NVML's maximum of lanes is the card's: a slot with fewer lanes is as built, and sysfs shows the
+lanes of the port above a GPU.
 
-That card and port could do more is no proof that this machine ever did (risers, switches and firmware take lanes away):
-it warns. It drains where more were seen: in this boot, or on machines of this type (a profile, whose guess counts here
-since card and port say the same). Where the site or its baseline says how many there are, that alone is what must be
-there: fewer drain, and more than that are not missed, but for a link that had more in this boot, which warns.
+If card and port could have more lanes, that does not prove that this machine ever did (risers, switches and firmware
+take lanes away): it warns. It drains if more lanes were seen in this boot, or on machines of this type (a profile; its
+guess counts here because card and port confirm it). If the site or its baseline sets the number of lanes, that number
+is required: fewer drain, and more are not missed, except that a link that had more in this boot warns.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ USES = "nvml"
 BASELINE = Baseline(("lanes",), place=14)
 
 DEVICES = "/sys/bus/pci/devices"
-MOST_LANES = 32  # PCI Express has no more lanes, nor more generations
+MOST_LANES = 32  # the maximum of PCI Express, for lanes and for generations
 ON_ROOT_BUS = regex("[0-9a-f]+:00:")
 
 
 class Config(CheckSettings, frozen=True):
-    """lanes             how many each GPU has when it is well; 0 = what card and slot can, or this boot has seen
-    confirm_seconds   fewer lanes or a lower generation must last for so long
+    """lanes             lanes of each healthy GPU; 0 = what card and slot support, or the most that this boot has seen
+    confirm_seconds   fewer lanes or a lower generation must last this long
     busy_share        a GPU that computes for less than this share of the time may save power
     lane_replays_per_minute   for generation 1, 2, ...: more replays than this for each lane warn
-    clean_seconds     replays, and a lower generation, are forgotten after so long without new ones under load
+    clean_seconds     replays, and a lower generation, clear after this long under load without new ones
     """
 
     lanes: Lanes = 0
@@ -113,7 +113,7 @@ def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) 
             Severity.WARNING,
             "gpu_pcie/generation",
             gpu.pci,
-            f"the PCIe link runs at generation {link.generation} of {link.max_generation} while the GPU works",
+            f"the PCIe link runs at generation {link.generation} of {link.max_generation} while the GPU is busy",
             clears=Clears.REBOOT,
             confirm_seconds=config.confirm_seconds,
             window_seconds=config.clean_seconds,
@@ -137,7 +137,7 @@ def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) 
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """How many lanes the port above a GPU has; infinite if nothing tells. Raises ValueError for a bad number."""
+    """Return the lanes of the port above a GPU; infinite if unknown. Raises ValueError for a bad number."""
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
@@ -149,13 +149,13 @@ def _slot_lanes(host: Host, pci: str) -> float:
 
 
 def _less(now: int | None, most: int | None, what: str) -> bool:
-    """Raises ValueError for more than there can be: a dead link reads so (63 lanes)."""
+    """Return True if the link has less than its maximum. Raises ValueError for more: a dead link reads 63 lanes."""
     if now is None or most is None:
         return False
     if not 0 < most <= MOST_LANES:
-        raise ValueError(f"{what}: at most {most}, which is no number of them")
+        raise ValueError(f"{what}: the maximum {most} is not valid")
     if now > most:
-        raise ValueError(f"{what}: {now}, and there are at most {most}")
+        raise ValueError(f"{what}: {now}, but the maximum is {most}")
     return now < most
 
 
@@ -165,29 +165,29 @@ def _replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterat
         return
     reading = Observation("gpu_pcie_replays_total", replays, ObservationKind.COUNTER, (("pci", gpu.pci),))
     yield reading
-    # The highest generation: by now the GPU may be idle and have lowered it.
+    # The highest generation: the GPU may be idle by now and have lowered it.
     lanes, generation = link.width or link.max_width, link.max_generation or link.generation
     new, per_second, last = past.growth(reading, 0.0), past.rate(reading), past.last(reading)
     if not new or not per_second or not lanes or not generation:
         return
     if last is None or replays < last.value:
-        return  # it began anew: replays of link training after a reset (150 on a healthy H100) are no fault
+        return  # the counter restarted: replays of link training after a reset (150 on a healthy H100) are no fault
     rates = config.lane_replays_per_minute
     limit = math.ceil(rates[min(generation, len(rates)) - 1] * lanes)
-    per_minute = round(min(new, per_second * 60), 1)  # two looks within a minute are no rate
+    per_minute = round(min(new, per_second * 60), 1)  # two runs within a minute give no rate
     if per_minute > limit:
         yield Finding(
             Severity.WARNING,
             "gpu_pcie/replays",
             gpu.pci,
-            f"{new:.0f} packets were sent again, {per_minute:g} a minute (limit {limit})",
+            f"{new:.0f} PCIe replays, {per_minute:g} per minute (limit {limit})",
             clears=Clears.WINDOW,
             window_seconds=config.clean_seconds,
         )
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """The lanes that all GPUs have now, unless one has fewer than it and its port could, as while it is idle."""
+    """Yield the lanes that all GPUs have now, unless one has fewer than its port supports, as while it is idle."""
     lanes = set()
     for gpu in host.gpus():
         link = gpu.pcie_link()
@@ -205,27 +205,27 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _CARD_TODO = (
-    "nvidia-smi -q -i PCI (GPU Link Info) and lspci -vvv -s PCI (LnkSta). Reboot, with the power off for a moment; if "
-    "it comes back, reseat the GPU, its riser and cables, and look at the slot's settings in the BIOS."
+    "nvidia-smi -q -i PCI (GPU Link Info) and lspci -vvv -s PCI (LnkSta) show the link. Power-cycle the node; if it "
+    "comes back: reseat the GPU, its riser and cables, and check the slot's BIOS settings."
 )
 
 OBSERVATIONS = {
     "gpu_pcie_link_lanes": Meaning("Lanes of the GPU's PCIe link now.", ("pci",)),
     "gpu_pcie_link_generation": Meaning("PCIe generation of the GPU's link now; an idle GPU lowers it.", ("pci",)),
-    "gpu_pcie_link_lanes_max": Meaning("The most lanes that the GPU's link was seen to have.", ("pci",)),
-    "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU sent again, by the driver's count.", ("pci",)),
+    "gpu_pcie_link_lanes_max": Meaning("Most lanes that the GPU's link was seen to have.", ("pci",)),
+    "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU resent, by the driver's counter.", ("pci",)),
 }
 
 EXPLAIN = {
     "gpu_pcie/lanes": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The GPU's PCI Express link has fewer lanes than the GPU and its slot can have. It drains where more were "
-        "seen: in this boot, or on machines of this type; else it warns. Where lanes in [checks.gpu_pcie] says how "
-        "many there are (the site's file or the baseline), fewer drain, and fewer than this boot saw warn.",
-        "Data to and from the GPU takes twice as long or more, and a lane that failed is seldom the last one.",
-        f"{_CARD_TODO} A machine that is built so: write how many there are as lanes in [checks.gpu_pcie], then "
-        "systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
+        "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. It drains if more lanes were "
+        "seen in this boot, or on machines of this type; else it warns. If lanes is set in [checks.gpu_pcie] (the "
+        "site's file or the baseline), fewer lanes than that drain, and fewer than this boot has seen warn.",
+        "Data transfers to and from the GPU take twice as long or more, and a failed lane is seldom the last one.",
+        f"If it is only a warning: no action tonight. {_CARD_TODO} If the machine is built this way: set lanes in "
+        "[checks.gpu_pcie], then systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
@@ -233,18 +233,18 @@ EXPLAIN = {
     "gpu_pcie/generation": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The GPU works, but its PCI Express link runs at a lower generation than it could.",
-        "Data to and from the GPU takes twice as long or more. The link may have been trained badly at boot.",
-        _CARD_TODO,
+        "The GPU is busy, but its PCI Express link runs at a lower generation than it supports.",
+        "Data transfers to and from the GPU take twice as long or more. The link may have been trained badly at boot.",
+        f"No action tonight. At the next maintenance: {_CARD_TODO}",
         confirm="confirm_seconds",
         window="clean_seconds",
     ),
     "gpu_pcie/replays": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets on the GPU's PCI Express link are damaged and sent again more often than on good links.",
-        "Little: the data is right in the end. It often comes before a link that gets slower or fails.",
-        f"At the next maintenance: {_CARD_TODO}",
+        "Packets on the GPU's PCI Express link are damaged and resent more often than on good links.",
+        "Little: the data arrives correctly in the end. It often precedes a link that gets slower or fails.",
+        f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),
 }

@@ -1,7 +1,7 @@
 """GPUs whose power limit is below the default of their model.
 
-Rule: a GPU that may not take its power is slow without an error, and every job over several GPUs waits for the slowest.
-The limit in force (NVML, enforced) is the least of what nvidia-smi -pl set, and what the board or the chassis allows.
+Rule: a GPU with a reduced power limit is slow without an error, and every job on several GPUs waits for the slowest.
+The limit in force (NVML, enforced) is the smallest of nvidia-smi -pl and the limits of the board and the chassis.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USES = "nvml"
 
 
 class Config(CheckSettings, frozen=True):
-    """accepted_watts   a limit of at least so much is intended; 0 = only the model's default is"""
+    """accepted_watts   limits from this value on are intended; 0 = only the model's default is"""
 
     accepted_watts: Watts = 0.0
 
@@ -45,7 +45,7 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         return
     yield Observation("gpu_power_limit_watts", limit, labels=(("pci", gpu.pci),))
     if limit < min(default, config.accepted_watts or default):
-        message = f"the power limit in force is {limit:g} W, the default is {default:g} W"
+        message = f"the power limit in force is {limit:g} W; the default is {default:g} W"
         yield Finding(Severity.WARNING, "gpu_power/limited", gpu.pci, message)
 
 
@@ -57,10 +57,11 @@ EXPLAIN = {
     "gpu_power/limited": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "This GPU may take less power than its model does by default.",
-        "It lowers its clocks under load: jobs run slower, all of them as slow as the slowest GPU.",
-        "nvidia-smi -q -d POWER -i PCI shows the limits. Set by hand: nvidia-smi -i PCI -pl WATTS. Otherwise a power "
-        "supply or its cable may be missing, or the BMC caps the chassis. Wanted so: set accepted_watts.",
+        "The power limit of this GPU is below the default of its model.",
+        "The GPU lowers its clocks under load, and jobs are as slow as their slowest GPU.",
+        "No action tonight. nvidia-smi -q -d POWER -i PCI shows the limits. If nvidia-smi set the limit: nvidia-smi "
+        "-i PCI -pl WATTS. Otherwise a power supply or its cable may be missing, or the BMC caps the chassis. If the "
+        "limit is intended: set accepted_watts.",
     ),
 }
 

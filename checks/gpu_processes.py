@@ -1,9 +1,9 @@
-"""Processes that hold a GPU of a node on which no job runs: leftovers of jobs, and what should not be there.
+"""Processes that hold a GPU on a node without jobs: leftovers of jobs, or processes started outside Slurm.
 
-Rule: what is left on a GPU keeps its memory from the next job, and keeps the GPU from being reset. Slurm's own epilogs
-and NHC look for such processes as well. The call takes a lock of the driver (some 4.5 ms a GPU), which jobs would feel:
-so it is made only while no job is here: Slurm shows this node drained and idle, or an epilog told that the last job
-ended, and Slurm's cgroups have none. Asked by hand where jobs run, it names theirs, too.
+Rule: a leftover process keeps GPU memory from the next job and prevents a reset of the GPU. Slurm's own epilogs and
+NHC look for such processes as well. The call takes a lock of the driver (some 4.5 ms for each GPU), which jobs would
+notice. It is made only while no job is on the node: Slurm shows this node drained and idle, or an epilog reported the
+end of the last job, and Slurm's cgroups are empty. A manual check on a node with jobs lists their processes, too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
 MOST_ANCESTORS = 16
-COMM_LENGTH = 15  # characters: the kernel cuts program names there
+COMM_LENGTH = 15  # characters: the kernel cuts program names at this length
 
 
 class Config(CheckSettings, frozen=True):
     """allowed          programs that may hold a GPU: services that outlive jobs (MPS, a display server, DCGM)
-    confirm_seconds  a process must be there for so long: one that is about to end does not count
+    confirm_seconds  a process must be present for this long: one that is about to end does not count
     """
 
     allowed: tuple[str, ...] = (
@@ -71,8 +71,8 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
 
 
 def _descends(host: Host, pid: int, ancestor: str) -> bool:
-    """Whether a process, or one that it descends from, has the number that `healthd validate` wrote into its lock:
-    what that runs on the GPUs is no leftover."""
+    """Return True if a process, or an ancestor, has the pid in the lock of `healthd validate`: such a process is no
+    leftover."""
     for _ in range(MOST_ANCESTORS):
         if f"{pid}" == ancestor:
             return True
@@ -84,22 +84,22 @@ def _descends(host: Host, pid: int, ancestor: str) -> bool:
 
 
 def _words(host: Host, pid: int, program: str | None) -> str:
-    """'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
+    """Return 'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
     if program is None:
-        return f"pid {pid}, which /proc does not have"
+        return f"pid {pid}, which is not in /proc"
     user = regex(r"^Uid:\s*(\d+)", re.MULTILINE).search(host.read(f"/proc/{pid}/status") or "")
     job = job_in(host.read(f"/proc/{pid}/cgroup") or "")
-    return f'pid {pid} "{program}" (uid {user[1] if user else "unknown"}{f", job {job}" if job else ", of no job"})'
+    return f'pid {pid} "{program}" (uid {user[1] if user else "unknown"}{f", job {job}" if job else ", no job"})'
 
 
 EXPLAIN = {
     "gpu_processes/leftover": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A process holds a GPU of a drained node on which no job runs: left by a job, or started past Slurm.",
+        "A process holds a GPU of a drained node without jobs: a job left it, or it was started outside Slurm.",
         "The next job finds less memory on the GPU, or shares it. The GPU cannot be reset.",
-        "nvidia-smi; ps -fp PID. Ask its owner or end it: kill PID. One that does not end hangs in the driver "
-        "(cat /proc/PID/stack): reboot. A service that may hold GPUs belongs into allowed of [checks.gpu_processes].",
+        "nvidia-smi; ps -fp PID. Ask its owner, or end it: kill PID. A process that does not end hangs in the driver "
+        "(cat /proc/PID/stack): reboot. Add services that may hold GPUs to allowed in [checks.gpu_processes].",
         confirm="confirm_seconds",
     ),
 }

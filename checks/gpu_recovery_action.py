@@ -1,7 +1,7 @@
-"""What the driver itself says must be done with a GPU (NVML field 230, driver 570 and later).
+"""Recovery action that the driver requests for a GPU (NVML field 230, driver 570 and later).
 
-Rule: nvml.h. The same fact as Xid 154, but a state: it is still there after a missed event. A driver or GPU that does
-not have the field gives nothing.
+Rule: nvml.h. It is the same fact as Xid 154, but a state: it remains readable after a missed event. A driver or GPU
+without the field gives nothing.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]
     yield reading
     last = past.last(reading)
     if number == 0 and last is not None and last.value in RESETS:
-        yield Repair(Clears.GPU_RESET, gpu.pci, "the driver asks for no recovery any more", before=last.time)
+        yield Repair(Clears.GPU_RESET, gpu.pci, "the driver requests no recovery any more", before=last.time)
     if number != 0:
         action = ACTIONS.get(number, UNKNOWN)
-        message = f"the driver asks to {action.words} ({number})"
+        message = f"the driver requests: {action.words} ({number})"
         yield Finding(action.severity, f"gpu_recovery_action/{action.name}", gpu.pci, message)
 
 
 def _explain(severity: Severity, words: str, matters: str, todo: str) -> Explain:
     return Explain(
-        severity, Clears.PASS, f"The driver asks to {words}, and goes on to ask until it is done.", matters, todo
+        severity, Clears.PASS, f"The driver requests: {words}. The request remains until it is done.", matters, todo
     )
 
 
-_BROKEN = "The GPU met a fault that it cannot leave by itself: work on it fails or has failed."
+_BROKEN = "The GPU had a fault that it cannot recover from by itself: work on it fails or has failed."
 _RESET = (
-    "Let the node drain, stop all clients of the GPU, nvidia-smi --gpu-reset -i PCI (with NVSwitches: all GPUs), or "
-    "reboot. The Xid just before it in journalctl -k says why."
+    "After the drain stop all clients of the GPU, then nvidia-smi --gpu-reset -i PCI (with NVSwitches: all GPUs), or "
+    "reboot. The Xid just before it in journalctl -k shows the reason."
 )
-_REBOOT = "Let the node drain and reboot it: a reset of the GPU is not enough. journalctl -k says why."
+_REBOOT = "Reboot after the drain: a reset of the GPU is not enough. journalctl -k shows the reason."
 
 OBSERVATIONS = {
     "gpu_recovery_action": Meaning(
-        "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain of peer-to-peer traffic, 4 "
-        "drain and reset, 5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
+        "Requested recovery: 0 none, 1 GPU reset, 2 node reboot, 3 drain of peer-to-peer traffic, 4 drain and reset, 5 "
+        "IMEX domain recovery, 6 bus reset, 7 system reboot.",
         ("pci",),
     ),
 }
@@ -78,31 +78,32 @@ EXPLAIN = {
     "gpu_recovery_action/drain_p2p": _explain(
         Severity.WARNING,
         ACTIONS[3].words,
-        "Traffic between GPUs is disturbed. Jobs that use this GPU alone go on.",
-        "Look at NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u nvidia-fabricmanager). It mostly "
-        "ends when the job that used the links has ended.",
+        "Traffic between GPUs is disturbed. Jobs that use only this GPU continue.",
+        "No action tonight. Check NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u "
+        "nvidia-fabricmanager). It usually clears when the job that used the links has ended.",
     ),
     "gpu_recovery_action/drain_and_reset": _explain(
         Severity.DEGRADED,
         ACTIONS[4].words,
-        "The driver has contained a fault, mostly of memory: what runs goes on, and nothing new should start before "
-        "the reset that repairs it. If it gets worse the driver asks to reset the GPU, and that requeues.",
+        "The driver has contained a fault, usually of memory: running work continues, and nothing new should start "
+        "before the reset that repairs it. If it gets worse, the driver requests a GPU reset, and healthd requeues.",
         _RESET,
     ),
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
         ACTIONS[5].words,
         "Memory that GPUs of several nodes share is not usable. The cause may be on another node.",
-        "Look at nvidia-imex-ctl -N and the service nvidia-imex on the nodes of the domain.",
+        "No action tonight on this node. Check nvidia-imex-ctl -N and the service nvidia-imex on the nodes of the "
+        "domain.",
     ),
     "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].words, _BROKEN, _REBOOT),
     "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7].words, _BROKEN, _REBOOT),
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The driver asks for an action with a number that is newer than this healthd.",
-        "Unknown: it only warns.",
-        "nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
+        "The driver requests an action with a number that is newer than this healthd.",
+        "Unknown, so healthd only warns.",
+        "No action tonight. nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),
 }
 

@@ -1,7 +1,7 @@
-"""Pages of GPU memory that are no longer used after errors (before Ampere, which remaps rows).
+"""Retired pages of GPU memory (before Ampere, which remaps rows).
 
-Rules: a page that is to be retired stays in use until a reboot (nvml.h), and the next job may get it. 60 retired pages
-for both causes together are the number at which AWS replaces a GPU (AzNHC 62, DCGM 63; the table holds 64).
+Rules: a page that waits for its retirement stays in use until a reboot (nvml.h), and the next job may get it. At 60
+retired pages for both causes together AWS replaces a GPU (AzNHC 62, DCGM 63; the table holds 64).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AFTER_EVENTS = ("xid", "job_end")
 
 
 class Config(CheckSettings, frozen=True):
-    """degraded_pages   so many retired pages of one GPU are degraded"""
+    """degraded_pages   this many retired pages of one GPU are degraded"""
 
     degraded_pages: Count = 60
 
@@ -53,7 +53,7 @@ def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         yield Observation("gpu_retired_pages_total", count, ObservationKind.COUNTER, labels)
     counts = f"{pages.double_bit} for double bit errors, {pages.single_bit} for single bit errors"
     if pages.pending:
-        message = f"memory pages wait for a reboot to be retired (in all: {counts})"
+        message = f"memory pages wait for a reboot to be retired (total: {counts})"
         yield Finding(Severity.DEGRADED, "gpu_retired_pages/pending", gpu.pci, message, clears=Clears.REBOOT)
     retired = pages.single_bit + pages.double_bit
     if retired >= config.degraded_pages:
@@ -68,26 +68,26 @@ def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
 
 
 OBSERVATIONS = {
-    "gpu_retired_pages_total": Meaning("Memory pages that the GPU has retired in its life.", ("pci", "cause")),
+    "gpu_retired_pages_total": Meaning("Memory pages that the GPU has retired over its life.", ("pci", "cause")),
 }
 
 EXPLAIN = {
     "gpu_retired_pages/pending": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A page of the GPU's memory had a double bit error, or single bit errors again and again, and is to be "
-        "retired. That happens when the driver starts anew.",
-        "Until then the page is in use: the next job may get it and die of it.",
-        "Let the node drain and reboot it, then look whether nvidia-smi -q -d PAGE_RETIREMENT says Pending: No. Was "
-        "the GPU reset or the driver loaded again instead: healthd repaired gpu_retired_pages/pending PCI.",
+        "A page of the GPU's memory had a double bit error, or repeated single bit errors, and waits for its "
+        "retirement. That happens at the next load of the driver.",
+        "Until then the page is in use: the next job may get it and be killed by it.",
+        "Reboot after the drain, then check that nvidia-smi -q -d PAGE_RETIREMENT shows Pending: No. If you reset "
+        "the GPU or reloaded the driver instead: healthd repaired gpu_retired_pages/pending PCI.",
     ),
     "gpu_retired_pages/too_many": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "Nearly as many pages of the GPU's memory are retired as the driver can keep in its table (64).",
-        "The memory is wearing out: errors go on, and soon no bad page can be retired any more.",
-        "Open a case for replacement. To go on meanwhile: healthd repaired gpu_retired_pages/too_many PCI; it counts "
-        "again when another page is retired.",
+        "Nearly as many pages of the GPU's memory are retired as the driver's table holds (64).",
+        "The memory is wearing out: errors continue, and soon no further bad page can be retired.",
+        "Open a case with the vendor for replacement. To use the GPU until then: healthd repaired "
+        "gpu_retired_pages/too_many PCI; it counts again when another page is retired.",
     ),
 }
 

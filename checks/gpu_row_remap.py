@@ -1,10 +1,10 @@
-"""Rows of GPU memory that were replaced by spare ones after errors (Ampere and later).
+"""Rows of GPU memory that were replaced by spare rows after errors (Ampere and later).
 
-Rules: a remap that failed leaves a bad row in use (NVIDIA's debug guidelines, Meta's study); one that is pending takes
-effect at the next reset. 512 is the number of remaps after which NVIDIA replaces an A100 (OCI, gpud). While MIG
-instances exist the driver tells nothing of rows, and nothing is judged. The driver's flag "unrepairable memory" (Hopper
-and later, driver 590) is a failure in DCGM's memory watch (DCGM_FR_FAULTY_MEMORY: isolate, then a field diagnostic).
-Degraded: no source says that it harms the jobs that run; what does has a Xid.
+Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study); a pending remap takes effect at
+the next reset. After 512 remaps NVIDIA replaces an A100 (OCI, gpud). While MIG instances exist the driver reports no
+rows, and nothing is checked. The driver's flag "unrepairable memory" (Hopper and later, driver 590) is a failure in
+DCGM's memory watch (DCGM_FR_FAULTY_MEMORY: isolate, then a field diagnostic). It is degraded: no source reports harm
+to running jobs; harmful errors have an Xid.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 for item in look(gpu, config, past):
                     judged = True
                     yield item
-            except NvmlError as error:  # the others are judged all the same
+            except NvmlError as error:  # the other GPUs are still checked
                 failed.append(error)
     if failed:
         raise failed[0]
@@ -72,8 +72,8 @@ def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observ
     yield pending
     last = past.last(pending)
     if last is not None and last.value and not rows.pending:
-        # Only a reset makes a pending remap.
-        yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
+        # Only a reset completes a pending remap.
+        yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was completed", before=last.time)
     yield from _judge(gpu, rows, config)
 
 
@@ -83,7 +83,7 @@ def _memory(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding]:
             Severity.DEGRADED,
             "gpu_row_remap/unrepairable",
             gpu.pci,
-            "the driver says that some of its memory cannot be repaired",
+            "the driver reports memory that cannot be repaired",
             clears=Clears.OPERATOR,
             evidence="unrepairable memory flag 1",
         )
@@ -130,51 +130,52 @@ OBSERVATIONS = {
         ("pci",),
     ),
     "gpu_remapped_rows_total": Meaning(
-        "Rows of memory that the GPU has remapped in its life, by the kind of error.",
+        "Rows of memory that the GPU has remapped over its life, by kind of error.",
         ("pci", "error"),
     ),
-    "gpu_row_remap_failed": Meaning("1 if a row could not be remapped (the GPU is to be replaced), else 0.", ("pci",)),
+    "gpu_row_remap_failed": Meaning("1 if a row could not be remapped (replace the GPU), else 0.", ("pci",)),
 }
 
 EXPLAIN = {
     "gpu_row_remap/failure": Explain(
         Severity.CRITICAL,
         Clears.OPERATOR,
-        "The GPU could not replace a bad row of its memory by a spare one. The flag stays set for the GPU's life.",
-        "The bad row is still in use: jobs will hit it and die, or lose data.",
+        "The GPU could not replace a bad row of its memory by a spare row. The flag stays set for the GPU's life.",
+        "The bad row is still in use: jobs that use it are killed or lose data.",
         "Replace the GPU: this is NVIDIA's criterion for an RMA. Keep the output of nvidia-smi -q and "
         "nvidia-bug-report.sh for the case. After the replacement: healthd repaired gpu_row_remap/failure PCI.",
     ),
     "gpu_row_remap/pending": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A bad row was found, and a spare one will take its place at the next reset of the GPU.",
-        "Until then the bad row is either kept out of use (running jobs go on) or hit again.",
-        "When the jobs have ended: nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then look "
-        "whether 'Pending' is No in nvidia-smi -q -d ROW_REMAPPER.",
+        "A bad row was found. A spare row replaces it at the next reset of the GPU.",
+        "Until then the bad row is either kept out of use (running jobs continue) or hit again.",
+        "After the drain: nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
+        "'Pending' is No in nvidia-smi -q -d ROW_REMAPPER.",
     ),
     "gpu_row_remap/too_many": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
         "More rows were remapped after uncorrectable errors than NVIDIA accepts for a good GPU.",
         "The memory is wearing out, and spare rows are running short.",
-        "Open a case for replacement. To go on meanwhile: healthd repaired gpu_row_remap/too_many PCI; it counts again "
-        "when another row is remapped.",
+        "Open a case with the vendor for replacement. To use the GPU until then: healthd repaired "
+        "gpu_row_remap/too_many PCI; it counts again when another row is remapped.",
     ),
     "gpu_row_remap/unrepairable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The driver has found memory of this GPU that no spare can replace ('Unrepairable Memory' in nvidia-smi -q).",
-        "Jobs that get this memory may hit uncorrectable errors and die.",
-        "Run NVIDIA's field diagnostic and open a case for replacement with nvidia-bug-report.sh. After it, "
-        "or to go on meanwhile: healthd repaired gpu_row_remap/unrepairable PCI.",
+        "The driver has found memory of this GPU that no spare row can replace ('Unrepairable Memory' in nvidia-smi "
+        "-q).",
+        "Jobs that get this memory may hit uncorrectable errors and be killed.",
+        "Run NVIDIA's field diagnostics and open a case with the vendor for replacement (nvidia-bug-report.sh). "
+        "After the replacement, or to use the GPU until then: healthd repaired gpu_row_remap/unrepairable PCI.",
     ),
     "gpu_row_remap/no_spare_rows": Explain(
         Severity.WARNING,
         Clears.PASS,
         "At least one bank of the GPU's memory has used up its spare rows.",
-        "Nothing is wrong yet, but the next bad row in that bank is a failed remap.",
-        "Plan the replacement of the GPU.",
+        "No data is lost yet, but the next bad row in that bank causes a failed remap.",
+        "No action tonight. Plan the replacement of the GPU.",
     ),
 }
 

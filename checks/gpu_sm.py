@@ -1,8 +1,9 @@
-"""Whether one processor (SM) of a GPU raises exceptions in the kernels of different jobs.
+"""Streaming multiprocessors (SMs) that raise exceptions in kernels of different jobs.
 
-Rules: an Xid 13 is its application's mistake, which mostly shows on many SMs at once. The same SM in different jobs may
-be broken hardware: NVIDIA's catalogue asks for diagnostics then (WORKFLOW_XID_13), NVSentinel's analyzer counts the
-same GPC and TPC twice in 24 h. Two jobs with the same mistake look alike: it names the SM and warns, and never drains.
+Rules: an Xid 13 is its application's mistake, which usually shows on many SMs at once. The same SM in different jobs
+may be broken hardware: NVIDIA's catalogue requires diagnostics then (WORKFLOW_XID_13), and NVSentinel's analyzer counts
+the same GPC and TPC twice in 24 h. Two jobs with the same mistake look alike, so the check names the SM and warns, and
+never drains.
 """
 
 from __future__ import annotations
@@ -24,20 +25,18 @@ from healthd.api import (
 USES = ""
 
 XID = "13"
-EVERYWHERE = (
-    "many"  # what an event says that names more SMs than one broken part explains (agent/kernel_log/coalesce.py)
-)
+EVERYWHERE = "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
 MOST_NAMED = 4  # SMs, and jobs, in a message
 
 
 class Config(CheckSettings, frozen=True):
-    """window_seconds   exceptions of different jobs on one SM warn if they came within this time"""
+    """window_seconds   exceptions of different jobs on one SM within this time warn"""
 
     window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each GPU and MIG instance of it. An event whose job is not known accuses nobody."""
+    """Yield one finding for each GPU and MIG instance. Events without a known job are ignored."""
     by_gpu: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "xid" and event.code == XID and event.pci and event.field("job"):
@@ -64,9 +63,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _of_different_jobs(events: Sequence[KernelEvent]) -> bool:
-    """Whether no one job can have raised all of these: where jobs share a GPU, an event may be of any of them.
+    """Return True if no single job can have raised all events. On a shared GPU an event may belong to any of its jobs.
 
-    In one pass: a job can raise thousands of them, and each line that is heard asks again.
+    One pass only: a job can raise thousands of events, and each kernel line runs this again.
     """
     return not set.intersection(*(_jobs(named) for named in {event.field("job") for event in events}))
 
@@ -95,11 +94,11 @@ EXPLAIN = {
     "gpu_sm/several_jobs": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Kernels of different jobs raised exceptions (Xid 13) on the same processor (SM) of a GPU.",
-        "The SM may be broken: then it kills jobs, or computes wrongly in silence. Jobs with the same mistake look "
-        "alike.",
-        "Ask whose jobs they are, and whether the same program fails on other GPUs too. If not: drain the node and run "
-        "NVIDIA's diagnostics (dcgmi diag -r 3, the field diagnostics); name GPU, GPC, TPC and SM to NVIDIA.",
+        "Kernels of different jobs raised exceptions (Xid 13) on the same streaming multiprocessor (SM) of a GPU.",
+        "The SM may be broken: then it kills jobs, or computes wrong results silently. Different jobs with the same "
+        "mistake look the same.",
+        "No action tonight. Ask the owners of the jobs whether the same program fails on other GPUs as well. If not: "
+        "drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3; give GPU, GPC, TPC and SM to NVIDIA.",
         window="window_seconds",
     ),
 }

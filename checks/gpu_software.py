@@ -1,9 +1,9 @@
-"""The driver and the VBIOS of the GPUs: those that the site wants, and the same on all GPUs of one model.
+"""Versions of driver and VBIOS, and the InfoROM's checksums.
 
-Rules: GPUs of one model on one node come with one VBIOS; after an exchange they often do not (GCM). All GPUs of a node
-have the one driver that is loaded, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
-checksums) is a defect: what the GPU keeps in it, as the list of its bad memory, cannot be trusted. One that was whole
-is looked at again after an hour, as DCGM does: for the driver it is more work than all else in a round.
+Rules: GPUs of one model on one node come with one VBIOS; after a replacement they often differ (GCM). All GPUs of a
+node share the one loaded driver, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
+checksums) is a defect: data that the GPU stores in it, such as the list of its bad memory, cannot be trusted. A valid
+InfoROM is checked again after an hour, as in DCGM: for the driver that check is more work than the rest of a round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BASELINE = Baseline(("driver_version", "vbios"), place=13)
 
 class Config(CheckSettings, frozen=True):
     """driver_version  the driver that must be loaded ("580.105.08"); "" = any
-    vbios           the VBIOS of every GPU ("96.00.99.00.01"); "" = the one of most GPUs of its model on this node
+    vbios           the VBIOS of every GPU ("96.00.99.00.01"); "" = that of most GPUs of its model on this node
     """
 
     driver_version: str = ""
@@ -54,7 +54,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
             versions[gpu] = gpu.vbios() or ""
             if host.inforom_valid(gpu) is False:
                 yield Finding(Severity.DEGRADED, "gpu_software/inforom", gpu.pci, "the InfoROM is corrupted")
-        except NvmlError as error:  # the others are judged all the same
+        except NvmlError as error:  # the other GPUs are still checked
             failed.append(error)
     yield from _vbios(versions, config)
     if gpus and config.driver_version:
@@ -65,7 +65,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
 
 def _driver(version: str, config: Config) -> Iterator[Finding]:
     if version != config.driver_version:
-        message = f"driver {version} is loaded, {config.driver_version} is expected"
+        message = f"driver {version} is loaded; expected {config.driver_version}"
         yield Finding(Severity.WARNING, "gpu_software/driver", "", message, expects="driver_version")
 
 
@@ -73,15 +73,15 @@ def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
     for gpu, version in versions.items():
         wanted = config.vbios or _most_common([versions[peer] for peer in versions if peer.name == gpu.name])
         if version != wanted:
-            whose = "is expected" if config.vbios else "is that of the other GPUs"
-            message = f"VBIOS {version or 'unknown'}, {wanted} {whose}"
+            whose = "is the expected version" if config.vbios else "is the version of the other GPUs"
+            message = f"VBIOS {version or 'unknown'}; {wanted} {whose}"
             yield Finding(
                 Severity.WARNING, "gpu_software/vbios", gpu.pci, message, expects="vbios" if config.vbios else ""
             )
 
 
 def _most_common(versions: Sequence[str]) -> str:
-    """The most common version; at a tie the newest, since exchanged GPUs come with an old one."""
+    """Return the most common version; on a tie the newest, because replaced GPUs come with an old one."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (counts[version], version))
 
@@ -93,7 +93,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         yield Entry("gpu_software", "driver_version", driver)
     versions = {gpu.vbios() for gpu in gpus}
     if len(versions) > 1 and len({gpu.name for gpu in gpus}) == 1:
-        yield LeftOut("gpu_software", f"GPUs have different ones: {', '.join(map(str, versions))}", "vbios")
+        yield LeftOut("gpu_software", f"GPUs have different VBIOS versions: {', '.join(map(str, versions))}", "vbios")
     elif len(versions) == 1 and (version := versions.pop()):
         yield Entry("gpu_software", "vbios", version)
 
@@ -102,26 +102,27 @@ EXPLAIN = {
     "gpu_software/driver": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Another driver is loaded than the site expects.",
-        "Jobs over several nodes may behave differently on this one; CUDA versions may be refused.",
-        "Install the driver and reboot; after an upgrade of the whole cluster correct driver_version.",
+        "The loaded driver is not the expected one.",
+        "Jobs on several nodes may behave differently on this node, and some CUDA versions may be refused.",
+        "No action tonight. Install the driver and reboot once no job runs here. After an upgrade of the whole "
+        "cluster: correct driver_version.",
         expects="driver_version",
     ),
     "gpu_software/vbios": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "This GPU's VBIOS is another than the site expects, or than other GPUs of its model on this node have.",
-        "Limits of power and clocks, and repaired faults, depend on it: the GPU may be slower than its peers.",
-        "nvidia-smi --query-gpu=pci.bus_id,vbios_version --format=csv. Update it with the tools of the machine's "
-        "vendor at the next maintenance.",
+        "This GPU's VBIOS differs from the expected version, or from other GPUs of its model on this node.",
+        "Power and clock limits, and fixes of faults, depend on the VBIOS: the GPU may be slower than its peers.",
+        "No action tonight. nvidia-smi --query-gpu=pci.bus_id,vbios_version --format=csv. Update it with the machine "
+        "vendor's tools at the next maintenance.",
     ),
     "gpu_software/inforom": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The checksums of the GPU's InfoROM are wrong. nvidia-smi says: infoROM is corrupted.",
-        "The GPU keeps its history of errors and the list of its bad memory there: bad memory may be in use again.",
-        "Reset the GPU or reboot, and look again. Comes back: run diagnostics, open a case for replacement with the "
-        "output of nvidia-bug-report.sh.",
+        "The checksums of the GPU's InfoROM are wrong (nvidia-smi: infoROM is corrupted).",
+        "The GPU keeps its error history and the list of its bad memory there: bad memory may be in use again.",
+        "After the drain reset the GPU or reboot, then check again. If it comes back: run NVIDIA's field diagnostics "
+        "and open a case with the vendor for replacement (nvidia-bug-report.sh).",
     ),
 }
 

@@ -1,9 +1,9 @@
-"""GPUs that are about to slow down because they are hot, and GPU memory that is hotter than it may be.
+"""GPUs close to thermal slowdown, and GPU memory above its maximum temperature.
 
-Rule: two degrees before the hardware slows the GPU down (the driver says where that is, models differ), or above the
-memory's maximum. Ada, Hopper and later tell the degrees that are left (T.LIMIT in nvidia-smi) instead of a limit. Where
-the driver tells neither, the model's own slowdown counts, as nvidia-smi -q shows it elsewhere: a hot GPU is not healthy
-because nobody says how hot it may be.
+Rule: two degrees below the hardware slowdown of the GPU (the driver reports it, models differ), or above the memory's
+maximum. Ada, Hopper and later report the remaining degrees (T.LIMIT in nvidia-smi) instead of a limit. If the driver
+reports neither, the model's own slowdown counts, as nvidia-smi -q shows it elsewhere: a hot GPU is not healthy just
+because its limit is unknown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from healthd.nvidia.nvml import TemperatureLimits
 
 USES = "nvml"
 
-# Degrees Celsius at which the hardware of a model slows it down, as nvidia-smi -q of real machines has it (V100:
-# github.com/NVIDIA/nvidia-docker/issues/1076; of H100, B200, GB200 the temperature and what is left of it). Others: a
-# bit below what NVIDIA's cards have (RTX 3080: 95), and what DCGM's own policy sample alarms at.
+# Degrees Celsius at which the hardware of a model slows it down, from nvidia-smi -q of real machines (V100:
+# github.com/NVIDIA/nvidia-docker/issues/1076; for H100, B200, GB200 the temperature plus its margin). Other models: a
+# little below NVIDIA's cards (RTX 3080: 95) and the alarm in DCGM's policy sample.
 SLOWDOWN_CELSIUS = {
     "P100": 82,
     "V100": 87,
@@ -49,8 +49,8 @@ SLOWDOWN_OF_OTHERS_CELSIUS = 90
 
 
 class Config(CheckSettings, frozen=True):
-    """margin_celsius     a GPU so close below its slowdown, or closer, warns
-    slowdown_celsius   where the slowdown is if the driver does not tell; 0 = by the GPU's model
+    """margin_celsius     a GPU this close below its slowdown, or closer, warns
+    slowdown_celsius   temperature of the slowdown if the driver does not report it; 0 = by the GPU's model
     """
 
     margin_celsius: Celsius = 2.0
@@ -79,17 +79,18 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         message = f"{celsius} C, {message}" if celsius is not None else message
         yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
     elif left is None and celsius is not None and celsius >= assumed - config.margin_celsius:
-        message = f"{celsius} C; the driver tells no limit, and such a GPU slows down at about {assumed} C"
+        message = f"{celsius} C; the driver reports no limit, and this model slows down at about {assumed} C"
         yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
     if memory is not None and limits.memory_max is not None and memory > limits.memory_max > 0:
-        message = f"the memory has {memory} C, at most {limits.memory_max} are allowed"
+        message = f"the memory is at {memory} C; the maximum is {limits.memory_max} C"
         yield Finding(Severity.WARNING, "gpu_temperature/memory_hot", gpu.pci, message)
 
 
 def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
-    """Degrees below the slowdown. The margin counts from the operating maximum, a little below it (2 C on an H100).
+    """Return the degrees below the hardware slowdown. The driver's margin counts from the operating maximum, a little
+    below the slowdown (2 C on an H100).
 
-    None if the driver tells neither; a limit of 0 is none.
+    None if the driver reports neither; a limit of 0 means no limit.
     """
     margin = gpu.temperature_margin()
     if margin is not None:
@@ -100,17 +101,17 @@ def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int |
 
 
 def slowdown_of(name: str) -> int:
-    """Where the hardware of a model slows it down, by the name that NVML has for it ("NVIDIA A100-SXM4-80GB")."""
+    """Return the slowdown temperature of a model, by its NVML name ("NVIDIA A100-SXM4-80GB")."""
     words = regex(r"[^A-Z0-9]+").split(name.upper())
     return next((SLOWDOWN_CELSIUS[word] for word in words if word in SLOWDOWN_CELSIUS), SLOWDOWN_OF_OTHERS_CELSIUS)
 
 
-_COOLING = "Fans and air flow of the node (ipmitool sdr type Fan), dust, the heat sink, the temperature of the room."
+_COOLING = "Check fans and air flow of the node (ipmitool sdr type Fan), dust, the heat sink and the room temperature."
 
 OBSERVATIONS = {
     "gpu_temperature_celsius": Meaning("Temperature of the GPU, in degrees Celsius.", ("pci",)),
     "gpu_slowdown_margin_celsius": Meaning(
-        "Degrees Celsius that are left until the hardware slows the GPU down; below 0 it is above.",
+        "Degrees Celsius left until the hardware slows the GPU down; negative if it is hotter.",
         ("pci",),
     ),
     "gpu_memory_temperature_celsius": Meaning("Temperature of the GPU's memory, in degrees Celsius.", ("pci",)),
@@ -121,15 +122,15 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The GPU is within two degrees of the temperature at which its hardware halves the clocks, or above it.",
-        "Jobs get slow when it gets any hotter; gpu_clocks says when that happens.",
-        f"nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
+        "Jobs slow down if it gets hotter; gpu_clocks reports that.",
+        f"No action tonight. nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
     ),
     "gpu_temperature/memory_hot": Explain(
         Severity.WARNING,
         Clears.PASS,
         "The GPU's memory is hotter than its maximum.",
-        "The GPU slows down, and hot memory makes more ECC errors.",
-        f"nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
+        "The GPU slows down, and hot memory causes more ECC errors.",
+        f"No action tonight. nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
     ),
 }
 

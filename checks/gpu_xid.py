@@ -1,11 +1,12 @@
-"""What the kernel log says of GPUs: Xids, GPUs that are gone, and what the driver says without an Xid.
+"""GPU faults in the kernel log: Xids, GPUs off the bus, and driver messages without an Xid.
 
-Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
-loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn. What the driver says
-of its GSP or of NVLink in words counts where no Xid of the same minute says it.
+Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action gives the severity. A code that resets
+or loses the GPU is CRITICAL; one that an application causes never drains a node; unknown codes warn. Driver messages
+about the GSP or NVLink without an Xid count only if no Xid within a minute reports the same fault.
 
-A line "Reset required" that names no GPU warns on the node: it may be of any GPU. gpu_access runs at once after such a
-line, asks NVML for each GPU, and drains for the one that needs the reset (gpu_access/reset_required).
+A line "Reset required" that names no GPU warns on the node, because it may belong to any GPU. gpu_access runs at once
+after such a line, queries each GPU through NVML, and drains for the GPU that needs the reset
+(gpu_access/reset_required).
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from healthd.nvidia.xid_table import Meaning
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are coalesced
-SAME_FAULT_SECONDS = 60.0  # Xids and words tell of one fault, at once or when a call notices it
+INCIDENT_SECONDS = 5.0  # closer lines belong to one incident, as in the coalescing of events
+SAME_FAULT_SECONDS = 60.0  # an Xid and a message report one fault at once, or when a later call detects it
 
-# A name is no finding of its own beside one of these on the same GPU (or on a GPU that the line does not name).
+# A name gives no finding of its own with one of these on the same GPU (or on a GPU that the line does not name).
 SAID_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
@@ -46,14 +47,14 @@ SAID_BY: Mapping[str, frozenset[str]] = {
     "rc_watchdog": frozenset({"8", *map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
-# 171 and 172 only say more of an uncorrectable memory error: beside its Xid they are recorded, alone they warn.
+# 171 and 172 add detail to an uncorrectable memory error: with its Xid they are only recorded, alone they warn.
 MORE_OF: Mapping[str, frozenset[str]] = dict.fromkeys(("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"}))
 
 
 class Config(CheckSettings, frozen=True):
     """application_window_seconds   how long a code that an application caused stays a warning
     warning_window_seconds       the same for every other warning
-    nvlink_repeat_seconds        a second NVLink error (Xid 74) within this is CRITICAL
+    nvlink_repeat_seconds        a second NVLink error (Xid 74) within this time is CRITICAL
     """
 
     application_window_seconds: Seconds = 3600.0
@@ -71,7 +72,7 @@ Groups = Mapping[tuple[str, str], Sequence[KernelEvent]]  # by name and part
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code and part, resting on all its events."""
+    """Yield one finding for each code and part, from all its events."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     parts = _parts_by_number(events, node)
     for event in events:
@@ -97,31 +98,32 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
-    """Repairs that new lines show: an Xid 154 that no longer asks for the reset that an earlier one asked for."""
+    """Yield repairs that new lines show: an Xid 154 that no longer requests the reset that an earlier one requested."""
     for event in events:
         asked, asks = event.field("recovery_from"), event.field("recovery_to")
         if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery_action.RESETS):
-            why = "the driver asks for no recovery any more (Xid 154)"
+            why = "the driver requests no recovery any more (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
 
 
 def _name(event: KernelEvent) -> str:
-    """The part after "gpu_xid/" in the code; "" for events of other checks."""
+    """Return the name after "gpu_xid/" in the code; "" for events of other checks."""
     if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
 def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
-    """The driver's number of a GPU -> its address: from lines that give both (Xid 119), else the inventory's index."""
+    """Map the driver's number of a GPU to its address, from lines with both (Xid 119), else by the inventory's "
+    "index."""
     by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
     return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
 
 def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
-    """The events of a group that no Xid or plainer line of the same fault covers already."""
+    """Return the events of a group that no Xid or clearer line of the same fault covers already."""
     said = _on_part(SAID_BY.get(name, frozenset()), part, groups)
-    # A GSP that does not boot: on any GPU, since a missing one shifts the indices of the others.
+    # A GSP that does not boot: compare with any GPU, because a missing GPU shifts the indices of the others.
     inits = _on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
         event
@@ -132,7 +134,7 @@ def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) 
 
 
 def _on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Events of these names on this part. An event without a part may be on any."""
+    """Return the events of these names on this part. An event without a part may belong to any part."""
     if part:
         return [event for name in names for other in (part, "") for event in groups.get((name, other), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
@@ -143,15 +145,15 @@ def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:
     return (one.boot_id, one.history) == (other.boot_id, other.history) and apart <= SAME_FAULT_SECONDS
 
 
-# --- what an event means for the node
+# --- severity of an event
 
 
 def _judge(
     group: Sequence[KernelEvent], part: str, groups: Groups, node: Inventory, config: Config
 ) -> tuple[Rule | None, KernelEvent]:
-    """(rule, the event that it rests on): the worst of what this boot showed within the warning window.
+    """Return the rule and its event: the worst of this boot within the warning window.
 
-    A recovery action (154) is a state: the newest counts alone.
+    A recovery action (154) is a state: only the newest counts.
     """
     newest = max(group, key=lambda event: (event.last_time, event.sequence))
     name = _name(newest)
@@ -186,7 +188,7 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
 
 
 def _lasting(meaning: Meaning, config: Config) -> Rule:
-    """The rule of a meaning. One that drains ends only by its cause; any other is also forgotten in time."""
+    """Return the rule of a meaning. A rule that drains ends only by its cause; any other also ends after some time."""
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
     window = config.application_window_seconds if meaning.of_application else config.warning_window_seconds
@@ -194,8 +196,8 @@ def _lasting(meaning: Meaning, config: Config) -> Rule:
 
 
 def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
-    """CRITICAL if the driver itself takes a known GPU to be beyond recovery. A crash has an Xid 120 unless it is a
-    watchdog's report, which is no error; a time-out of many calls has an Xid 119."""
+    """Return CRITICAL if the driver itself considers a known GPU beyond recovery. A crash has an Xid 120 unless it is a
+    watchdog's report, which is no error; a timeout of many calls has an Xid 119."""
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
     if event.code == "boot_failed" and present:
@@ -206,7 +208,7 @@ def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
-    """Judged by the line's number: its words change with the driver's branch. None: no action is needed."""
+    """Judge by the number in the line: its text differs between driver branches. None if no action is needed."""
     number = xid_table.number(event.field("recovery_to"))
     if number == 0:
         return None
@@ -215,8 +217,9 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
-    """CRITICAL if a line says that a link is down or that the fabric must be reset, or if another incident came before
-    the newest one (one incident may have a line for each link). gpu_nvlink finds a link that is down in silence."""
+    """Return CRITICAL if a line reports a link as down or requests a reset of the fabric, or if another incident came
+    before the newest one (one incident may have a line for each link). gpu_nvlink finds a link that went down silently.
+    """
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
     for event in reversed(events):
@@ -236,7 +239,7 @@ def _registers(event: KernelEvent) -> list[int]:
     return [xid_table.word(text) or 0 for text in event.field("register").split()]
 
 
-# --- for people
+# --- messages and texts
 
 
 def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
@@ -262,19 +265,19 @@ _IN_WORDS = {
     "gpu_is_lost": "calls fail because the GPU is lost",
     "rm_init_failed": "the driver could not initialise the GPU",
     "probe_failed": "the driver did not take a GPU when it was loaded",
-    "invalid_context": "nvidia-peermem was called for memory that it does not know",
-    "rpc_timeout": "the GPU's system processor (GSP) does not answer in time",
-    "crash": "the GPU's system processor (GSP) reports a crash or a watchdog",
+    "invalid_context": "nvidia-peermem was called for unknown memory",
+    "rpc_timeout": "the GPU's system processor (GSP) does not respond in time",
+    "crash": "the GPU's system processor (GSP) reports a crash or a watchdog timeout",
     "pmu_halted": "the power management unit (PMU) of the GPU has halted",
     "boot_failed": "the GPU's system processor (GSP) does not boot",
     "boot_error": "error at the boot of the GPU's system processor (GSP)",
     "reset_required": "the driver refuses the GPU until it is reset",
     "dump": "registers and history of the GPU's system processor (GSP)",
-    "locked": "the driver's watchdog finds the GPU locked",
-    "message": "the driver says something of the GPU's system processor (GSP)",
-    "rx_detect": "NVLink: the driver does not find what is at the other end",
+    "locked": "the driver's watchdog found the GPU locked",
+    "message": "driver message about the GPU's system processor (GSP)",
+    "rx_detect": "NVLink: the driver does not detect the other end of a link",
     "training": "NVLink: the training of a link failed",
-    "error": "NVLink: the driver says an error",
+    "error": "NVLink: driver error",
 }
 
 
@@ -306,7 +309,7 @@ def _what(event: KernelEvent) -> str:
 
 
 def explain(code: str) -> Explain | None:
-    """The text for one code: "gpu_xid/79"; None if the code is none of this check's."""
+    """Return the text for one code: "gpu_xid/79"; None if the code is not one of this check."""
     from healthd.nvidia.xid_texts import explain as text_of
 
     check, _, name = code.partition("/")
@@ -314,7 +317,7 @@ def explain(code: str) -> Explain | None:
 
 
 def known_codes() -> list[str]:
-    """Every code that a catalogue names; others are explained too."""
+    """Return every code that a catalogue names; `explain` handles others as well."""
     in_words = (
         "fallen_off_bus",
         "gpu_is_lost",
@@ -329,7 +332,7 @@ def known_codes() -> list[str]:
 
 
 def explain_more(code: str) -> Explain | None:
-    """The text for a name that is no condition, but stands in the message of one: "nvlink5/149:4"."""
+    """Return the text for a name that is not a condition but appears in messages: "nvlink5/149:4"."""
     from healthd.nvidia.nvlink5_texts import explain as text_of
 
     return text_of(code)
@@ -386,6 +389,6 @@ def ends_job(code: str) -> EndsJob:
 
 
 def _restarts(number: int) -> bool:
-    """Return True if the program has to be restarted: by NVIDIA's action, or since the Xid follows from its fault."""
+    """Return True if the program must be restarted: by NVIDIA's action, or because the Xid follows from its fault."""
     fact = codes.xid(number)
     return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

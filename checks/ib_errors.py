@@ -1,15 +1,15 @@
-"""Errors that InfiniBand ports count on links that are up: symbols, recoveries, overruns.
+"""Errors on active InfiniBand links: symbol errors, recoveries, overruns.
 
-Rules: NVSentinel's. Degraded where the link surely harms jobs: more than 120 symbol errors in an hour (the InfiniBand
-specification's bit error rate of 1e-12 gives so many), local link integrity or buffer overrun errors at all. Rates of
-the others warn. A link that goes down and trains again counts errors (its switch rebooted): what is counted up to the
-first look after that is not judged, ib_link and ib_flap are there for it. So do all ports after a boot: on a DGX H100
-that was well each had counted 14 receive errors and buffer overruns to the counter's end. Omni-Path (hfi1) counts each
-packet that it sends again as a local link integrity error: not judged there. mlx5 also
-counts what goes wrong between the ends of a connection: two rates of that warn and no more, for a peer that crashes
-counts there too.
-Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at their end; perfquery -R sets them to 0.
-And hw_counters/*, where the driver has them: mlx5's are wide.
+Rules (as in NVSentinel): degraded if the link certainly harms jobs: more than 120 symbol errors in an hour (the
+InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error. Rates of the
+other counters warn. A link that goes down and trains again counts errors (its switch rebooted): errors up to the first
+run after that are ignored; ib_link and ib_flap cover them. All ports count errors after a boot: on a healthy DGX H100
+each had counted 14 receive errors, and buffer overruns to the counter's end. Omni-Path (hfi1) counts each packet that
+it resends as a local link integrity error: that counter is ignored there. mlx5 also counts errors between the ends of
+a connection: two of these rates warn and do no more, because a peer that crashes raises them too.
+
+Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R sets
+them to 0. Also hw_counters/*, if the driver has them: those of mlx5 are wide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from healthd.host import infiniband
 USES = ""
 
 DOWN = -1
-FULL = {  # where a counter stops
+FULL = {  # the maximum of each counter
     "symbol_error": 2**16 - 1,
     "local_link_integrity_errors": 2**4 - 1,
     "excessive_buffer_overrun_errors": 2**4 - 1,
@@ -60,8 +60,8 @@ class Config(CheckSettings, frozen=True):
     receive_errors_per_second       more packets received with errors than this between two runs warn
     ack_timeouts_per_second   more packets without an acknowledgement than this between two runs warn
     slow_restarts_per_second  more slow restarts of RoCE than this between two runs warn
-    boot_seconds              nothing counts so long after a boot
-    clean_seconds             errors are forgotten after so long without new ones under load
+    boot_seconds              nothing counts during this time after a boot
+    clean_seconds             errors clear after this long under load without new ones
     """
 
     ports: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def validate(config: Config) -> str | None:
     rates = (config.symbol_errors_per_second, config.recoveries_per_minute, config.receive_errors_per_second)
     transport = (config.ack_timeouts_per_second, config.slow_restarts_per_second)
     if min(config.symbol_errors_per_hour, *rates, *transport) < 0:
-        return "what is allowed must not be negative"
+        return "the limits must not be negative"
     return infiniband.misnamed("ports", config.ports)
 
 
@@ -97,7 +97,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield link
             last = past.last(link)
             stayed_up = link.value != DOWN and (last is None or last.value == link.value)
-        except (OSError, ValueError) as error:  # then its counted errors stand
+        except (OSError, ValueError) as error:  # then its counted errors are used
             unreadable.append(f"{name}: {error}")
         for counter in (*FULL, *TRANSPORT):
             try:
@@ -122,7 +122,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             if counts and not (counter == "local_link_integrity_errors" and _is_omni_path(host, name)):
                 found += _judge(counter, counts, hourly, past.rate(reading) or 0.0, config)
         if full:
-            message = f"port {name} counts no more of {', '.join(full)}: at the end of the counter"
+            message = f"port {name}: counters at their maximum, no longer counting: {', '.join(full)}"
             yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
         for severity, code, words in found:
             window = config.clean_seconds
@@ -133,8 +133,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _link(host: Host, name: str) -> Observation:
-    """How often the port's link went down by its counter, or DOWN. If equal to the last look's, the link stayed up: a
-    reset of the counters changes the number, too. Raises OSError, ValueError."""
+    """Return how often the port's link went down by its counter, or DOWN. The same value as in the last run means that
+    the link stayed up; a reset of the counters changes the value, too. Raises OSError, ValueError."""
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
@@ -145,7 +145,7 @@ def _link(host: Host, name: str) -> Observation:
 
 
 def _symbols(name: str, new: float, past: Past) -> Observation:
-    """The port's symbol errors without those of training, as a counter of our own."""
+    """Return the port's symbol errors without those of link training, as a counter kept by healthd."""
     counter = Observation("ib_symbol_errors_while_up_total", 0, ObservationKind.COUNTER, (("port", name),))
     last = past.last(counter)
     return replace(counter, value=(last.value if last else 0.0) + new)
@@ -157,8 +157,9 @@ def _is_omni_path(host: Host, name: str) -> bool:
 
 
 def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
-    """A counter's reading, or a mark that the driver does not tell it: then it is not asked again (None) until the mark
-    is forgotten, after two days or a boot. Raises ValueError if the driver told it before and no longer does.
+    """Return a counter's reading, or a mark that the driver does not support it. With a mark the counter is not read
+    again (None) until the mark expires, after two days or a boot. Raises ValueError if the driver reported the counter
+    before and no longer does.
     """
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_unsupported", 1, labels=labels)
@@ -173,34 +174,34 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
 
 
 def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
-    """(severity, code, words) of a counter that grew. One that stopped in this run grew by at least this number."""
+    """Yield (severity, code, text) for a counter that grew. A counter that reached its maximum may have grown more."""
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":
         yield Severity.DEGRADED, "buffer_overrun", f"{new:.0f} new buffer overrun errors"
     elif counter == "link_error_recovery" and rate * 60 > config.recoveries_per_minute:
-        yield Severity.WARNING, "recovery_rate", f"its link recovers from errors {rate * 60:.0f} times a minute"
+        yield Severity.WARNING, "recovery_rate", f"its link recovers from errors {rate * 60:.0f} times per minute"
     elif counter == "port_rcv_errors" and rate > config.receive_errors_per_second:
-        yield Severity.WARNING, "receive_rate", f"{rate:.0f} packets a second are received with errors"
+        yield Severity.WARNING, "receive_rate", f"{rate:.0f} packets per second are received with errors"
     elif counter == "symbol_error" and hourly > config.symbol_errors_per_hour:
         yield Severity.DEGRADED, "symbols", f"{hourly:.0f} symbol errors within an hour"
     elif counter == "symbol_error" and rate > config.symbol_errors_per_second:
-        yield Severity.WARNING, "symbol_rate", f"{rate:.0f} symbol errors a second"
+        yield Severity.WARNING, "symbol_rate", f"{rate:.0f} symbol errors per second"
     elif counter == "local_ack_timeout_err" and rate > config.ack_timeouts_per_second:
-        yield Severity.WARNING, "ack_timeout_rate", f"{rate:.0f} packets a second were not acknowledged in time"
+        yield Severity.WARNING, "ack_timeout_rate", f"{rate:.0f} packets per second were not acknowledged in time"
     elif counter == "roce_slow_restart" and rate > config.slow_restarts_per_second:
-        yield Severity.WARNING, "slow_restart_rate", f"RoCE began anew at a low rate {rate:.0f} times a second"
+        yield Severity.WARNING, "slow_restart_rate", f"{rate:.0f} slow restarts of RoCE per second"
 
 
 _TODO = (
-    "mlxlink -d DEVICE -m -c shows the cable, its light and error rates. Clean or replace the cable or its "
-    "transceiver, try another port of the switch; the part at fault may be at either end."
+    "mlxlink -d DEVICE -m -c shows the cable, its optical power and error rates. Clean or replace the cable or its "
+    "transceiver, try another switch port; the faulty part may be at either end."
 )
-_MATTERS = "Packets are sent again, or the link fails next: jobs over several nodes get slow or die."
+_MATTERS = "Packets are resent, or the link fails next: jobs on several nodes get slow or are killed."
 
 OBSERVATIONS = {
     "ib_errors_link_downs_seen": Meaning(
-        "Times that the port's link went down, -1 while it is down; for healthd itself.",
+        "Times that the port's link went down; -1 while it is down; for healthd itself.",
         ("port",),
     ),
     "ib_symbol_errors_while_up_total": Meaning(
@@ -208,7 +209,7 @@ OBSERVATIONS = {
         ("port",),
     ),
     "ib_counter_unsupported": Meaning(
-        "Always 1: the driver does not tell this counter of the port.", ("port", "counter")
+        "Always 1: the driver does not report this counter of the port.", ("port", "counter")
     ),
     "ib_errors_total": Meaning("Errors of the port, by the adapter's counter.", ("port", "counter")),
 }
@@ -217,7 +218,7 @@ EXPLAIN = {
     "ib_errors/symbols": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "The port received more broken symbols than the InfiniBand specification allows in an hour.",
+        "The port received more symbol errors than the InfiniBand specification allows in an hour.",
         _MATTERS,
         _TODO,
         window="clean_seconds",
@@ -235,23 +236,23 @@ EXPLAIN = {
         Clears.WINDOW,
         "The port's receive buffers overran in consecutive updates of flow control (ExcessiveBufferOverrunErrors).",
         "Flow control does not work on this link: packets are lost.",
-        f"{_TODO} Look at the firmware of adapter and switch too.",
+        f"{_TODO} Check the firmware of adapter and switch as well.",
         window="clean_seconds",
     ),
     "ib_errors/symbol_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A burst of broken symbols, fewer than count as a fault in an hour.",
+        "A burst of symbol errors, fewer than the hourly limit of a fault.",
         _MATTERS,
-        _TODO,
+        f"No action tonight. At the next maintenance: {_TODO}",
         window="clean_seconds",
     ),
     "ib_errors/recovery_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The link trains anew again and again, without going down (LinkErrorRecoveryCounter).",
-        "Nothing is sent meanwhile: collectives wait. It often comes before a link that goes down.",
-        _TODO,
+        "The link trains repeatedly without going down (LinkErrorRecoveryCounter).",
+        "Traffic pauses meanwhile, and collectives wait. It often precedes a link that goes down.",
+        f"No action tonight. At the next maintenance: {_TODO}",
         window="clean_seconds",
     ),
     "ib_errors/receive_rate": Explain(
@@ -259,33 +260,36 @@ EXPLAIN = {
         Clears.WINDOW,
         "The port receives many packets with errors (PortRcvErrors).",
         _MATTERS,
-        f"{_TODO} A sender far away may be the cause too: ibqueryerrors shows which ports of the fabric count errors.",
+        f"No action tonight. {_TODO} A remote sender may be the cause as well: ibqueryerrors shows which ports of the "
+        "fabric count errors.",
         window="clean_seconds",
     ),
     "ib_errors/ack_timeout_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets that this port sent were often not acknowledged in time, and sent again (local_ack_timeout_err).",
-        "Jobs wait for each of them; when the retries are used up the connection, and with it the job, dies.",
-        "One job's nodes only, and one of them died then: it is the cause. Else packets are lost on the way: "
-        "ibqueryerrors, or the switch's drops and priority flow control (RoCE); then this node's cable.",
+        "Packets from this port were often not acknowledged in time and resent (local_ack_timeout_err).",
+        "Jobs wait for each packet. When the retries are used up, the connection fails and the job with it.",
+        "No action tonight. If only one job's nodes show it and one of its nodes died then: that node is the cause. "
+        "Otherwise packets are lost on the way: check ibqueryerrors, or the switch's drops and priority flow control "
+        "(RoCE), then this node's cable.",
         window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "RoCE often began anew at a low rate, as it does when packets were lost (roce_slow_restart).",
-        "Jobs over several nodes get slow.",
-        "Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless queues). One node: "
-        "its cable and port, and whether its NIC is set up as those of the others (mlnx_qos -i INTERFACE).",
+        "RoCE often restarted at a low rate, as it does after packet loss (roce_slow_restart).",
+        "Jobs on several nodes get slow.",
+        "No action tonight. Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless "
+        "queues). One node: its cable and port, and whether its NIC is configured like the others "
+        "(mlnx_qos -i INTERFACE).",
         window="clean_seconds",
     ),
     "ib_errors/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
-        "Counters of this port stand at their end (15, 255 or 65535): what they count from now on is unknown.",
-        "None by itself. Ports that were up for a year often have one: the narrowest counts to 15.",
-        "perfquery -R on this node sets the port's counters to 0.",
+        "Counters of this port are at their maximum (15, 255 or 65535) and count no further errors.",
+        "None by itself. Ports that were up for a year often have one: the narrowest counter ends at 15.",
+        "No action needed. perfquery -R on this node sets the port's counters to 0.",
     ),
 }
 

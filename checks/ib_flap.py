@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE ports whose link goes down and comes back, again and again.
+"""InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: three times in 3 hours by the port's own counter, or five lost carriers in 24 hours (Azure healthagent, AzNHC and
-OCI count flaps in this way). Nothing counts within 30 minutes of boot, while links train. Only growth counts, so every
-port is judged: one that is down for good does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
+OCI count flaps in this way). Growth within 30 minutes of boot is ignored, while links train. Only growth counts, so
+every port is checked: a port that stays down does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
 which stops at 255; and sysfs-class-net: carrier_down_count of the port's network interface, if it has one
 (carrier_changes would count each flap twice).
 """
@@ -39,12 +39,12 @@ FULL = 255
 
 class Config(CheckSettings, frozen=True):
     """ports            ("mlx5_0/1", ...); () = all ports of the node
-    links_downed     a link that was so often down within its window is a fault, by the port's counter
+    links_downed     a link that was down this often within its window is a fault, by the port's counter
     links_downed_window_seconds
     carriers_lost    the same, by the port's network interface
     carriers_lost_window_seconds
-    boot_seconds     nothing counts so long after a boot
-    clean_seconds    it is over after so long without another flap under load, or when an operator says so
+    boot_seconds     nothing counts during this time after a boot
+    clean_seconds    it clears after this long under load without another flap, or by `healthd repaired`
     """
 
     ports: tuple[str, ...] = ()
@@ -83,11 +83,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 continue
             yield reading
             if code == "link_downed" and reading.value == FULL:
-                message = f"port {name} has counted {FULL} times that its link went down, and cannot count on"
+                message = f"port {name} has counted {FULL} times that its link went down, the counter's maximum"
                 yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
             window = min(window, settled)
             times = past.growth(reading, window) or 0.0
-            if times >= limit and window > 0 and past.growth(reading, 0.0):  # old growth was found before
+            if times >= limit and window > 0 and past.growth(reading, 0.0):  # old growth was reported before
                 yield Finding(
                     Severity.DEGRADED,
                     f"ib_flap/{code}",
@@ -107,8 +107,8 @@ def _link_downed(host: Host, name: str, past: Past) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
-    """dev_port tells which port each interface of a device belongs to. Of a port's interfaces the first by name is its
-    own: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort behind it."""
+    """Read the count of lost carriers. dev_port links each interface of a device to its port. The first interface of a
+    port by name is its own: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -123,7 +123,7 @@ def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: Past) -> Observation | None:
-    """None: the count was never told in this boot. Raises ValueError if it was told and no longer is."""
+    """Return None if the count was never readable in this boot. Raises ValueError if it was and no longer is."""
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{name} cannot be read any more")
@@ -132,12 +132,12 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
 
 _TODO = (
     "mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. One node: reseat or replace the cable or its "
-    "transceiver, try another port of the switch. Many nodes at once: the switch. When it is repaired and the next "
-    "check is through: healthd repaired CODE PORT."
+    "transceiver, try another switch port. Many nodes at once: check the switch. After the repair, once the next run "
+    "of the check is clean: healthd repaired CODE PORT."
 )
 
 OBSERVATIONS = {
-    "ib_link_downed_total": Meaning("Times that the port's link went down, by the adapter's count.", ("port",)),
+    "ib_link_downed_total": Meaning("Times that the port's link went down, by the adapter's counter.", ("port",)),
     "ib_carrier_lost_total": Meaning(
         "Times that the port's network interface lost its carrier.",
         ("port", "interface"),
@@ -148,8 +148,8 @@ EXPLAIN = {
     "ib_flap/link_downed": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The port's own counter (link_downed) says that its link failed and came back several times.",
-        "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
+        "The port's own counter (link_downed) shows that its link failed and came back several times.",
+        "Each time jobs on several nodes wait or are killed. The next flap is likely within hours.",
         _TODO,
         shared=True,
         window="clean_seconds",
@@ -158,17 +158,18 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The network interface of this port lost its carrier several times within a day.",
-        "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
-        f"{_TODO} An interface that somebody sets down and up (ip link set) counts too.",
+        "Each time jobs on several nodes wait or are killed. The next flap is likely within hours.",
+        f"{_TODO} Setting an interface down and up (ip link set) counts as well.",
         shared=True,
         window="clean_seconds",
     ),
     "ib_flap/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
-        "The counter of failed links stands at its end, 255: it is unknown whether the link still goes down.",
-        "None by itself. Good ports have it after years; flaps of this one are not seen until it is reset.",
-        "perfquery -R on this node sets the port's counters to 0. The network interface's count is judged meanwhile.",
+        "The counter of failed links is at its maximum, 255. Further failures are not counted.",
+        "None by itself. Healthy ports reach it after years. Flaps of this port are not detected until it is reset.",
+        "No action needed. perfquery -R on this node sets the port's counters to 0. Until then healthd uses the "
+        "network interface's own counter.",
     ),
 }
 

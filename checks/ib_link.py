@@ -1,8 +1,8 @@
-"""InfiniBand and RoCE ports that should be up, at their rate.
+"""InfiniBand and RoCE ports: link state and rate.
 
-Rules: only ports that the site expects are judged. Degraded after a minute, critical after four: a leaf switch
-reboots in one minute and NCCL lives through it (Meta's study counts links as high severity; gpud takes 4 minutes, AzNHC
-compares the rate). A slow link drains without a requeue: jobs live with it. Files: Linux, sysfs-class-infiniband.
+Rules: only ports that the site expects are checked. Degraded after a minute, critical after four: a leaf switch
+reboots in one minute and NCCL survives that (Meta's study counts links as high severity; gpud takes 4 minutes, AzNHC
+compares the rate). A slow link drains without a requeue: jobs continue. Files: Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BASELINE = Baseline(("expected_gbps",), place=30)
 
 RATE = regex(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
-NOT_TOLD = "0: <unknown>"  # virtual functions say this
+NOT_TOLD = "0: <unknown>"  # reported by virtual functions
 PHYSICAL_STATES = (
     *(NOT_TOLD, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
     *(LINK_UP, "6: LinkErrorRecovery", "7: Phy Test"),
@@ -53,9 +53,9 @@ PHYSICAL_STATES = (
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not judged
-    confirm_seconds   a port must be wrong for so long
-    critical_seconds  a port that is down for so long is critical
+    """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not checked
+    confirm_seconds   the problem must last this long
+    critical_seconds  a port that is down for this long is critical
     """
 
     expected_gbps: dict[str, Gbps] = field(default_factory=dict)
@@ -71,8 +71,12 @@ def validate(config: Config) -> str | None:
 
 
 class Port(NamedTuple):
-    """`gbps`: as the kernel prints it; `told`: whether it prints the speed's name. A kernel that does not know a new
-    speed prints the oldest, without a name: "10 Gb/sec (4X)" for a port of 200 Gbit/s."""
+    """State of a port. A kernel that does not know a new speed prints the oldest speed without a name, such as
+    "10 Gb/sec (4X)" for a port of 200 Gbit/s.
+
+    gbps   as the kernel prints it
+    told   True if the kernel prints the speed's name
+    """
 
     active: bool
     words: str
@@ -104,15 +108,15 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _read(host: Host, name: str) -> Port | None:
-    """None: there is no such port, or it went away while being read."""
+    """Return None if there is no such port, or if it disappeared while being read."""
     state, physical, rate = (host.read_shared(infiniband.path(name, file)) for file in ("state", "phys_state", "rate"))
     return None if state is None or physical is None or rate is None else parse(name, state, physical, rate)
 
 
 def parse(name: str, state: str, physical: str, rate: str) -> Port:
-    """From "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
+    """Parse "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
 
-    A port that is down prints a rate too: look at `active` first.
+    A port that is down prints a rate too: check `active` first.
     """
     if state not in infiniband.STATES:
         raise ValueError(f"{name}: not a state: {state[:60]!r}")
@@ -133,21 +137,21 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             Severity.DEGRADED,
             "ib_link/missing" if port is None else "ib_link/down",
             name,
-            f"port {name} is not there" if port is None else f"port {name} is {port.words}, not ACTIVE/LinkUp",
+            f"port {name} is missing" if port is None else f"port {name} is {port.words}, not ACTIVE/LinkUp",
             confirm_seconds=config.confirm_seconds,
             worsens=Worsens(config.critical_seconds, Severity.CRITICAL),
             shared_cause=port is not None,
             expects="expected_gbps",
         )
     elif port.gbps < gbps:
-        # Without the speed's name, the link may be fine and the kernel too old, unless another port shows that this
+        # Without the speed's name the link may be fine and the kernel too old, unless another port shows that this
         # kernel knows the speed.
         sure = port.told or fastest >= gbps
         yield Finding(
             Severity.DEGRADED if sure else Severity.WARNING,
             "ib_link/slow" if sure else "ib_link/rate_unknown",
             name,
-            f"port {name} runs at {port.gbps:g} Gbit/s, {gbps:g} are expected",
+            f"port {name} runs at {port.gbps:g} Gbit/s; expected {gbps:g}",
             confirm_seconds=config.confirm_seconds,
             expects="expected_gbps",
         )
@@ -165,7 +169,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
                 yield LeftOut("ib_link", str(error), "expected_gbps", name, unread=True)
                 continue
             if port.active:
-                told = host.told(f"{path}/link_layer") if port.told else "a speed that this kernel has no name for"
+                told = host.told(f"{path}/link_layer") if port.told else "a speed without a name in this kernel"
                 gbps = int(port.gbps) if port.gbps == int(port.gbps) else port.gbps
                 yield Entry("ib_link", "expected_gbps", gbps if port.told else 0, name, note=told)
             else:
@@ -173,22 +177,22 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _CABLE_TODO = (
-    "ibstat, mlxlink -d DEVICE -m and journalctl -k | grep mlx5. One node: reseat the cable or its transceiver, try "
-    "another port. Many nodes at once: the switch."
+    "ibstat, mlxlink -d DEVICE -m and journalctl -k | grep mlx5. One node: reseat or replace the cable or its "
+    "transceiver, try another switch port. Many nodes at once: check the switch."
 )
 
 OBSERVATIONS = {
     "ib_port_active": Meaning("1 if the InfiniBand port is ACTIVE, else 0.", ("port",)),
-    "ib_port_rate_bytes_per_second": Meaning("The rate of the InfiniBand port's link, in bytes a second.", ("port",)),
+    "ib_port_rate_bytes_per_second": Meaning("Rate of the InfiniBand port's link, in bytes per second.", ("port",)),
 }
 
 EXPLAIN = {
     "ib_link/down": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A port that should be up is not ACTIVE and LinkUp. It is degraded at first and critical when it lasts.",
-        "Jobs over several nodes hang in their collectives and die of time-outs; so do mounts that go over this port.",
-        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it: look at opensm or UFM.",
+        "An expected port is not ACTIVE and LinkUp. It is degraded at first and critical when it lasts.",
+        "Jobs on several nodes hang in their collectives and end with timeouts, and so do mounts over this port.",
+        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it: check opensm or UFM.",
         confirm="confirm_seconds",
         worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
         shared=True,
@@ -197,10 +201,10 @@ EXPLAIN = {
     "ib_link/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A port that should be there is not: its adapter or driver is gone, or has another name.",
-        "Jobs over several nodes fail or fall back to a slow path.",
-        "lspci | grep -i mellanox; journalctl -k | grep mlx5; rdma link. Not on PCI: reseat the adapter. Renamed by "
-        "udev (mlx5_0 became ibp26s0): correct expected_gbps.",
+        "An expected port is missing: its adapter or driver is gone, or it has another name.",
+        "Jobs on several nodes fail or fall back to a slow path.",
+        "lspci | grep -i mellanox; journalctl -k | grep mlx5; rdma link. Missing on PCI as well: reseat the adapter. "
+        "Renamed by udev (mlx5_0 became ibp26s0): correct expected_gbps.",
         confirm="confirm_seconds",
         worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
         expects="expected_gbps",
@@ -208,7 +212,7 @@ EXPLAIN = {
     "ib_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The link is up but slower than the site expects: fewer lanes, or an older speed.",
+        "The link is up but slower than expected: fewer lanes, or an older speed.",
         "Every job that uses this node is as slow as this link.",
         _CABLE_TODO,
         confirm="confirm_seconds",
@@ -217,11 +221,11 @@ EXPLAIN = {
     "ib_link/rate_unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel shows the oldest speed (10 Gb/sec) without its name: it does not know the real one, or the link "
-        "really fell back that far.",
-        "Unknown, so it only warns.",
-        "mlxlink -d DEVICE shows the real speed. If the link is fine: give the rate that this kernel shows, or 0, in "
-        "expected_gbps.",
+        "The kernel shows the oldest speed (10 Gb/sec) without its name: either it does not know the real speed, or "
+        "the link really fell back that far.",
+        "Unknown, so healthd only warns.",
+        "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine: set expected_gbps to the rate "
+        "that this kernel shows, or to 0.",
         confirm="confirm_seconds",
         expects="expected_gbps",
     ),

@@ -1,16 +1,15 @@
-"""DMA and interrupts that the IOMMU blocked, and an IOMMU that does not carry out commands, as the kernel log reports
-them.
+"""DMA and interrupts that the IOMMU blocked, and an IOMMU that does not complete commands, from the kernel log.
 
 Rules: the IOMMU blocks the access of a device to an address that was not mapped for it. NVIDIA's NCCL guide
 (troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect: peer-to-peer
 writes between GPUs, NICs and NVMe devices go through the root complex, and a blocked write arrives nowhere, so the
-receiver reads old data or zeros. The kernel goes on after a fault (Documentation/arch/x86/iommu.rst), and one job with
+receiver reads old data or zeros. The kernel continues after a fault (Documentation/arch/x86/iommu.rst), and a job with
 a wrong address can cause faults too, so a fault of a GPU, network card, NVSwitch or NVMe device warns. Faults of other
-devices are recorded only: firmware often leaves a USB controller or the BMC unmapped, and no job uses those. A device
-that is not named, or about which nothing is known, may be a GPU and warns.
+devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses those. A device
+that is not named, or unknown, may be a GPU and warns.
 
-An IOMMU that does not carry out commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
-stops the unmapping of DMA for all devices behind it. It warns until a reboot: no source says that jobs always fail.
+An IOMMU that does not complete commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
+stops the unmapping of DMA for all devices behind it. It warns until a reboot: no source reports that jobs always fail.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ USES = ""
 
 SAME_FAULT_SECONDS = 60.0  # lines without a device, this close to one that names it, belong to that fault
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # of the inventory
-# The kernel puts the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not tell what the device is.
+# The kernel puts the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not identify the device.
 DRIVERS = {
     "nvidia": "GPU",
     "nvidia-nvswitch": "NVSwitch",
@@ -51,7 +50,7 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Return one finding for each code and device, resting on all its events."""
+    """Yield one finding for each code and device, from all its events."""
     faults = [event for event in events if event.kind == "iommu" and event.code in WORDS]
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in faults:
@@ -83,10 +82,10 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address as the inventory has it, or the IOMMU's name, or "".
+    """Return the device's address as in the inventory, or the IOMMU's name, or "".
 
-    A further function of a GPU or card counts as its function 0. Older kernels print no segment for Intel: the
-    device is sought in all segments if there is only one with this bus and device number.
+    A further function of a GPU or card counts as its function 0. Older kernels print no segment for Intel: the device
+    is searched in all segments and taken if only one has this bus and device number.
     """
     if not event.pci:
         return event.field("iommu")
@@ -99,7 +98,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of device in words, OTHER for a device that jobs do not use, "" if nothing is known."""
+    """Return the kind of device, OTHER for a device that jobs do not use, "" if it is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]
@@ -113,7 +112,7 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 WORDS = {
     "dma_fault": "the IOMMU blocked DMA{operation} by {device}",
     "interrupt_fault": "the IOMMU blocked an interrupt of {device}",
-    "stuck": "the IOMMU{behind} does not carry out commands",
+    "stuck": "the IOMMU{behind} does not complete commands",
 }
 
 
@@ -142,11 +141,12 @@ EXPLAIN = {
     "iommu/dma_fault": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The IOMMU blocked a read or write of memory by this device, since the address was not mapped for it. A fault "
-        "of a GPU, network card, NVSwitch or NVMe device warns; a fault of any other device is only recorded.",
-        "The data did not arrive: a peer-to-peer copy between GPUs, or GPUDirect RDMA and Storage, leaves old data or "
-        "zeros at the receiver, and NCCL may hang.",
-        f"{_P2P_TODO} If it happens once, at a job's start or end, the job or its driver used a wrong address.",
+        "The IOMMU blocked a read or write of memory by this device, because the address was not mapped for it. A "
+        "fault of a GPU, network card, NVSwitch or NVMe device warns; a fault of any other device is only recorded.",
+        "The data did not arrive: after a peer-to-peer copy between GPUs, or GPUDirect RDMA and Storage, the "
+        "receiver has old data or zeros, and NCCL may hang.",
+        f"No action tonight. {_P2P_TODO} If it happened once, at a job's start or end, the job or its driver used a "
+        "wrong address.",
         also=(Severity.INFO,),
         window="warning_window_seconds",
     ),
@@ -156,19 +156,19 @@ EXPLAIN = {
         "The IOMMU blocked an interrupt message of this device (interrupt remapping). For a device that jobs do not "
         "use it is only recorded.",
         "The driver misses the interrupt: requests time out, or the device is reset.",
-        "Look for timeouts of the device's driver at the same time. Update the BIOS; reboot if the device does not "
-        "work.",
+        "No action tonight. Look for timeouts of the device's driver at the same time. Update the BIOS; if the "
+        "device does not work: reboot the node once no job runs here.",
         also=(Severity.INFO,),
         window="warning_window_seconds",
     ),
     "iommu/stuck": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "An IOMMU did not carry out a command in time, or reports an error of its own. For AMD's IOTLB_INV_TIMEOUT the "
-        "device in the message did not answer the IOMMU.",
+        "An IOMMU did not complete a command in time, or reports an internal error. With AMD's IOTLB_INV_TIMEOUT the "
+        "device in the message did not respond to the IOMMU.",
         "Drivers of all devices behind this IOMMU wait for it: GPUs, network cards and disks may hang.",
-        "Drain the node at the next occasion and reboot. Look for an error of a device behind this IOMMU just before "
-        "(Xid, AER, NVMe). Update firmware and kernel if it comes again.",
+        "No action tonight unless jobs hang. Reboot the node once no job runs here. Look for an error of a device "
+        "behind this IOMMU just before (Xid, AER, NVMe). If it comes back: update firmware and kernel.",
     ),
 }
 

@@ -1,12 +1,12 @@
-"""New entries in the BMC's event log (SEL) that speak of broken hardware.
+"""New entries of the BMC's event log (SEL) that report broken hardware.
 
-Rules: critical interrupts, fatal bus errors, power supplies that were lost and uncorrectable errors (Meta's study sees
-PCIe faults as IPMI critical interrupts; GCM reads the same log). What the log holds at the first look is history. It is
-read through ipmitool, never cleared. These warn: `enforce = true` lets them drain.
+Rules: critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (Meta's study sees PCIe
+faults as IPMI critical interrupts; GCM reads the same log). Entries at the first run are history. The log is read
+through ipmitool and never cleared. Findings warn; with `enforce = true` they drain.
 
-The newest entry is remembered, also over a boot (a fatal error often ends in one): what comes behind it is new. Where
-it is gone the log was cleared or began again, and all is new. Record ids are given again after that, so an entry is
-known by its id and the seconds of its time: ipmitool 1.8.19 writes date and hour in another way than 1.8.18.
+The newest entry is remembered, also across a boot (a fatal error often ends in one): later entries are new. If that
+entry is gone, the log was cleared or wrapped, and all entries are new. Record ids are reused after that, so an entry
+is identified by its id and the seconds of its time: ipmitool 1.8.19 prints date and hour differently from 1.8.18.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from healthd.api import (
 )
 
 USES = ""
-HOLDS_RESUME = False  # a BMC that does not answer is no reason to keep a node drained
+HOLDS_RESUME = False  # a BMC that does not respond must not keep a node drained
 
-DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")  # as ipmitool looks for them
+DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")  # the paths that ipmitool tries
 MOST_ENTRIES = 200
 EMPTY = "SEL has no entries"
 DIRECTIONS = ("Asserted", "Deasserted")
 WITHOUT_SENSOR = ("OEM record ", "Linux kernel panic")
 TIME = regex(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
-RULES = {  # code -> the entry's "sensor type and name | event"; the first that fits counts
+RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the first match counts
     "ipmi_sel/bus_fatal": regex(r"critical interrupt.*\|.*(bus fatal|bus uncorrectable)", re.I),
     "ipmi_sel/critical_interrupt": regex(r"critical interrupt(?!.*\|.*(bus correctable|front panel))", re.I),
     "ipmi_sel/uncorrectable": regex(r".*\|.*(\buncorrectable|\bierr)", re.I),
@@ -53,7 +53,7 @@ RULES = {  # code -> the entry's "sensor type and name | event"; the first that 
 class Config(CheckSettings, frozen=True):
     """interval_seconds  reading the log keeps a BMC busy for seconds
     timeout_seconds   BMCs are slow
-    enforce           true: what is found drains
+    enforce           true: findings drain
     """
 
     interval_seconds: Period | None = 3600.0
@@ -62,7 +62,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Entry(NamedTuple):
-    """`second`: within its hour."""
+    """Entry of the SEL. `second`: seconds within its hour."""
 
     record: int
     second: int
@@ -85,7 +85,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield NothingToCheck("ipmitool is not installed", "install ipmitool")
         return
     if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
-        raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")
+        raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'no error message'}")
     entries = [parse(line) for line in ran.stdout.split("\n") if line.strip()]
     reading = Observation("ipmi_sel_newest_entry_hash", entries[-1].mark if entries else 0)
     last = past.last(reading, any_boot=True)
@@ -98,8 +98,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def parse(line: str) -> Entry:
-    """From "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
-    Pre-Init  |0000000123| ...". Raises ValueError if `line` is no entry; OEM records are entries without a sensor."""
+    """Parse "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
+    Pre-Init  |0000000123| ...". Raises ValueError if `line` is not an entry. OEM records are entries without a sensor.
+    """
     number, *fields = (field.strip() for field in line.split("|"))
     if regex("[0-9a-f]{1,4}").fullmatch(number) and fields:
         record = int(number, 16)
@@ -119,30 +120,31 @@ def parse(line: str) -> Entry:
 
 
 def _judge(new: list[Entry]) -> Iterator[Finding]:
-    """One finding for each code and sensor."""
+    """Yield one finding for each code and sensor."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in new:
         code = next((code for code, rule in RULES.items() if rule.match(f"{entry.sensor}|{entry.event}")), None)
         if code and entry.asserted:
             found.setdefault((code, entry.sensor), []).append(entry)
         elif code == "ipmi_sel/power_supply":
-            found.pop((code, entry.sensor), None)  # the power is back
+            found.pop((code, entry.sensor), None)  # the power was restored
     for (code, sensor), entries in found.items():
         newest = entries[-1]
         count = f", {len(entries)} new entries" if len(entries) > 1 else ""
-        message = f"{sensor}: {newest.event or 'not explained'} ({newest.time}, record {newest.record:x}{count})"
+        message = f"{sensor}: {newest.event or 'no description'} ({newest.time}, record {newest.record:x}{count})"
         yield Finding(Severity.DEGRADED, code, sensor, message, clears=Clears.OPERATOR)
 
 
 _TODO = (
-    "ipmitool sel elist; ipmitool sel get 0xRECORD says more. Times are the BMC's. Look for a Xid, a PCIe or memory "
-    "error at the same time. When the part was replaced or is believed to be well: healthd repaired CODE PART."
+    "ipmitool sel elist; ipmitool sel get 0xRECORD shows details. Times are the BMC's. Look for an Xid, a PCIe or "
+    "memory error at the same time. Once the part is replaced, or known to be healthy: healthd repaired CODE PART. "
+    "If it is only a warning: no action tonight."
 )
 
 OBSERVATIONS = {
     "ipmi_sel_newest_entry_hash": Meaning(
-        "A mark of the newest entry of the BMC's event log, for healthd itself: it says only whether there "
-        "is a new one.",
+        "Hash of the newest entry in the BMC's event log; for healthd itself: it only shows whether there is a new "
+        "entry.",
     ),
 }
 
@@ -150,32 +152,32 @@ EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC noted a fatal or uncorrectable bus error. It warns, unless enforce = true.",
-        "A PCIe device or its link failed: what used it has died, or the whole node was reset.",
+        "The BMC recorded a fatal or uncorrectable bus error. It warns, unless enforce = true.",
+        "A PCIe device or its link failed: the work that used it has failed, or the whole node was reset.",
         _TODO,
     ),
     "ipmi_sel/critical_interrupt": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC noted a critical interrupt (NMI, PERR, SERR, or one that it cannot explain). It warns, unless "
+        "The BMC recorded a critical interrupt (NMI, PERR, SERR, or an unexplained one). It warns, unless "
         "enforce = true.",
-        "A device signalled an error that it could not handle. On GPU nodes it is most often PCIe.",
+        "A device reported an error that it could not handle. On GPU nodes it is most often PCIe.",
         _TODO,
     ),
     "ipmi_sel/uncorrectable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC noted an uncorrectable error of memory or processor. It warns, unless enforce = true.",
-        "Data was lost; most often the node was reset by it.",
+        "The BMC recorded an uncorrectable error of memory or processor. It warns, unless enforce = true.",
+        "Data was lost; most often the error reset the node.",
         _TODO,
     ),
     "ipmi_sel/power_supply": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC noted that a power supply failed or lost its input, and it did not come back at once. It warns, "
+        "The BMC recorded that a power supply failed or lost its input, and did not recover at once. It warns, "
         "unless enforce = true.",
-        "None while the others carry the load. GPUs may be slowed down, and the next failure takes the node.",
-        f"Look at the supply's lamps, its cable and the rack's power. {_TODO}",
+        "None while the other supplies carry the load. GPUs may be slowed down, and the next failure stops the node.",
+        f"Check the supply's LEDs, its cable and the rack's power. {_TODO}",
     ),
 }
 

@@ -1,12 +1,13 @@
-"""What the kernel log says of the kernel itself: lockups, hung tasks, an oops, a panic, out of memory, heat.
+"""Kernel faults in the kernel log: lockups, hung tasks, an oops, a panic, out of memory, heat.
 
 Rules: after a hard lockup, a panic, or an oops in the driver of the GPUs or network cards the machine cannot be trusted
-until a reboot; nor after a CPU that did not schedule for more than five minutes, which no load explains. Any other oops
-kills what ran, and what it held stays held: it warns. So do CPUs and tasks that stand still: a file server that fails
-over blocks tasks on every node (processes and mount judge what lasts). A soft lockup is said again every 20 s while it
-lasts (kernel/watchdog.c; only from Linux 5.13 on with the time since its beginning), an RCU stall every few minutes, a
-hung task every 2 minutes but only ten times in a boot (kernel.hung_task_warnings): an hour of silence ends the warning.
-An OOM kill is its job's, not the node's. A line that healthd itself fails to read may be any fault's: it warns.
+until a reboot; nor after a CPU did not schedule for more than five minutes, which no load explains. Any other oops
+kills the running process, and locks that it held stay locked: it warns. CPUs and tasks that hang warn as well: a file
+server that fails over blocks tasks on every node (processes and mount judge lasting hangs). A soft lockup is logged
+every 20 s while it lasts (kernel/watchdog.c; only from Linux 5.13 on with the time since its beginning), an RCU stall
+every few minutes, a hung task every 2 minutes but only ten times in a boot (kernel.hung_task_warnings): an hour
+without a line ends the warning. An OOM kill is its job's problem, not the node's. A line that healthd itself fails to
+parse may be any fault: it warns.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from healthd.api import (
 USES = ""
 
 STUCK_SECONDS = 300.0  # a soft lockup that lasts longer ends with a reboot
-SAID_AGAIN_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel says it again after 20 s, or up to 3 x that
-DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
+SAID_AGAIN_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel repeats them after 20 s, or up to 3 x that
+DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
 
 
 class Config(CheckSettings, frozen=True):
-    """window_seconds       how long a lockup, a hung task, heat, an OOM kill or a site's line is shown after the last
-    oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
+    """window_seconds       how long a lockup, hung task, heat, OOM kill or pattern stays open after its last line
+    oops_window_seconds  the same for an oops outside these drivers; a reboot ends it too
     """
 
     window_seconds: Seconds = 3600.0
@@ -46,7 +47,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """`words`: the message's."""
+    """Finding for one kind of event. `words`: text of the message."""
 
     code: str
     severity: Severity
@@ -55,34 +56,32 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    ("soft_lockup", "hard"): Rule("hard_lockup", Severity.DEGRADED, Clears.REBOOT, "a CPU took no interrupts any more"),
+    ("soft_lockup", "hard"): Rule("hard_lockup", Severity.DEGRADED, Clears.REBOOT, "a CPU no longer takes interrupts"),
     ("oops", "panic"): Rule("panic", Severity.DEGRADED, Clears.REBOOT, "the kernel panicked"),
-    ("oops", "oops"): Rule("oops", Severity.WARNING, Clears.REBOOT, "the kernel made an error and killed what ran"),
+    ("oops", "oops"): Rule("oops", Severity.WARNING, Clears.REBOOT, "kernel error; the running process was killed"),
     ("oops", "bad_page"): Rule("oops", Severity.WARNING, Clears.REBOOT, "the kernel found its own data corrupt"),
     ("soft_lockup", "soft"): Rule("soft_lockup", Severity.WARNING, Clears.WINDOW, "a CPU did not schedule"),
-    ("soft_lockup", "rcu_stall"): Rule("rcu_stall", Severity.WARNING, Clears.WINDOW, "a CPU holds up the others (RCU)"),
+    ("soft_lockup", "rcu_stall"): Rule("rcu_stall", Severity.WARNING, Clears.WINDOW, "a CPU blocks the others (RCU)"),
     ("soft_lockup", "workqueue"): Rule(
-        "workqueue", Severity.WARNING, Clears.WINDOW, "the kernel's own work stood still"
+        "workqueue", Severity.WARNING, Clears.WINDOW, "the kernel's own work was blocked"
     ),
-    ("hung_task", "hung"): Rule("hung_task", Severity.WARNING, Clears.WINDOW, "a task does not go on"),
-    ("oom", "oom_kill"): Rule("oom_kill", Severity.INFO, Clears.WINDOW, "killed, for there was no memory left"),
+    ("hung_task", "hung"): Rule("hung_task", Severity.WARNING, Clears.WINDOW, "a task hangs"),
+    ("oom", "oom_kill"): Rule("oom_kill", Severity.INFO, Clears.WINDOW, "killed because memory ran out"),
     ("thermal", "cpu_throttled"): Rule(
         "cpu_throttled", Severity.WARNING, Clears.WINDOW, "CPUs are hot and slowed down"
     ),
     ("thermal", "cpu_normal"): Rule("cpu_throttled", Severity.WARNING, Clears.WINDOW, "all CPUs are cool again"),
-    ("thermal", "critical"): Rule(
-        "too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine switches itself off"
-    ),
-    ("limit", "file_max"): Rule("file_max", Severity.WARNING, Clears.WINDOW, "no file can be opened any more"),
+    ("thermal", "critical"): Rule("too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine shuts down"),
+    ("limit", "file_max"): Rule("file_max", Severity.WARNING, Clears.WINDOW, "no more files can be opened"),
     ("netdevice", "unregister"): Rule(
-        "netdevice", Severity.WARNING, Clears.WINDOW, "a network interface cannot be removed: something holds it"
+        "netdevice", Severity.WARNING, Clears.WINDOW, "a network interface cannot be removed: it is still in use"
     ),
-    ("unread", ""): Rule("rule_failed", Severity.WARNING, Clears.WINDOW, "healthd fails to read this line"),
+    ("unread", ""): Rule("rule_failed", Severity.WARNING, Clears.WINDOW, "healthd could not parse this line"),
 }
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code, resting on all its events. Once all CPUs are cool again, their heat is over."""
+    """Yield one finding for each code, from all its events. Heat ends once all CPUs are cool again."""
     yield from _of_the_site(events, config)
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
@@ -98,7 +97,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             over = not hot
             event = max(hot or group, key=lambda each: (each.last_time, each.sequence))
             if all(each.code == "cpu_normal" for each in group):
-                continue  # no CPU was seen getting hot
+                continue  # no line reported a hot CPU
         rule = rules[event.sequence]
         lines = sum(each.lines for each in group if each.code != "cpu_normal")
         yield Finding(
@@ -114,7 +113,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _of_the_site(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]:
-    """One finding for each pattern of the site, at the severity that the site gave it."""
+    """Yield one finding for each pattern of the site, with the severity from the settings."""
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
         if event.kind == "site":
@@ -138,17 +137,17 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
-    # Not bad_page: the place where it was found tells nothing, and a harmless WARNING near it names drivers too.
+    # Not bad_page: the place where it was found proves nothing, and a harmless WARNING near it names drivers too.
     if event.code == "oops" and event.field("driver").startswith(DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
 
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
-    """How long its CPU had been stuck when each line of a soft lockup came: by the line itself, or since the first line
+    """Return how long the CPU had been stuck at each line of a soft lockup: by the line itself, or since the first line
     of an unbroken series about this CPU and process."""
     stuck: dict[int, float] = {}
-    last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # -> (when it began, when it was said last)
+    last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # -> (start, time of the last line)
     for event in sorted(group, key=lambda each: (each.time, each.sequence)):
         whose = (event.boot_id, event.field("cpu"), event.pid)
         began, said = last.get(whose, (0.0, 0.0))
@@ -160,7 +159,7 @@ def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
 
 
 def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
-    """The last line of each CPU and of its package in this boot, where that line reports heat."""
+    """Return the last line of each CPU and of its package in this boot, if that line reports heat."""
     boot_id = max(group, key=lambda each: (each.last_time, each.sequence)).boot_id
     group = [event for event in group if event.boot_id == boot_id]
     newest: dict[tuple[str, str], KernelEvent] = {}
@@ -201,16 +200,17 @@ def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -
     return ", ".join(part for part in parts if part)
 
 
-_STACK_TODO = "journalctl -k shows the stack below the line: the functions in it name the driver or file system."
+_STACK_TODO = "journalctl -k shows the stack below the line: its functions name the driver or file system."
 
 EXPLAIN = {
     "kernel/pattern": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
         "A line of the kernel log matches a pattern of [kernel_log.patterns] in the settings. The part is the name of "
-        "the pattern, which gives the severity.",
-        "That depends on the pattern, which is the site's own.",
-        "journalctl -k shows the line and its surroundings. healthd config show has the pattern.",
+        "the pattern, which sets the severity.",
+        "That depends on the site's pattern.",
+        "journalctl -k shows the line and its context. healthd config show prints the pattern. If it is only a "
+        "warning: no action tonight.",
         also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
         window="window_seconds",
     ),
@@ -218,33 +218,35 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.REBOOT,
         "A CPU took no interrupts for ten seconds and more: it hangs in the kernel or in the firmware.",
-        "What ran there is stuck, and sooner or later everything that waits for this CPU.",
-        f"Reboot. {_STACK_TODO} Update firmware and drivers; else suspect the processor or board.",
+        "Work on this CPU is stuck, and eventually all work that waits for it.",
+        f"Reboot the node. {_STACK_TODO} Update firmware and drivers. If it comes back: suspect the processor or "
+        "board.",
     ),
     "kernel/panic": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel stopped the machine.",
+        "The kernel stopped the machine (panic).",
         "All jobs on it are lost.",
         f"{_STACK_TODO} Look for a crash dump (/var/crash) and at the BMC's event log.",
     ),
     "kernel/oops": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel made an error (oops, BUG) and killed what ran. In the driver of the GPUs or network cards it is "
-        "degraded, anywhere else a warning.",
-        "Locks that the dead task held are held for ever: later jobs hang in the same driver. Data may be damaged.",
-        f"Reboot. {_STACK_TODO} Report it to the driver's maker; bad memory can be the cause (memory_edac).",
+        "The kernel hit an internal error (oops, BUG) and killed the running process. In the driver of the GPUs or "
+        "network cards it is degraded, elsewhere a warning.",
+        "Locks of the killed task are never released: later jobs hang in the same driver. Data may be damaged.",
+        f"If it is only a warning: no action tonight; reboot the node once no job runs here. {_STACK_TODO} Report it "
+        "to the driver's vendor; bad memory can be the cause (memory_edac).",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "oops_window_seconds"),
     ),
     "kernel/soft_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A CPU stayed in the kernel for more than 20 seconds without letting anybody else run. It warns for an hour; "
+        "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. It warns for an hour; "
         "after more than five minutes it drains until a reboot.",
-        "What is bound to this CPU stands still meanwhile. On a virtual machine the host may have been too busy.",
-        _STACK_TODO,
+        "Tasks bound to this CPU hang meanwhile. On a virtual machine the host may have been too busy.",
+        f"If it is only a warning: no action tonight. {_STACK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "window_seconds"),
     ),
@@ -252,41 +254,43 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "All files that the kernel allows (fs.file-max) were open.",
-        "No program but root's could open anything then: jobs fail in odd places.",
-        "cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail shows who holds them. "
-        "Raise fs.file-max if it is right so.",
+        "Only root's programs could open files then: jobs fail in unexpected places.",
+        "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
+        "shows which processes have them open. If the demand is legitimate: raise fs.file-max.",
         window="window_seconds",
     ),
     "kernel/netdevice": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A network interface, mostly a container's, cannot be removed since something still holds it.",
-        "Its container does not end, and no other interface can be made or removed meanwhile: new containers hang.",
-        "If it is said for minutes, only a reboot ends it. It is a bug of the kernel: look for a newer one.",
+        "A network interface, usually a container's, cannot be removed because it is still in use.",
+        "Its container does not end, and no other interface can be created or removed meanwhile: new containers hang.",
+        "No action tonight unless containers hang. If it is logged for minutes, only a reboot ends it: reboot the "
+        "node once no job runs here. It is a kernel bug: look for a newer kernel.",
         window="window_seconds",
     ),
     "kernel/rcu_stall": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A CPU did not pass through the scheduler for 21 seconds and more, and the kernel waits for it.",
-        "Memory that waits to be freed piles up; jobs on this CPU may stand still.",
-        _STACK_TODO,
+        "Memory to be freed piles up; jobs on this CPU may hang.",
+        f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
     ),
     "kernel/workqueue": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Work that the kernel gave itself was not done for 30 seconds: something holds that CPU.",
+        "The kernel's own work was not done for 30 seconds: something blocks that CPU.",
         "Drivers and file systems wait for it.",
-        _STACK_TODO,
+        f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
     ),
     "kernel/hung_task": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A task waits in the kernel for two minutes or more, for a disk or file server mostly, and cannot be killed.",
-        "Its job stands still. If what it waits for comes back it goes on; else the node needs a reboot.",
-        f"Is a file server or disk away (mount, block_device)? {_STACK_TODO} cat /proc/PID/stack: where it is now.",
+        "A task waits in the kernel for two minutes or more, usually for a disk or file server, and cannot be killed.",
+        "Its job hangs. It continues if the disk or server comes back; otherwise the node needs a reboot.",
+        f"No action tonight. Check whether a file server or disk is unavailable (mount, block_device). {_STACK_TODO} "
+        "cat /proc/PID/stack shows where the task is now.",
         window="window_seconds",
     ),
     "kernel/oom_kill": Explain(
@@ -294,32 +298,34 @@ EXPLAIN = {
         Clears.WINDOW,
         "The kernel killed a process because its job (or the whole node) had no memory left.",
         "None for the node if it was the job's own limit.",
-        "Nothing for its cgroup's limit: tell the job's owner. The whole node's: a job runs without a limit, or the "
-        "system took too much; memory_size says whether memory is missing.",
+        "No action needed for a cgroup's limit: inform the job's owner. For the whole node: a job runs without a "
+        "limit, or the system used too much; memory_size shows whether memory is missing.",
         window="window_seconds",
     ),
     "kernel/cpu_throttled": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "CPUs were too hot and ran slower. It ends when the kernel says that all are cool again.",
-        "Jobs are slow, and with them all the nodes that wait for this one.",
-        "ipmitool sdr type Temperature; fans, filters, the inlet's temperature, thermal paste.",
+        "CPUs were too hot and ran slower. It clears when the kernel reports that all are cool again.",
+        "Jobs are slow, and all nodes of a job wait for this one.",
+        "No action tonight. ipmitool sdr type Temperature. Check fans, filters, the inlet temperature and thermal "
+        "paste.",
         window="window_seconds",
     ),
     "kernel/rule_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A rule of healthd made a mistake with a kernel line. What the line says is not judged: it may be any fault.",
-        "If it is one, nothing else may say so.",
-        "Read the line. healthd's own log has the mistake with its traceback: please report it with the line.",
+        "A rule of healthd failed on a kernel line. The content of the line was not evaluated: it may be any fault.",
+        "If it is a hardware fault, this may be the only sign.",
+        "No action tonight unless the line reports a fault: read it. healthd's own log has the error with its "
+        "traceback: please report it with the line.",
         window="window_seconds",
     ),
     "kernel/too_hot": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A sensor is above the temperature at which the kernel switches the machine off.",
-        "The node is about to be off, or was.",
-        "ipmitool sdr type Temperature; fans, filters, the inlet's temperature.",
+        "A sensor is above the temperature at which the kernel shuts the machine down.",
+        "The node is about to shut down, or did.",
+        "ipmitool sdr type Temperature. Check fans, filters and the inlet temperature.",
         window="window_seconds",
     ),
 }

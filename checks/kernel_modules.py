@@ -1,10 +1,10 @@
-"""Kernel modules that must be loaded.
+"""Required kernel modules: whether they are loaded.
 
-Rules: GCM's check-module, gpud's kernel-module and dr-hpc's peermem_module_check: without nvidia_peermem NCCL copies
-through the host's memory instead of GPUDirect RDMA, and nobody is told. Only what the site's settings or a baseline
-name is judged. Right after a boot or an upgrade modules come one by one, so it must last.
-Files: Linux, sysfs-module. A module that is built in has no initstate; if it has no parameters either it is not shown
-at all: do not expect that.
+Rules: GCM's check-module, gpud's kernel-module and dr-hpc's peermem_module_check: without nvidia_peermem NCCL silently
+copies through the host's memory instead of GPUDirect RDMA. Only modules that the settings or a baseline name are
+checked. Right after a boot or an upgrade modules are loaded one by one, so the problem must last.
+Files: Linux, sysfs-module. A built-in module has no initstate; if it has no parameters either, sysfs does not show it:
+do not expect such a module.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are the same. Others are not judged
-    confirm_seconds   it must be so for this long
+    """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are equal. Others are not checked
+    confirm_seconds   the problem must last this long
     """
 
     expected: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for name in config.expected:
         if not NAME.fullmatch(name):
-            return f'expected: "{name}" is no name of a module, as "nvidia_peermem" is'
+            return f'expected: "{name}" is not a module name like "nvidia_peermem"'
     return None
 
 
@@ -63,7 +63,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:
             wrong = problem(host, name)
-        except (OSError, ValueError) as error:  # it must not hide the others
+        except (OSError, ValueError) as error:  # it must not hide the other modules
             unreadable.append(f"{name}: {error}")
             continue
         if wrong:
@@ -81,16 +81,17 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | NothingToC
 
 
 def problem(host: Host, name: str) -> str:
-    """The module's problem, "" if it is in use. `name` is as the kernel writes it. Raises OSError, ValueError."""
+    """Return the module's problem, "" if it is in use. `name` is as the kernel writes it. Raises OSError, "
+    "ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"
     if state not in ("live", "coming", "going"):
         raise ValueError(f"{MODULES}/{name}/initstate: not a state: {state[:40]!r}")
-    return {"coming": "has not ended its start", "going": "is being unloaded"}.get(state, "")
+    return {"coming": "has not finished loading", "going": "is being unloaded"}.get(state, "")
 
 
-WITH_THE_FIRST_CUDA_PROGRAM = ("nvidia_uvm",)  # device_nodes.py says why
+WITH_THE_FIRST_CUDA_PROGRAM = ("nvidia_uvm",)  # see device_nodes.py
 USUAL = (
     *("nvidia", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
     *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
@@ -98,8 +99,7 @@ USUAL = (
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """The modules that have been loaded since the boot, among those that the settings or a profile name and the usual
-    ones."""
+    """Yield the modules loaded since the boot, among those that the settings or a profile name and the usual ones."""
     named = [name.replace("-", "_") for name in config.expected]
     for name in dict.fromkeys((*named, *USUAL)):
         if name in WITH_THE_FIRST_CUDA_PROGRAM:
@@ -119,11 +119,11 @@ EXPLAIN = {
     "kernel_modules/not_loaded": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A kernel module that this node should have is not loaded, or hangs while it is loaded or unloaded.",
-        "nvidia, nvidia_uvm: no CUDA. nvidia_peermem: no GPUDirect RDMA, jobs over several nodes are slow. ib_umad, "
+        "A required kernel module is not loaded, or hangs while it is loaded or unloaded.",
+        "nvidia, nvidia_uvm: no CUDA. nvidia_peermem: no GPUDirect RDMA, jobs on several nodes are slow. ib_umad, "
         "ib_uverbs, rdma_ucm: no InfiniBand for programs.",
-        "modprobe NAME, and journalctl -k if it refuses: mostly it was built for another kernel (dkms status) or "
-        "driver. To load it at each boot: its name in a file of /etc/modules-load.d.",
+        "modprobe NAME, and journalctl -k if that fails: usually it was built for another kernel (dkms status) or "
+        "driver. To load it at each boot: add its name to a file in /etc/modules-load.d.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected",

@@ -1,4 +1,4 @@
-"""A rule of the site: a line that a command's output or a file must have, or must not have.
+"""Site rules: a line that a command's output or a file must contain, or must not contain.
 
 Rule: check_cmd_output and check_file_contents of NHC compare each line with a pattern. Here each pattern is a regular
 expression that is searched in one line at a time. Input that cannot be searched completely (no such command, another
@@ -38,21 +38,21 @@ from healthd.host.program import MAX_OUTPUT_BYTES
 USES = ""
 PER = "match"
 
-MAX_FILE_CHARACTERS = 4 << 20  # more is a log: its lines belong into [kernel_log.patterns] or a program of the site
+MAX_FILE_CHARACTERS = 4 << 20  # larger files are logs: use [kernel_log.patterns] or a program of the site
 MAX_LINE = 16 << 10  # characters: a pattern may take time quadratic in the length of a line
 MAX_PATTERN = 1000
 MAX_SHOWN = 120
-ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command and report
+ENDING_SECONDS = 1.0  # part of the timeout reserved to kill the command and report
 
 
 class Config(CheckSettings, frozen=True):
     """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
-    exit_statuses    exit statuses of a command that worked; with any other status the run fails
-    file             the file that is searched, instead of a command
+    exit_statuses    exit statuses of a successful command; with any other status the run fails
+    file             the file to search, instead of a command
     requires         a regular expression that at least one line must match, "" = none
     forbids          a regular expression that no line may match, "" = none
     fault_severity   the severity of a finding
-    timeout_seconds  the command is killed one second before its end (after 80 % of it, if that is later)
+    timeout_seconds  the command is killed one second before this time (after 80 % of this time, if that is later)
     """
 
     command: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def validate(config: Config) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    """Return what is wrong with a regular expression, "" if nothing is."""
+    """Return the problem of a regular expression, "" if it is valid."""
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
@@ -110,7 +110,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 class _Text(NamedTuple):
-    """Lines to search. cut: why there may be more of them, "" = these are all."""
+    """Lines to search. cut: why more lines may exist, "" if these are all."""
 
     lines: list[str]
     cut: str
@@ -122,7 +122,7 @@ def _output(host: Host, config: Config) -> _Text:
     try:
         ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
-        if error.errno is None:  # not from the kernel: others may write the program
+        if error.errno is None:  # not from the kernel: other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
     if ran is None:
@@ -156,11 +156,11 @@ def _lines(text: str) -> list[str]:
 
 
 def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
-    """Return the first line that matches, None if none does. Raises RuntimeError if not every line was searched."""
+    """Return the first line that matches, None if none does. Raises RuntimeError if not all lines were searched."""
     search = regex(pattern).search
     too_long = False
     for line in text.lines:
-        if len(line) > MAX_LINE:  # not searched in part: "$" would match where it is cut
+        if len(line) > MAX_LINE:  # not searched in part: "$" would match at the cut
             too_long = True
         elif search(line):
             return line
@@ -177,28 +177,28 @@ def _quoted(text: str) -> str:
 
 
 OBSERVATIONS = {
-    "match_required_found": Meaning("1 if a line matches the pattern that is required, else 0.", ("name",)),
-    "match_forbidden_found": Meaning("1 if a line matches the pattern that is forbidden, else 0.", ("name",)),
+    "match_required_found": Meaning("1 if a line matches the required pattern, else 0.", ("name",)),
+    "match_forbidden_found": Meaning("1 if a line matches the forbidden pattern, else 0.", ("name",)),
 }
 
-_TODO = "healthd config show has the command or file and the pattern. Run the command by hand, or read the file."
+_TODO = "healthd config show prints the command or file and the pattern. Run the command by hand, or read the file."
 
 EXPLAIN = {
     "match/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "No line of a file or of a command's output matches the pattern that a rule of the site requires. "
-        "fault_severity in its settings is the severity.",
-        "That depends on the rule, which is the site's own.",
+        "No line of a file or of a command's output matches the pattern that a site rule requires. Its setting "
+        "fault_severity is the severity.",
+        "That depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),
     "match/found": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A line of a file or of a command's output matches the pattern that a rule of the site forbids. "
-        "fault_severity in its settings is the severity.",
-        "That depends on the rule, which is the site's own.",
+        "A line of a file or of a command's output matches the pattern that a site rule forbids. Its setting "
+        "fault_severity is the severity.",
+        "That depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),

@@ -1,20 +1,20 @@
-"""Errors of the host's memory and processors, as the kernel's EDAC drivers count them and its log tells of them.
+"""Errors of the host's memory and processors, from the EDAC drivers' counters and the kernel log.
 
-Rules: an uncorrected error lost data of whatever used that memory (Meta's study counts it as a fault of the node). The
-controller's count has them all, also those whose DIMM the hardware did not name. Corrected errors cost nothing, and
-vendors' limits for them differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac; drivers that
-think in ranks (AMD) have rank0 for dimm0. Without an EDAC driver (virtual machines) nothing is judged.
+Rules: an uncorrected error lost data of the process that used that memory (Meta's study counts it as a fault of the
+node). The controller's count includes all errors, also those whose DIMM the hardware did not name. Corrected errors
+cost nothing, and vendors' limits differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac;
+drivers that use ranks (AMD) have rank0 for dimm0. Without an EDAC driver (virtual machines) nothing is checked.
 
-The counts begin anew with each boot. One that the first look after a boot finds above 0 warns: it may be an error of
-this boot, or what the firmware kept of the last one (it hands it over when its driver, ghes_edac, starts).
+The counters start again at each boot. A counter above 0 at the first run after a boot warns: it may be an error of this
+boot, or the firmware's record of the last boot (handed over when its driver, ghes_edac, starts).
 
-The log tells at once, and also where no EDAC driver runs: an uncorrected error that EDAC names is the same condition as
-its count (same controller); machine checks, records of the firmware and pages with bad data that nobody names a
-controller for are one condition of the node, unless EDAC named one within five seconds. What the memory's scrubber
-finds nobody has read: it drains without a requeue, until somebody reads it, and the count of it is no worse than its
-line. What is corrected is judged by
-its count alone. What the registers or the firmware (BERT) kept of the last boot is no fault of this one: the first
-warns, for it tells why the node went down; the second is silent, for firmware shows it after each boot again.
+The log reports errors at once, and also without an EDAC driver. An uncorrected error that EDAC names is the same
+condition as its count (same controller). Machine checks, firmware records and pages with bad data without a named
+controller are one condition of the node, unless EDAC named one within five seconds. Errors found by the memory's
+scrubber have not been read by any process: they drain without a requeue until the memory is read, and their count is
+no worse than their line. Corrected errors are judged by their count alone. Records of the last boot from the registers
+or the firmware (BERT) are no fault of this boot: the first warns, because it shows why the node went down; the second
+is silent, because firmware repeats it after each boot.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ CONTROLLER = regex(r"mc[0-9]+")
 DIMM = regex(r"(?:dimm|rank)[0-9]+")
 ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
-INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
+INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
 WORDS = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",
-    "scrubbed": "the memory's scrubber found an uncorrected error that nobody has read",
+    "scrubbed": "the memory's scrubber found an uncorrected error that no process has read",
     "process_killed": "an uncorrected memory error killed a process",
     "page_not_recovered": "the kernel could not take a page with bad data out of use",
     "recoverable": "the firmware reports an uncorrected error",
     "page_recovered": "the kernel took a page with bad data out of use",
-    "deferred": "bad data was found that nobody has used yet",
-    "left_over": "an uncorrected machine check was found in a register, probably of the last boot",
+    "deferred": "bad data was found that no process has used yet",
+    "left_over": "an uncorrected machine check was found in a register, probably from the last boot",
     "pci_parity": "PCI parity or system error",
 }
 SCRUBBER = "14"  # CPER's memory error type "scrub uncorrected error"
@@ -75,7 +75,7 @@ WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 class Config(CheckSettings, frozen=True):
     """corrected_per_day  more corrected errors than this on one DIMM within a day warn
-    clean_seconds      errors are forgotten after so long without new ones under load, or after a reboot
+    clean_seconds      errors clear after this long under load without new ones, or after a reboot
     """
 
     corrected_per_day: Count = 1000
@@ -115,7 +115,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield reading
             new = past.growth(reading, 0.0)  # growth since the last run
             if error == "uncorrected" and count and _is_first_of_boot(reading, past):
-                words = f"{count} uncorrected memory errors were counted before the first look of this boot"
+                words = f"{count} uncorrected memory errors were counted before the first run of this boot"
                 code = "memory_edac/uncorrected_at_boot"
                 yield Finding(Severity.WARNING, code, controller, words, clears=Clears.REBOOT)
             if new and error == "uncorrected":
@@ -128,19 +128,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _is_first_of_boot(reading: Observation, past: Past) -> bool:
-    """Whether it was read in an earlier boot, and not yet in this one."""
+    """Return True for the first reading after a reboot."""
     return past.last(reading) is None and past.last(reading, any_boot=True) is not None
 
 
 def parse(text: str | None, file: str) -> int:
-    """A count of 32 bits. Raises ValueError for anything else, and if the controller has no such file (None)."""
+    """Parse a count of 32 bits. Raises ValueError for anything else, and if the file is missing (None)."""
     if text is None or not (is_decimal(text) and int(text) < 2**32):
-        raise ValueError(f"{CONTROLLERS}/{file}: {'is not there' if text is None else f'not a count: {text[:40]!r}'}")
+        raise ValueError(f"{CONTROLLERS}/{file}: {'is missing' if text is None else f'not a count: {text[:40]!r}'}")
     return int(text)
 
 
 def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> Finding:
-    """If the hardware named the DIMMs, their own counts tell which they are."""
+    """Return the finding; the DIMMs' own counts are added if the hardware named the DIMMs."""
     counts = {dimm: _if_told(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
     bad = [f"{_named(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
     message = f"{new:.0f} new uncorrected memory errors" + (f" (since boot: {', '.join(bad)})" if bad else "")
@@ -162,24 +162,24 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
 
 
 def _named(host: Host, part: str) -> str:
-    """The part with the name of its slot, as the board's firmware or the driver has it."""
+    """Return the part with its slot name from the board's firmware or the driver."""
     label = _if_told(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
 
 def _if_told(host: Host, file: str) -> str:
-    """Words for a message, "" if they cannot be read: that must not hide the fault."""
+    """Return text for a message, "" if it cannot be read: that must not hide the fault."""
     try:
         return (host.read(f"{CONTROLLERS}/{file}") or "")[:60]
     except OSError:
         return ""
 
 
-# --- what the kernel log says
+# --- kernel log
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code and part, resting on all its events."""
+    """Yield one finding for each code and part, from all its events."""
     of_pcie = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
     heard = [event for event in events if event.kind == "mce_edac"]
     named = [event for event in heard if event.code in ("uncorrected", "scrubbed") and _part(event)]
@@ -213,9 +213,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | None:
-    """The severity of an uncorrected error; None if the event is none. `of_pcie`: records that pcie_aer judges.
+    """Return the severity of an uncorrected error, None for other events. `of_pcie`: records that pcie_aer judges.
 
-    A recoverable error of memory or a processor lost data; one of another part, or of a part not yet named, warns.
+    A recoverable error of memory or a processor lost data; an error of another part, or of an unnamed part, warns.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in of_pcie:
@@ -233,7 +233,7 @@ def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | N
 
 
 def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Whether an event came at the time of one of these, in the same boot: then it tells of the same error."""
+    """Return a predicate: whether an event is as close to these, in the same boot, as lines about one error are."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))
@@ -263,7 +263,7 @@ def _part(event: KernelEvent) -> str:
     return event.field("part")
 
 
-_FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log do, too. "
+_FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log name it as well. "
 
 OBSERVATIONS = {
     "memory_edac_corrected_errors_total": Meaning("Memory errors that ECC corrected since the boot.", ("part",)),
@@ -278,28 +278,29 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost: a process was killed for it or computes with wrong bytes, and so may the kernel. What the "
-        "memory's scrubber found nobody has read yet: it only drains.",
-        f"{_FIND_TODO}Drain and reboot; then test the memory. Comes back: replace the DIMM.",
+        "Data was lost: a process was killed for it or computes with wrong bytes, and possibly the kernel. Errors "
+        "that the memory's scrubber found have not been read by any process: they only drain.",
+        f"{_FIND_TODO}Reboot after the drain, then test the memory. If it comes back: replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
     "memory_edac/uncorrected_at_boot": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The first look of this boot found uncorrected errors of the host's memory: of this boot, or of the last, "
-        "which they may have ended.",
+        "The first run of this boot found uncorrected errors of the host's memory. They are of this boot, or of the "
+        "last one, which they may have ended.",
         "If they are of this boot, a process or the kernel may compute with wrong bytes.",
-        f"journalctl -k | grep -iE 'edac|mce|hardware error' says when they came. {_FIND_TODO}Test the memory; replace "
-        "the DIMM if it comes back.",
+        "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they came. "
+        f"{_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
     ),
     "memory_edac/machine_check": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "A processor, the firmware or the kernel's memory management tells of an error that could not be corrected, "
-        "and no driver named a memory controller for it.",
+        "A processor, the firmware or the kernel's memory management reports an error that could not be corrected, and "
+        "no driver named a memory controller for it.",
         "Data was lost, in memory, a cache or on a bus: a process was killed for it or computes with wrong bytes.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
-        "DIMM. Drain and reboot; comes back: replace it.",
+        "DIMM. If it is only a warning: no action tonight. Otherwise reboot after the drain. If it comes back: "
+        "replace the part.",
         also=(Severity.DEGRADED, Severity.WARNING),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
     ),
@@ -307,42 +308,44 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.REBOOT,
         "The kernel took a page of memory with bad data out of use.",
-        "What the page held was clean or belonged to a process that was told. More may follow from the same DIMM.",
-        f"{_FIND_TODO}Test the memory at the next maintenance; comes back: replace the DIMM.",
+        "The page was clean, or its process was notified. More errors may follow from the same DIMM.",
+        f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
         window="clean_seconds",
     ),
     "memory_edac/deferred": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The hardware found data that cannot be corrected, and marked it: nobody has used it yet.",
-        "Who reads it gets a machine check and is killed.",
-        f"{_FIND_TODO}Drain the node at the next occasion and test the memory.",
+        "The hardware found data that cannot be corrected, and marked it. No process has used it yet.",
+        "A process that reads it gets a machine check and is killed.",
+        f"No action tonight. {_FIND_TODO}Drain the node at the next opportunity and test the memory.",
         window="clean_seconds",
     ),
     "memory_edac/left_over": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "An uncorrected machine check was found in a register without an exception: mostly of the last boot, which it "
-        "may have ended, or of memory that nobody used.",
+        "An uncorrected machine check was found in a register without an exception. It is usually from the last boot, "
+        "which it may have ended, or from unused memory.",
         "The same may happen again.",
-        "The BMC's log says when it was; mcelog --ascii or rasdaemon decode it. Comes back: replace the part.",
+        "No action tonight. The BMC's log shows the time; mcelog --ascii or rasdaemon decode it. If it comes back: "
+        "replace the part.",
         window="clean_seconds",
     ),
     "memory_edac/pci_parity": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device on the PCI bus saw a parity or a system error, as EDAC polled or an interrupt (NMI) told.",
-        "A transfer had wrong data. Many devices set these bits for no reason, so it only warns.",
-        "lspci -vvv -s PCI; look for errors of its driver at the same time. Reseat the card if it comes back.",
+        "A device on the PCI bus reported a parity or a system error, found by EDAC's polling or an interrupt (NMI).",
+        "A transfer had wrong data. Many devices set these bits without a reason, so healthd only warns.",
+        "No action tonight. lspci -vvv -s PCI; look for errors of its driver at the same time. If it comes back: "
+        "reseat the card.",
         window="clean_seconds",
     ),
     "memory_edac/corrected": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "One DIMM had far more corrected errors in a day than good ones have.",
-        "None yet: all were corrected. It is often the beginning of a DIMM that fails; a storm also costs CPU time.",
-        f"{_FIND_TODO}Reseat or replace that DIMM at the next maintenance. A day under load without more of "
-        "them ends the warning, too.",
+        "One DIMM had far more corrected errors in a day than healthy DIMMs have.",
+        "None yet: all errors were corrected. Often a DIMM starts to fail this way; a storm also costs CPU time.",
+        f"No action tonight. {_FIND_TODO}Reseat or replace that DIMM at the next maintenance. The warning also clears "
+        "after a day under load without further errors.",
         window="clean_seconds",
     ),
 }

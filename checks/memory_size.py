@@ -1,8 +1,8 @@
-"""Whether the machine has the memory that it should have.
+"""Size of the machine's memory.
 
-Rule: a DIMM that fails its test at boot is left out, and the machine comes up without a word with less (AzNHC compares
-the size too). A few per cent are allowed for: the kernel keeps another part for itself after each update of it or the
-firmware. File: /proc/meminfo.
+Rule: the firmware disables a DIMM that fails its test at boot, and the machine starts with less memory without any
+message (AzNHC compares the size too). A few per cent are tolerated: the kernel reserves another amount after each
+update of the kernel or the firmware. File: /proc/meminfo.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MEM_TOTAL = regex(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE)
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_bytes     MemTotal of a good node of this kind; 0 = not judged
-    max_missing_share  a smaller size by up to this share is still good
+    """expected_bytes     MemTotal of a healthy node of this kind; 0 = not checked
+    max_missing_share  up to this share may be missing
     """
 
     expected_bytes: Bytes = 0
@@ -64,12 +64,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield Observation("memory_size_bytes", total)
     if total < config.expected_bytes * (1 - config.max_missing_share):
         missing = 1 - total / config.expected_bytes
-        message = f"{_gib(total)} of memory, {_gib(config.expected_bytes)} are expected: {missing:.0%} are missing"
+        message = f"{_gib(total)} of memory; expected {_gib(config.expected_bytes)}: {missing:.0%} missing"
         yield Finding(Severity.DEGRADED, "memory_size/too_small", "", message, expects="expected_bytes")
 
 
 def parse(meminfo: str) -> int:
-    """Bytes, from "MemTotal:  2113447480 kB". Raises ValueError without such a line."""
+    """Return bytes from "MemTotal:  2113447480 kB". Raises ValueError without such a line."""
     match = MEM_TOTAL.search(meminfo)
     if match is None or not int(match[1]):
         raise ValueError(f"{MEMINFO}: has no MemTotal in kB: {meminfo[:60]!r}")
@@ -93,10 +93,10 @@ EXPLAIN = {
     "memory_size/too_small": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The kernel has less memory than the site expects of this node.",
-        "Jobs that ask Slurm for all memory of the node are killed when they use it, and a missing DIMM halves the "
-        "speed of its channel.",
-        "dmidecode -t memory shows the empty slot, the BMC's log says why. Reseat or replace the DIMM. If the memory "
+        "The kernel has less memory than expected.",
+        "Jobs that request all memory of the node are killed when they use it, and a missing DIMM halves the speed "
+        "of its channel.",
+        "dmidecode -t memory shows the empty slot, the BMC's log the reason. Reseat or replace the DIMM. If the memory "
         "was changed on purpose (also by crashkernel=): correct expected_bytes.",
         expects="expected_bytes",
     ),

@@ -1,8 +1,8 @@
-"""Whether a file system is mounted where jobs expect it, and answers.
+"""File systems that jobs need: mounted, of the right type, and responding.
 
-Rules: Meta's study counts missing mounts as high severity; NHC checks presence, type and read-only. One that does not
-answer is never requeued for: a hard NFS mount lives through a failover, and jobs go on. A file server is one cause for
-all nodes at once, so everything here is marked as shared.
+Rules: Meta's study counts missing mounts as high severity; NHC checks presence, type and read-only. A mount that does
+not respond never requeues: a hard NFS mount survives a failover, and jobs continue. A file server is one cause for many
+nodes at once, so all findings here count as a shared cause.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
 
 class Config(CheckSettings, frozen=True):
-    """fstype                  what must be mounted there ("nfs" takes nfs4 too), "" = anything
+    """fstype                  what must be mounted there ("nfs" accepts nfs4 too), "" = any type
     read_only               true: it may be mounted read-only
-    missing_confirm_seconds a mount must be away, stale or failing for so long
-    hang_degraded_seconds   a mount that has not answered for so long is degraded, until then it warns
+    missing_confirm_seconds a mount must be missing, stale or failing for this long
+    hang_degraded_seconds   a mount that has not responded for this long is degraded, until then it warns
     """
 
     fstype: str = ""
@@ -54,7 +54,7 @@ class Config(CheckSettings, frozen=True):
 
 def validate(config: Config) -> str | None:
     if config.name and (not config.name.startswith("/") or (config.name.endswith("/") and config.name != "/")):
-        return f'"{config.name}" is no mount point: write it as the kernel does, as in [checks.mount."/data"]'
+        return f'"{config.name}" is not a mount point: write it like the kernel does, as in [checks.mount."/data"]'
     return None
 
 
@@ -62,7 +62,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     mount = _find(host.read_shared(MOUNTINFO), config.name)
     stale = _ask(host, config.name) if mount is not None else None
     if mount is not None and mount.fstype == "autofs":
-        mount = _find(host.read(MOUNTINFO), config.name)  # asking has mounted it
+        mount = _find(host.read(MOUNTINFO), config.name)  # the query has mounted it
     mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
     yield Observation("mount_mounted", int(mounted), labels=(("mountpoint", config.name),))
     if mount is None or not mounted or stale == errno.ENOENT:
@@ -70,18 +70,18 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif stale == errno.ESTALE:
         yield _broken(Severity.CRITICAL, "stale", "has a stale file handle", config)
     elif stale is not None:
-        yield _broken(Severity.DEGRADED, "failing", f"answers with {errno.errorcode.get(stale, stale)}", config)
+        yield _broken(Severity.DEGRADED, "failing", f"returns {errno.errorcode.get(stale, stale)}", config)
     if mount is not None and mounted:
         yield from _differs(mount, config)
 
 
 def _find(text: str | None, path: str) -> Mount | None:
-    """The uppermost mount at `path`; else the automounter's mount that `path` lies in; else None.
+    """Return the uppermost mount at `path`; else the automounter's mount that contains `path`; else None.
 
-    Raises ValueError if it is not found and a line cannot be read: the mount may be that line's.
+    Raises ValueError if it is not found and a line cannot be read: that line may be the mount.
     """
     if text is None:
-        raise ValueError(f"{MOUNTINFO} is not there")
+        raise ValueError(f"{MOUNTINFO} is missing")
     mounts, garbled = parse_all(text)
     found = automounter = None
     for mount in mounts:
@@ -95,7 +95,7 @@ def _find(text: str | None, path: str) -> Mount | None:
 
 
 def _ask(host: Host, path: str) -> int | None:
-    """The error that statvfs gives; None if it answers. It may never come back; it makes an automounter mount."""
+    """Return the error of statvfs; None on success. It may never return; it triggers an automount."""
     try:
         host.statvfs(path)
     except OSError as error:
@@ -130,7 +130,7 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
         Severity.WARNING,
         "mount/hang",
         config.name,
-        f"{config.name} has not answered for {max(seconds, 1):.0f} s",
+        f"{config.name} has not responded for {max(seconds, 1):.0f} s",
         worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
         shared_cause=True,
     )
@@ -159,7 +159,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
-    """The mounts that jobs may need and that are there whenever the node is up."""
+    """Yield the mounts that jobs may need and that exist whenever the node is up."""
     uppermost = {mount.point: mount for mount in mounts}
     automounted = {mount.point for mount in mounts if mount.fstype == "autofs"}
     seen: set[str] = set()
@@ -167,11 +167,11 @@ def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
         if not _is_lasting(mount) or not mount.point.isprintable() or mount.point != mount.point.strip():
             continue
         if any(above in automounted for above in _at_and_above(mount.point)):
-            yield LeftOut("mount", "automounted: add it by hand if jobs need it", instance=mount.point)
+            yield LeftOut("mount", "automounted: add it manually if jobs need it", instance=mount.point)
             continue
         if regex(LOCAL).fullmatch(mount.fstype) and mount.fstype not in SHARES_DEVICES:
             if mount.device in seen:
-                continue  # a bind mount of a part of it
+                continue  # a bind mount of one of its directories
             seen.add(mount.device)
         if mount.turned:
             yield LeftOut("mount", f"the kernel has made it {mount.turned}", instance=mount.point)
@@ -186,7 +186,7 @@ def _is_lasting(mount: Mount) -> bool:
     if not (is_local or regex(NETWORK).fullmatch(mount.fstype)) or regex(COMES_AND_GOES).fullmatch(mount.point):
         return False
     if is_local and mount.point.startswith("/etc/"):
-        return False  # containers get /etc/hosts in this way
+        return False  # /etc/hosts and others, as containers mount them
     is_loop = mount.device.startswith("7:")
     is_users = any(option.startswith("user_id=") and option != "user_id=0" for option in mount.options)
     return not is_loop and not is_users
@@ -207,18 +207,18 @@ EXPLAIN = {
     "mount/missing": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "Nothing is mounted at a place where the site's settings expect a file system.",
+        "The file system that the settings expect at this mount point is not mounted.",
         "Jobs find an empty directory: they fail, or fill the local disk instead.",
-        "mount POINT, and read what it says; systemctl status of its .mount or .automount unit. Many nodes at once: "
-        "the file server or the network.",
+        "mount POINT, and read its error message; systemctl status of its .mount or .automount unit. Many nodes at "
+        "once: check the file server or the network.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
     "mount/stale": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "The file server no longer knows what is mounted here (ESTALE), mostly after it was exported anew.",
-        "Every access fails, and stays so until it is mounted again.",
+        "The file server no longer recognises this mount (ESTALE), usually after a new export.",
+        "Every access fails until it is mounted again.",
         "umount -l POINT && mount POINT. Processes that have files open there must be restarted.",
         confirm="missing_confirm_seconds",
         shared=True,
@@ -226,36 +226,36 @@ EXPLAIN = {
     "mount/failing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The file system is mounted but answers a simple question with an error.",
+        "The file system is mounted, but a simple query (statvfs) returns an error.",
         "Most accesses of jobs will fail too.",
-        "ENOTCONN: a FUSE client died, mount it again. EIO: look at journalctl -k for the disk or the server. "
-        "ETIMEDOUT: a soft mount whose server does not answer.",
+        "ENOTCONN: a FUSE client ended, mount it again. EIO: check journalctl -k for the disk or the server. "
+        "ETIMEDOUT: a soft mount whose server does not respond.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
     "mount/wrong_type": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Another type of file system is mounted here than the site's settings say.",
-        "Jobs may run on a slow or local stand-in, and lose what they write.",
+        "Another type of file system is mounted here than the settings require.",
+        "Jobs may run on a slow or local replacement, and lose their output.",
         "findmnt POINT; compare with fstab and with [checks.mount] fstype.",
         shared=True,
     ),
     "mount/read_only": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The file system can only be read.",
+        "The file system is read-only.",
         "Jobs cannot write their results. A local file system turns read-only after errors of its disk.",
-        "journalctl -k for errors of the disk; fsck and remount. If it is meant to be read-only: read_only = true.",
+        "journalctl -k shows errors of the disk; fsck and remount. If it is meant to be read-only: read_only = true.",
         shared=True,
     ),
     "mount/hang": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The file system did not answer in time. It warns at first and is degraded when it lasts, never critical.",
-        "Jobs that use it stand still. On a hard mount they go on when the server is back, so none is requeued.",
-        "Look at the file server and the network first: many nodes have it at once then. On one node only: "
-        "journalctl -k for 'server not responding', and the network of this node.",
+        "The file system did not respond in time. It warns at first and is degraded when it lasts, never critical.",
+        "Jobs that use it hang. On a hard mount they continue when the server is back, so none is requeued.",
+        "While it is only a warning: no action tonight on this node. Many nodes at once: check the file server and "
+        "the network first. Only this node: journalctl -k for 'server not responding', and the network of this node.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
         shared=True,
     ),

@@ -1,14 +1,15 @@
-"""What the kernel log reports of network cards other than mlx5: bnxt, ice, irdma, ENA, EFA, mlx4, other Ethernet cards.
+"""Faults of network cards other than mlx5 in the kernel log: bnxt, ice, irdma, ENA, EFA, mlx4, other Ethernet cards.
 
-Rules: a card whose firmware is dead, or that its driver could not reset, works again only after the driver is loaded
-anew ("Rebuild failed, unload and reload driver", ice_main.c): it drains until a reboot, as mlx5/health_fatal does. So
-does an EFA card that did not answer a command: its driver sends no further command (efa_com.c clears
-EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be made warn, since a job can also
-run out of them; so do a reset that the driver does by itself, other time-outs, and ports that cannot be opened.
-A link that goes down and requests that fail are recorded only: ib_link, ib_flap and eth_link judge links.
-InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are judged here too: also those of an
-mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), since neither the line nor the inventory
-has the driver of an RDMA device.
+Rules: a card whose firmware is dead, or that its driver could not reset, works again only after the driver is reloaded
+("Rebuild failed, unload and reload driver", ice_main.c): it drains until a reboot, like mlx5/health_fatal. An EFA card
+that did not answer a command drains as well: its driver sends no further command (efa_com.c clears
+EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be created warn, because a job can
+also use up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well. A
+link that goes down and failed requests are recorded only: ib_link, ib_flap and eth_link judge links.
+
+InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are handled here too. This includes
+lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the line nor
+the inventory names the driver of an RDMA device.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """`words`: those of the message."""
+    """Finding for one kind of event. `words`: text of the message."""
 
     code: str
     severity: Severity
@@ -55,7 +56,7 @@ _WARNS = (Severity.WARNING, Clears.WINDOW)
 _RECORDED = (Severity.INFO, Clears.WINDOW)
 _REQUESTS = Rule("request_failed", *_RECORDED, "requests failed")
 RULES = {
-    "health_fatal": Rule("firmware_failed", Severity.DEGRADED, Clears.REBOOT, "the card does not work any more"),
+    "health_fatal": Rule("firmware_failed", Severity.DEGRADED, Clears.REBOOT, "the card no longer works"),
     "health_recovery": Rule("recovery", *_WARNS, "the driver resets the card"),
     "rdma_failed": Rule("rdma_failed", *_WARNS, "RDMA does not work on this card"),
     "command_timeout": Rule("command_timeout", *_WARNS, "the card did not answer a command"),
@@ -65,12 +66,12 @@ RULES = {
     "link_up": Rule("link_down", *_RECORDED, "the link went down"),
     **dict.fromkeys(("command_failed", "send_failed"), _REQUESTS),
 }
-# efa_com.c: after a command without an answer the driver sends no further command.
-CLOSED = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not answer, and its driver gave it up")
+# efa_com.c: after a command without a response the driver sends no further command.
+CLOSED = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not respond and was given up")
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Return one finding for each code and card, resting on all its events. A link that is up again is over."""
+    """Yield one finding for each code and card, from all its events. A link that is up again ends its finding."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "ib" and event.code in RULES and not event.field("ibdev").startswith("mlx5_"):
@@ -79,7 +80,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         faults = [event for event in group if event.code != "link_up"]
         if not faults:
-            continue  # the link was not seen going down
+            continue  # no line reported the link going down
         gave_up = any(event.field("leaks") and event.boot_id == newest.boot_id for event in group)
         rule = CLOSED if gave_up else RULES[faults[0].code]
         yield Finding(
@@ -95,7 +96,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or the interface or RDMA device where the line has none."""
+    """Return the card's address, or the interface or RDMA device if the line has none."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 
@@ -114,10 +115,10 @@ def _message(rule: Rule, event: KernelEvent, faults: Sequence[KernelEvent]) -> s
     return words + (f" ({', '.join(named)})" if named else "") + (f", {lines} lines" if lines > 1 else "")
 
 
-_LOST = "Traffic over this card fails: jobs over several nodes, and mounts."
+_LOST = "Traffic over this card fails: jobs on several nodes, and mounts."
 _CARD_TODO = (
-    "journalctl -k shows the driver's lines around it, ethtool -i INTERFACE driver and firmware. Drain and reboot (or "
-    "load the driver anew on the idle node); update the firmware. If it comes again: replace the card."
+    "journalctl -k shows the driver's lines around it, ethtool -i INTERFACE driver and firmware. After the drain "
+    "reboot (or reload the driver on the idle node) and update the firmware. If it comes back: replace the card."
 )
 
 EXPLAIN = {
@@ -132,29 +133,30 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The firmware of a network card failed or did not answer, and its driver resets the card.",
-        "While it lasts nothing goes over the card; RDMA connections break. If the reset fails, nic/firmware_failed "
+        "While it lasts no traffic goes over the card; RDMA connections break. If the reset fails, nic/firmware_failed "
         "follows.",
-        "journalctl -k shows whether the card came back. If it comes again: update the firmware, then replace the "
-        "card.",
+        "No action tonight if the card came back (journalctl -k). If it comes back repeatedly: update the firmware, "
+        "then replace the card.",
         window="warning_window_seconds",
     ),
     "nic/rdma_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card refused to make a completion queue, queue pair or another RDMA object, or its RDMA part failed. The "
-        "port may be ACTIVE all the same.",
-        "NCCL and MPI cannot start or continue over this card: ibv_create_cq and the like fail.",
-        "ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node tell whether RDMA works. If it fails: "
-        "load the driver anew or reboot, and update the firmware. If it works, a job used up the card's objects.",
+        "The card refused to create a completion queue, queue pair or another RDMA object, or its RDMA part failed. "
+        "The port may be ACTIVE all the same.",
+        "NCCL and MPI cannot start or continue over this card: ibv_create_cq and similar calls fail.",
+        "No action tonight. ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node show whether RDMA "
+        "works. If it fails: reload the driver or reboot, and update the firmware. If it works, a job used up the "
+        "card's objects.",
         window="warning_window_seconds",
     ),
     "nic/command_timeout": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The card's firmware did not answer a command of the driver. It drains where the driver gives the card up "
+        "The card's firmware did not answer a command of the driver. It drains if the driver gives the card up "
         "(EFA), else it warns.",
-        "RDMA objects cannot be made or destroyed: jobs that start or end hang.",
-        _CARD_TODO,
+        "RDMA objects cannot be created or destroyed: jobs that start or end hang.",
+        f"If it is only a warning: no action tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
@@ -162,8 +164,10 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets waited in a queue of the card for seconds, and the driver restarted the queue or the card.",
-        "Connections stall or break. Once it may be the switch (pause frames); repeated it is card or driver.",
-        "ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the lines around it in journalctl -k.",
+        "Connections stall or break. A single case may be the switch (pause frames), repeated cases are card or "
+        "driver.",
+        "No action tonight. ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the lines around it in "
+        "journalctl -k.",
         window="warning_window_seconds",
     ),
     "nic/port_failed": Explain(
@@ -171,7 +175,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The kernel could not open a port of an RDMA device for management packets.",
         "The port stays in INIT: no subnet manager can reach it.",
-        "journalctl -k and ausearch -m avc around that time; ibstat.",
+        "No action tonight. journalctl -k and ausearch -m avc around that time; ibstat.",
         window="warning_window_seconds",
     ),
     "nic/link_down": Explain(
@@ -179,15 +183,15 @@ EXPLAIN = {
         Clears.WINDOW,
         "The link of a network card's port went down.",
         "None if an administrator did it, or if the link is back. ib_link, ib_flap and eth_link judge it.",
-        "ethtool INTERFACE; the cable, the transceiver and the switch port.",
+        "No action needed. ethtool INTERFACE; check the cable, the transceiver and the switch port.",
         window="link_window_seconds",
     ),
     "nic/request_failed": Explain(
         Severity.INFO,
         Clears.WINDOW,
         "The card refused or failed a request.",
-        "Mostly the fault of an application, or of the other node.",
-        "Nothing, unless jobs of several users see it on this node.",
+        "Usually the fault of an application, or of the other node.",
+        "No action needed, unless jobs of several users have it on this node.",
         window="link_window_seconds",
     ),
 }

@@ -1,17 +1,17 @@
-"""PCI Express errors of GPUs, network cards, NVMe disks and the ports above them, as the kernel counts and logs them.
+"""PCI Express errors (AER) of GPUs, network cards, NVMe disks and the ports above them.
 
-Rules: Meta's study counts PCIe errors as high severity. The kernel's documentation (sysfs-bus-pci-devices-aer) says
-that the port above a device may count its errors instead, so both are watched. Where the firmware handles AER, in
-virtual machines and with pci=noaer the files are absent: only the log tells then.
+Rules: Meta's study counts PCIe errors as high severity. According to the kernel's documentation
+(sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. If the firmware
+handles AER, in virtual machines and with pci=noaer, the counters are absent: only the log reports errors then.
 
-What the log says of an error is the same condition as its count (same code and part); corrected errors are judged by
-their counts alone. That the kernel then says "device recovery successful" ends nothing: the drivers started again, but
-what was on its way is lost, and what broke the link is still there. Containment (DPC) is a fatal error that was stopped
-at the port.
+An error in the log is the same condition as its count (same code and part); corrected errors are judged by their counts
+alone. A later "device recovery successful" ends nothing: the drivers started again, but data in flight is lost, and the
+cause is still there. Containment (DPC) is a fatal error that was stopped at the port.
 
-Non-fatal errors that repeat end by a day without them, which on a drained node only counts after a repair, such as a
-reboot. Some platforms log the same few at each boot, while devices are probed: counted as repeats they would begin that
-day anew with each reboot, and the node would never be resumed. So what the first minutes of a boot log only warns.
+Repeated non-fatal errors clear after a day without them; on a drained node that day starts only after a repair, such as
+a reboot. Some platforms log the same few errors at each boot, while devices are probed. Counted as repeats, they would
+restart that day with each reboot, and the node would never be resumed. Errors in the first minutes of a boot therefore
+only warn.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ LOGGED = {
     "reset_failed": "not_recovered",
     "recovery_failed": "not_recovered",
 }
-RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
-RECOVERY_SECONDS = 60.0  # links may take so long to come back
-BOOT_SECONDS = 300.0  # errors logged so soon may come at each boot: probes of devices that start
-INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
+RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
+RECOVERY_SECONDS = 60.0  # the time that links may take to come back
+BOOT_SECONDS = 300.0  # errors logged this early may come at each boot: probes of devices that start
+INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
 class Config(CheckSettings, frozen=True):
     """correctable_per_hour     more corrected errors than this within an hour warn
     nonfatal_repeat_seconds  a non-fatal error within this time after another is degraded; a single one warns
-    clean_seconds            errors are forgotten after so long without new ones under load
+    clean_seconds            errors clear after this long under load without new ones
     """
 
     correctable_per_hour: Count = 100
@@ -112,7 +112,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 @functools.lru_cache(maxsize=2)
 def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
-    """PCI address -> its words: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
+    """Return the description by PCI address: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
     functions = {function.pci: function for function in on_pci}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
@@ -126,9 +126,9 @@ def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
     return {**ports, **devices}
 
 
-@functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, and three texts
+@functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, with three different texts
 def parse(text: str, total: str) -> Mapping[str, int]:
-    """{"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names have blanks ("Receiver Error 2").
+    """Parse {"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names contain blanks ("Receiver Error 2").
 
     Raises ValueError for anything else, and if the total is missing (a file cut short).
     """
@@ -176,11 +176,11 @@ def _judge(
             )
 
 
-# --- what the kernel log says
+# --- kernel log
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code and part, resting on all its events."""
+    """Yield one finding for each code and part, from all its events."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for name, pci, event in _errors(events):
         groups.setdefault((name, _part(pci, node)), []).append(event)
@@ -206,17 +206,17 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
-    """(name, the device that is blamed, event). A firmware's record names its severity and its device in two events."""
+    """Yield (name, address of the blamed device, event). A firmware record gives severity and device in two events."""
     devices = {
         (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
-    told: dict[str, float] = {}  # boot -> when an uncorrected error was last said
+    told: dict[str, float] = {}  # boot -> time of the last line about an uncorrected error
     for event in events:
         if event.kind == "pcie_aer" and event.code in LOGGED:
             if event.code != "recovery_failed":
                 told[event.boot_id] = max(event.last_time, told.get(event.boot_id, 0.0))
             elif event.time - told.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
-                continue  # a failed recovery is the usual end of an error, and no further one
+                continue  # a failed recovery is the usual end of an error, not a further one
             yield LOGGED[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
         if event.kind == "mce_edac" and event.code in RECORDED and record in devices:
@@ -224,15 +224,15 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """The device that a line blames; for an unlisted further function of a GPU or card (audio), the GPU or card."""
+    """Return the device that a line blames; for an unlisted function of a GPU or card (audio), its function 0."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci
 
 
 def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return words for a part, "" if it is not watched. Where the inventory is not complete (the log of another
-    machine), the driver tells what the part is."""
+    """Return the description of a part, "" if it is not monitored. If the inventory is not complete (the log of another
+    machine), the driver shows what the part is."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
@@ -244,7 +244,7 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _again(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Whether an error came before the newest one, in time and in this boot, and neither of them is boot noise."""
+    """Return True if an error came before the newest one, in time and in this boot, and neither is boot noise."""
     since = newest.last_time - config.nonfatal_repeat_seconds
     near = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _at_boot(e)]
     near.sort(key=lambda event: event.time)
@@ -268,24 +268,24 @@ def _message(name: str, what: str, event: KernelEvent) -> str:
     more = [text for text in (found["bit"], found["layer"]) if text]
     more += ["contained by DPC"] if event.code == "contained" else []
     more += [f"reported by {found['reporter']}"] if found["reporter"] not in ("", event.pci) else []
-    more += ["as the firmware says"] if found["record"] else []
+    more += ["reported by the firmware"] if found["record"] else []
     more += [f"{event.lines} lines"] if event.lines > 1 else []
     return f"{words} {what}" + (f" ({', '.join(more)})" if more else "")
 
 
 _CARD_TODO = (
-    "lspci -vvv -s PCI and journalctl -k | grep -i aer say which error. Reseat the card, look at riser and cables, "
-    "update firmware. The part at fault may be at either end of the link."
+    "lspci -vvv -s PCI and journalctl -k | grep -i aer show the error. Reseat the card, check riser and cables, update "
+    "firmware. The faulty part may be at either end of the link."
 )
 
 OBSERVATIONS = {
     "pcie_aer_correctable_total": Meaning("Correctable PCIe errors that the device reported since the boot.", ("pci",)),
     "pcie_aer_nonfatal_total": Meaning(
-        "Uncorrectable PCIe errors since the boot that left the link reliable.",
+        "Uncorrectable PCIe errors since the boot after which the link remained reliable.",
         ("pci",),
     ),
     "pcie_aer_fatal_total": Meaning("Fatal PCIe errors that the device reported since the boot.", ("pci",)),
-    "pcie_aer_watched_devices": Meaning("PCI devices whose error counts are read."),
+    "pcie_aer_watched_devices": Meaning("PCI devices whose error counters are read."),
 }
 
 EXPLAIN = {
@@ -294,8 +294,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "The kernel counted or logged a fatal PCI Express error on this device or the port above it. It only warns for "
         "devices that jobs do not depend on.",
-        "The link was reset or is dead: what used the device has failed, and data on its way was lost.",
-        f"Reboot, with the power off for a moment. {_CARD_TODO}",
+        "The link was reset or is dead: work that used the device has failed, and data in flight was lost.",
+        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -303,9 +303,9 @@ EXPLAIN = {
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "Uncorrected PCI Express errors came again within an hour. What is logged in a boot's first five minutes does "
-        "not count: some platforms log such errors at each boot.",
-        "Single transactions fail: jobs that use the device may die, or the device falls off the bus next.",
+        "Uncorrected PCI Express errors repeated within an hour. Errors logged in the first five minutes of a boot "
+        "do not count: some platforms log such errors at each boot.",
+        "Single transactions fail: jobs that use the device may be killed, or the device falls off the bus next.",
         _CARD_TODO,
         window="clean_seconds",
     ),
@@ -313,17 +313,17 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
-        "A single transaction failed. Once it may be harmless (a probe of the device); repeated it is not.",
-        _CARD_TODO,
+        "A single transaction failed. A single error may be harmless (a probe of the device), repeated errors are not.",
+        f"No action tonight. If it repeats: {_CARD_TODO}",
         window="clean_seconds",
     ),
     "pcie_aer/not_recovered": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "After a PCI Express error the kernel could not bring the device back. It is critical where the link was reset "
-        "and stayed away; where only a driver has no way to recover, it warns.",
-        "The device is cut off or in an unknown state: what uses it fails.",
-        f"Reboot, with the power off for a moment. {_CARD_TODO}",
+        "After a PCI Express error the kernel could not bring the device back. It is critical if the link was reset "
+        "and stayed down; if only a driver has no way to recover, it warns.",
+        "The device is cut off or in an unknown state: work that uses it fails.",
+        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -331,9 +331,9 @@ EXPLAIN = {
     "pcie_aer/correctable": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The link corrects errors by sending again, more often than good links do.",
-        "None yet but some bandwidth. It often comes before a link that gets slower or fails.",
-        f"At the next maintenance: {_CARD_TODO}",
+        "The link corrects errors by retransmission, more often than good links do.",
+        "None yet except for some bandwidth. It often precedes a link that gets slower or fails.",
+        f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),
 }

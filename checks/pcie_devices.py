@@ -1,8 +1,9 @@
-"""PCI devices that this node had when its baseline was written: gone, or others in their place.
+"""PCI devices of the node's baseline that are missing, or replaced by other devices.
 
-Rule: only what the site expects is judged (OCI and GCM count devices in the same way). A device that is still listed
-but no longer answers is not gone: gpu_count and pcie_link see that. One that comes back within a minute was not gone
-either: Azure takes a VM's virtual functions away for its own maintenance, and mlxfwreset removes the card it resets.
+Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
+no longer responds is not missing: gpu_count and pcie_link detect that. A device that comes back within a minute was not
+missing either: Azure removes a VM's virtual functions for its own maintenance, and mlxfwreset removes the card that it
+resets.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ MODEL = regex(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not judged
-    confirm_seconds  a device must be gone, or another, for so long
+    """expected         PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not checked
+    confirm_seconds  a device must be missing, or another, for this long
     """
 
     expected: dict[str, str] = field(default_factory=dict)
@@ -54,9 +55,9 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for pci, model in config.expected.items():
         if not ADDRESS.fullmatch(pci):
-            return f'expected: "{pci}" is no PCI address as sysfs has it: write "0000:1b:00.0", in lower case'
+            return f'expected: "{pci}" is not a PCI address as in sysfs: write "0000:1b:00.0", in lower case'
         if not MODEL.fullmatch(model):
-            return f'expected: "{model}" of {pci} is no vendor and device as in "10de:2330", in lower case'
+            return f'expected: "{model}" of {pci} is not a vendor and device like "10de:2330", in lower case'
     return None
 
 
@@ -70,9 +71,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         function = there.get(pci)
         model = f"{function.vendor}:{function.device}".replace("0x", "") if function else None
         if model is None:
-            code, message = "gone", f"PCI device {pci} ({expected}) is not there"
+            code, message = "gone", f"PCI device {pci} ({expected}) is missing"
         elif model != expected:
-            code, message = "changed", f"PCI device {pci} is {model}, {expected} is expected"
+            code, message = "changed", f"PCI device {pci} is {model}; expected {expected}"
         else:
             continue
         yield Finding(
@@ -91,7 +92,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         if kind == "other" or function.virtual:
             continue
         if host.told(f"{PCI_DEVICES}/{function.pci}/revision") == "0xff":
-            yield LeftOut("pcie_devices", "dead on the bus: reads give all ones", "expected", function.pci)
+            yield LeftOut("pcie_devices", "dead on the bus: reads return all ones", "expected", function.pci)
         else:
             model = f"{function.vendor[2:]}:{function.device[2:]}"
             yield Entry("pcie_devices", "expected", model, function.pci, note=kind)
@@ -100,7 +101,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 _BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."
 
 OBSERVATIONS = {
-    "pcie_devices_missing": Meaning("Expected PCI devices that are not there."),
+    "pcie_devices_missing": Meaning("Expected PCI devices that are missing."),
 }
 
 EXPLAIN = {
@@ -109,18 +110,18 @@ EXPLAIN = {
         Clears.PASS,
         "A PCI device of the node's baseline is not on the bus.",
         "A network card, disk or GPU is missing: jobs fail or run slower than on other nodes.",
-        "lspci -D shows what is there; journalctl -k | grep -iE 'pcie|aer' why. Power the node off and on, reseat the "
-        "card or its riser. Many gone and as many others new: bus numbers moved, because a card was added or removed. "
-        f"{_BASELINE}",
+        "lspci -D shows the present devices; journalctl -k | grep -iE 'pcie|aer' the reason. Power-cycle the node, "
+        "then reseat the card or its riser. Many missing and as many new devices: bus numbers moved, because a card "
+        f"was added or removed. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "pcie_devices/changed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "At this PCI address is another device than the baseline has.",
-        "A card was swapped or came up with other firmware, or bus numbers moved since another card is missing.",
-        f"lspci -D -nn shows what is there. {_BASELINE}",
+        "At this PCI address is another device than in the baseline.",
+        "A card was replaced or started with other firmware, or bus numbers moved because another card is missing.",
+        f"lspci -D -nn shows the present devices. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),

@@ -1,8 +1,8 @@
-"""Slots whose link went down or whose card went away while nobody took it out, as the kernel's hotplug driver says.
+"""PCI Express slots that lost their link, card or power, from the kernel's hotplug driver.
 
-Rules: a GPU or network card that loses its link is lost to the jobs and comes back with a reboot at best; an NVMe disk
-may be taken out on purpose, so it warns (block_device says where one is missed). The driver is silent of what a person
-takes out by button or command: it says then that it powers the slot off, and no "Link Down".
+Rules: a GPU or network card that loses its link is lost to the jobs and returns with a reboot at best; an NVMe disk may
+be removed on purpose, so it warns (block_device reports expected disks). The driver logs no "Link Down" if a person
+removes a card by button or command: it logs that it powers the slot off.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ NAMES = {
 }
 WORDS = {
     "link_down": "the link of {slot} is down",
-    "removed": "the card in {slot} went away",
+    "removed": "the card in {slot} was removed",
     "power_fault": "the power of {slot} failed",
     "no_link": "the card in {slot} has no link",
-    "inaccessible": "does not answer when it is woken",
+    "inaccessible": "does not respond on wake-up",
 }
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning lasts without another such line, under load"""
+    """warning_window_seconds   how long a warning stays open under load without another such line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code and part, resting on all its events. The part is the slot's device, if it is known."""
+    """Yield one finding for each code and part, from all its events. The part is the slot's device, if it is known."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "pcie_hotplug" and event.code in NAMES:
@@ -77,7 +77,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """The device in the slot of the port that reports: a GPU or network card first. Else the named device itself."""
+    """Return the device in the slot of the reporting port, a GPU or network card first; else the named device "
+    "itself."""
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]
@@ -85,7 +86,7 @@ def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
 
 
 _TODO = (
-    "lspci -vvv -s PCI and the BMC's log say what is there now. Power the node off and on; if it stays, reseat the "
+    "lspci -vvv -s PCI and the BMC's log show the present state. Power-cycle the node. If it comes back: reseat the "
     "card, its riser or cable."
 )
 
@@ -93,10 +94,10 @@ EXPLAIN = {
     "pcie_hotplug/link_down": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The link of a slot went down, or its card went away, and nobody took it out. It is critical where a GPU or a "
-        "network card is in it, and warns for all else.",
-        "The device is gone for whatever uses it. A GPU falls off the bus with it.",
-        _TODO,
+        "The link of a slot went down, or its card disappeared, without an operator's action. It is critical for a "
+        "GPU or a network card, and warns for all other devices.",
+        "The device is lost to its users. A GPU falls off the bus this way.",
+        f"If it is only a warning: no action tonight. {_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -104,25 +105,26 @@ EXPLAIN = {
     "pcie_hotplug/power_fault": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The slot's power controller reports a fault. It is critical where a GPU or a network card is in the slot.",
-        "The device has no power, or had none for a moment: what it held is lost.",
-        f"Look at the power supplies and the card's power cables. {_TODO}",
+        "The slot's power controller reports a fault. It is critical for a GPU or a network card.",
+        "The device has no power, or had none for a moment: its state is lost.",
+        f"Check the power supplies and the card's power cables. {_TODO}",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_hotplug/no_link": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A card was found in a slot, and its link could not be trained.",
-        "The device cannot be used. Other checks say whether it is missed.",
-        _TODO,
+        "A slot contains a card whose link could not be trained.",
+        "The device cannot be used. Other checks report whether an expected device is missing.",
+        f"No action tonight. At the next maintenance: {_TODO}",
         window="warning_window_seconds",
     ),
     "pcie_hotplug/inaccessible": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device that slept, or was reset, does not answer: its registers read as all ones.",
-        "It cannot be used until it is reset or the power is cycled. Other checks say whether it is missed.",
-        _TODO,
+        "A device did not respond after sleep or a reset: its registers read as all ones.",
+        "It cannot be used until it is reset or power-cycled. Other checks report whether an expected device is "
+        "missing.",
+        f"No action tonight. At the next maintenance: {_TODO}",
         window="warning_window_seconds",
     ),
 }

@@ -1,9 +1,9 @@
-"""PCI Express links of network cards, NVMe disks and switches that run narrower or slower than both ends can.
+"""PCI Express links of network cards, NVMe disks and switches that are narrower or slower than both ends support.
 
-Rules: OCI and DCGM compare a link with its maximum. Here that is what both ends can do: a card of 16 lanes in a slot of
-8 is as built. Each link is judged once, at its lower end; without a port above (virtual machines) nothing is known of
-the other end. gpu_pcie judges GPUs, which lower the speed when idle. A device that sleeps (D3) is not judged. What is
-found warns, since slots may be built with fewer lanes than their ports: `enforce = true` lets it drain.
+Rules: OCI and DCGM compare a link with its maximum. Here that is what both ends support: a card of 16 lanes in a slot
+of 8 is as built. Each link is checked once, at its lower end; without a port above (virtual machines) the other end is
+unknown. gpu_pcie checks GPUs, which lower the speed when idle. A sleeping device (D3) is not checked. Findings warn,
+because slots may be built with fewer lanes than their ports; with `enforce = true` they drain.
 Files: Linux, sysfs-bus-pci; all ones in a dead device's registers read as 63 lanes and speed "Unknown".
 """
 
@@ -44,8 +44,8 @@ DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the reg
 
 
 class Config(CheckSettings, frozen=True):
-    """confirm_seconds   a link must be wrong for so long
-    enforce           true: its findings drain
+    """confirm_seconds   the problem must last this long
+    enforce           true: findings drain
     """
 
     confirm_seconds: Seconds = 120.0
@@ -84,7 +84,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 @functools.lru_cache(maxsize=2)
 def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
-    """The port above -> (the first function at the link's lower end, words for it)."""
+    """Return, by the port above, the first function at the link's lower end and its description."""
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
@@ -95,20 +95,20 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
 
 
 def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
-    """How many ports lie above. Below a root port (0) is the lower end of a link (1): a device, or a switch's upper
-    port. The switch's lower ports (2) are inside it, without a link between; below them is a link again."""
+    """Return the number of ports above. Below a root port (0) is the lower end of a link (1): a device, or a switch's
+    upper port. The switch's lower ports (2) are inside it, without a link between; below them is a link again."""
     above = functions.get(function.upstream)
     return 1 + _depth(above, functions) if above else 0
 
 
 def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
-    """(code, message) of what is wrong with the link between a device and the port above it. Raises ValueError."""
+    """Return (code, message) of problems of the link between a device and the port above. Raises ValueError."""
     can = _texts(host, pci, "max")
     if can[0] in (None, *NO_LINK):
         return []
     runs = _texts(host, pci, "current")
     if runs[0] in DEAD:
-        return [] if _sleeps(host, pci) else [("no_answer", f"does not answer: its link shows {runs[0]} lanes")]
+        return [] if _sleeps(host, pci) else [("no_answer", f"does not respond: its link shows {runs[0]} lanes")]
     most, now = parse(pci, "max", *can), parse(pci, "current", *runs)
     if now == most:
         return []
@@ -118,11 +118,9 @@ def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
     above = parse(port, "max", *slot)
     most = Link(min(most.lanes, above.lanes), min(most.speed, above.speed))
     if now.lanes > most.lanes or now.speed > most.speed:
-        raise ValueError(f"its link has {now.lanes} lanes at {now.speed:g} GT/s: more than it and its slot can")
+        raise ValueError(f"its link has {now.lanes} lanes at {now.speed:g} GT/s: more than it and its slot support")
     narrow = [("narrow", f"has {now.lanes} lanes of {most.lanes}")] if now.lanes < most.lanes else []
-    slow = (
-        [("slow", f"runs at {now.speed:g} GT/s, it and its slot can {most.speed:g}")] if now.speed < most.speed else []
-    )
+    slow = [("slow", f"runs at {now.speed:g} GT/s of {most.speed:g}")] if now.speed < most.speed else []
     return narrow + slow
 
 
@@ -131,12 +129,12 @@ def _texts(host: Host, pci: str, which: str) -> tuple[str | None, str | None]:
 
 
 def _sleeps(host: Host, pci: str) -> bool:
-    """Whether it sleeps: its registers may read as ones, and its link be down. Asked only if something looks wrong."""
+    """Return True if the device sleeps: its registers may read as ones, and its link be down. Read only if in doubt."""
     return (host.read(f"{DEVICES}/{pci}/power_state") or "").startswith("D3")
 
 
 def parse(pci: str, which: str, width: str | None, speed: str | None) -> Link:
-    """From "16" and "32.0 GT/s PCIe". Raises ValueError for anything else, "Unknown" too."""
+    """Parse "16" and "32.0 GT/s PCIe". Raises ValueError for anything else, including "Unknown"."""
     width, speed = width or "", speed or ""
     if width not in LANES:
         raise ValueError(f"{pci}/{which}_link_width: not a number of lanes: {width[:40]!r}")
@@ -147,31 +145,32 @@ def parse(pci: str, which: str, width: str | None, speed: str | None) -> Link:
 
 
 _TODO = (
-    "lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' here and at the port above. Power the node off and on; if it stays, "
-    "reseat the card, its riser or cable."
+    "If it is only a warning: no action tonight. lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' here and at the port "
+    "above. Power-cycle the node. If it comes back: reseat the card, its riser or cable."
 )
 
 OBSERVATIONS = {
-    "pcie_link_watched_links": Meaning("PCIe links whose width and speed are compared with what both ends can."),
+    "pcie_link_watched_links": Meaning("PCIe links that are compared with the width and speed that both ends support."),
 }
 
 EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it can have. It warns, unless enforce = true.",
-        "Lanes failed when the link was trained: it has that part of its bandwidth less, and jobs wait for this node.",
-        f'{_TODO} Built so (a slot with fewer lanes than its port): severity = {{ "pcie_link/narrow" = "info" }}; '
-        "a site without such slots writes enforce = true instead.",
+        "The link has fewer lanes than the device and the port above it support. It warns, unless enforce = true.",
+        "Lanes failed when the link was trained: it has less bandwidth, and jobs wait for this node.",
+        f"{_TODO} If it is built this way (a slot with fewer lanes than its port): severity = "
+        '{ "pcie_link/narrow" = "info" }; a site without such slots writes enforce = true instead.',
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it can. It warns, unless enforce = true.",
+        "The link runs at a lower speed than the device and the port above it support. It warns, unless enforce = "
+        "true.",
         "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
-        f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: look at its set-up.",
+        f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: check its settings.",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
@@ -180,8 +179,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "The device is still listed, but its registers read as all ones: its link is down. It warns, unless "
         "enforce = true.",
-        "Whatever uses the device fails. Other checks say what that means for jobs (ib_link, block_device).",
-        f"journalctl -k | grep -iE 'pcie|aer' says since when. {_TODO}",
+        "Work that uses the device fails. Other checks report the effect on jobs (ib_link, block_device).",
+        f"journalctl -k | grep -iE 'pcie|aer' shows since when. {_TODO}",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),

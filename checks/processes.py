@@ -1,25 +1,30 @@
-"""Processes that were killed and do not end, and zombies in masses.
+"""Killed processes that do not end, and large numbers of zombies.
 
 Rules: a killed process that stays in D (uninterruptible) hangs in a driver or file system and holds its GPU, memory
-and mounts; Slurm cannot end its job (GCM and Azure healthagent look for it). Killed is: SIGKILL is pending, which the
-kernel (signal.c, complete_signal) makes of every fatal signal, or it is on its way out already (PF_EXITING, which has
-taken the signal); one that writes a core dump is neither. A leader that ended (Z) waits for its threads: they count.
+and mounts; Slurm cannot end its job (GCM and Azure healthagent look for it). A process counts as killed if SIGKILL is
+pending, which the kernel (signal.c, complete_signal) makes of every fatal signal, or if it is already exiting
+(PF_EXITING, which has taken the signal); a process that writes a core dump does not count. A leader that ended (Z)
+waits for its threads: they count.
 
-A user can have a process hang for ever: in a FUSE mount of their own, whose server does not answer a request that it
+A user can make a process hang forever: in the user's own FUSE mount, whose server does not answer a request that it
 has taken (fuse/dev.c, request_wait_answer). That is no fault of the node: it warns, as processes/user_file_system, and
-never drains. It counts only if all of this holds, which hides no hang in a driver or a file server: the task's stack in
-the kernel has no other module's function than fuse's or overlay's (a driver that faults on a FUSE page has its own
-there), and it waits for FUSE or for a lock of the file system layer, which another may hold who waits for FUSE;
-requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, which belongs to who mounted it), and if some
-also wait in root's (a shared one, like CVMFS), the process is of a user whose own connection waits, or in a user
-namespace with that user in it (uid_map; a container without root). The stack is for CAP_SYS_ADMIN alone, which
-healthd.service does not give: there the innermost function (wchan) has to do, and one that waits for a lock must be of
-such a user. Where neither can be read, or no connections, it drains, as any other.
+never drains. It counts only if all of the following is true, which hides no hang in a driver or a file server:
 
-To read all of 2,000 processes takes 18 ms of CPU. So a look reads some, the next look goes on behind them, and where
-anything is suspicious all are read, as in the first look. A stuck process is therefore seen within
-(processes / processes_per_run) looks, the kernel's own threads not counted, and found `killed_seconds` later. Of more
-zombies than allowed at least one share of processes has so large a part that all are counted.
+- The task's kernel stack has functions of no other module than fuse or overlay (a driver that faults on a FUSE page has
+  its own functions there).
+- The task waits for FUSE, or for a lock of the file system layer, which another task that waits for FUSE may hold.
+- Requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, owned by the user who mounted it). If requests
+  also wait in root's connection (a shared one, like CVMFS), the process belongs to a user whose own connection waits,
+  or is in a user namespace with that user in it (uid_map; a container without root).
+
+Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant: there the innermost function (wchan) is
+used, and a task that waits for a lock must belong to such a user. If neither can be read, or no connections, the
+process drains like any other.
+
+Reading all of 2,000 processes takes 18 ms of CPU. A run therefore reads a part, and the next run continues after
+that part. If anything is suspicious all are read, as in the first run. A stuck process is therefore seen within
+(processes / processes_per_run) runs, the kernel's own threads not counted, and reported `killed_seconds` later. If
+there are more zombies than allowed, at least one share of the processes has so large a part that all are counted.
 """
 
 from __future__ import annotations
@@ -58,15 +63,15 @@ CPUS = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
 KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
 STATES = frozenset("RSDTtZXxKWPI")
-LEAST_FIELDS = 44  # Linux 2.6 has so many; later kernels have more
+LEAST_FIELDS = 44  # as in Linux 2.6; later kernels have more
 PF_EXITING = 0x4
 SIGKILL = 1 << (9 - 1)
 FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
 UID = regex(r"^Uid:\t([0-9]{1,10})", re.MULTILINE)
 FRAME = regex(r"^\[<[0-9a-fx]+>\] ([^\s+]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[([^\s\]]+)\])?")
 UID_MAP = regex(r"^ *[0-9]{1,10} +([0-9]{1,10}) +([0-9]{1,10})$", re.MULTILINE)
-ALL_UIDS = 2**32 - 1  # what the first user namespace maps
-# The innermost function of a task that waits, deaf to signals, for a lock of the file system layer: an inode's, a
+ALL_UIDS = 2**32 - 1  # the range of the first user namespace
+# The innermost function of a task that waits, ignoring signals, for a lock of the file system layer: an inode's, a
 # page's, a file's position. Older kernels name the lock; newer ones, whose locks are left out of stacks (__sched), name
 # the function that takes it, as the compiler inlined it (fs/namei.c, open.c, utimes.c, xattr.c, posix_acl.c, file.c;
 # 6.18 shows path_openat, filename_create, do_unlinkat, do_renameat2, walk_component, fdget_pos and __folio_lock).
@@ -76,13 +81,13 @@ FILE_LOCKS = regex(
     r"|kern_path_locked|(do|filename)_(unlinkat|rmdir|renameat2)|vfs_(link|rename|rmdir|unlink|utimes)|utimes_common"
     r"|do_truncate|(chmod|chown)_common|vfs_(set|remove)(xattr|_acl)|(__)?fdget_pos|__(lock_page|folio_lock)"
 )
-MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enough to drain, and to look at
+MOST_FINDINGS = 20  # a dead file server may block hundreds of processes: the oldest are enough
 
 
 class Config(CheckSettings, frozen=True):
-    """killed_seconds        a killed process may hang for so long
+    """killed_seconds        a killed process may hang for this long
     max_zombies_per_core  more zombies than this for each CPU warn
-    processes_per_run    so many processes are read in one look, unless something is suspicious
+    processes_per_run    this many processes are read in one run, unless something is suspicious
     """
 
     killed_seconds: Seconds = 300.0
@@ -95,7 +100,7 @@ def validate(config: Config) -> str | None:
 
 
 class Process(NamedTuple):
-    """`start`, in ticks since boot, tells a process from a later one with the same pid."""
+    """Process. `start`, in ticks since boot, distinguishes it from a later process with the same pid."""
 
     pid: int
     command: str
@@ -107,7 +112,7 @@ class Process(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """`stuck`: killed, and hangs; `in_user_fuse`: the same, in a file system that a user mounted."""
+    """Result of a scan. `stuck`: killed and hanging; `in_user_fuse`: the same, in a file system that a user mounted."""
 
     zombies: list[Process]
     stuck: list[Process]
@@ -159,7 +164,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _user_processes(host: Host) -> list[int]:
-    """Pids in ascending order, without the kernel's own threads if it tells which they are: they get no signals."""
+    """Return pids in ascending order, without the kernel's own threads if possible: they get no signals."""
     names = set(host.names("/proc"))
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
@@ -168,7 +173,7 @@ def _user_processes(host: Host) -> list[int]:
 
 
 def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
-    """Adds its readings to `seen`."""
+    """Add readings to `seen`."""
     for pid in pids:
         try:
             path = f"/proc/{pid}/stat"
@@ -184,20 +189,20 @@ def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
                 (seen.in_user_fuse if theirs else seen.stuck).append(process)
         except ProcessLookupError:  # it ended while it was read
             continue
-        except (OSError, ValueError) as error:  # it must not hide the others
+        except (OSError, ValueError) as error:  # it must not hide the other processes
             seen.unreadable.append(str(error))
 
 
 def state_of(text: str, where: str) -> str:
-    """The letter in /proc/PID/stat. The name before it may hold anything. Raises ValueError if it is cut short."""
+    """Return the letter in /proc/PID/stat. The name before it may contain anything. Raises ValueError if truncated."""
     state = text[text.rfind(")") + 2 :][:1]
     if state not in STATES or text.count(" ") < LEAST_FIELDS - 1:
-        raise ValueError(f"{where}: not the state of a process: {text[:60]!r}")
+        raise ValueError(f"{where}: not a process state: {text[:60]!r}")
     return state
 
 
 def parse(text: str, where: str) -> Process:
-    """See proc_pid_stat(5). Raises ValueError."""
+    """Parse /proc/PID/stat, see proc_pid_stat(5). Raises ValueError."""
     name, _, rest = text.rpartition(") ")
     pid, _, command = name.partition(" (")
     try:
@@ -205,11 +210,11 @@ def parse(text: str, where: str) -> Process:
         parent, flags, threads, start = (int(fields[i]) for i in (1, 6, 17, 19))
         return Process(int(pid), command, fields[0], parent, flags, threads, start)
     except (ValueError, IndexError):
-        raise ValueError(f"{where}: not the state of a process: {text[:60]!r}") from None
+        raise ValueError(f"{where}: not a process state: {text[:60]!r}") from None
 
 
 def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
-    """Where /proc has its tasks that were killed and hang."""
+    """Yield the /proc directories of tasks that were killed and hang."""
     own = f"/proc/{process.pid}"
     if process.state == "D" and _is_killed(host, own, process):
         yield own
@@ -222,7 +227,7 @@ def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
 
 
 def _waits_in_user_fuse(host: Host, where: str) -> bool:
-    """Whether a task that hangs waits for a FUSE file system that a user mounted."""
+    """Return True if a task that hangs waits for a FUSE file system that a user mounted."""
     stack, wchan = host.told(f"{where}/stack"), host.told(f"{where}/wchan")
     if not (is_fuse_wait(stack) if stack else is_fuse_function(wchan) or is_file_lock(wchan)):
         return False
@@ -238,8 +243,8 @@ def _waits_in_user_fuse(host: Host, where: str) -> bool:
 
 
 def _is_of(host: Host, where: str, user: int) -> bool:
-    """Whether a task is this user's, who is not root: by its uid, or since its user namespace, which is not the first
-    one, has that user in it."""
+    """Return True if a task belongs to this user, who is not root: by its uid, or because its user namespace, which is
+    not the first one, contains that user."""
     uid = UID.search(host.told(f"{where}/status"))
     if uid is not None and int(uid[1]) == user:
         return True
@@ -248,8 +253,8 @@ def _is_of(host: Host, where: str, user: int) -> bool:
 
 
 def is_fuse_wait(stack: str) -> bool:
-    """Whether a task with this stack (/proc/PID/stack, the innermost function first) waits for a FUSE server or a lock
-    of the file system layer, and for no driver: drivers are modules."""
+    """Return True if a task with this stack (/proc/PID/stack, the innermost function first) waits for a FUSE server or
+    a lock of the file system layer, and for no driver: drivers are modules."""
     frames = [frame for line in stack.split("\n") for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
@@ -258,18 +263,18 @@ def is_fuse_wait(stack: str) -> bool:
 
 
 def is_fuse_function(function: str) -> bool:
-    """Whether this function of the kernel is FUSE's: whoever waits in it waits for a FUSE server."""
+    """Return True if this kernel function is FUSE's: a task in it waits for a FUSE server."""
     return function.startswith(("fuse_", "request_wait_answer"))
 
 
 def is_file_lock(function: str) -> bool:
-    """Whether who waits in this function may wait for a lock of the file system layer. A compiler's copy of a function
-    has a suffix: .isra.0, .part.0."""
+    """Return True if a task in this function may wait for a lock of the file system layer. A compiler's copy of a
+    function has a suffix: .isra.0, .part.0."""
     return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
 def _is_killed(host: Host, where: str, task: Process) -> bool:
-    """Raises ValueError if the task's status does not tell."""
+    """Return True if SIGKILL is pending or the task is exiting. Raises ValueError if its status is not readable."""
     status = host.read(f"{where}/status")
     if status is None:
         return False
@@ -287,7 +292,7 @@ def _is_killed(host: Host, where: str, task: Process) -> bool:
 
 
 def _cores(host: Host) -> int:
-    """The number of CPUs in "0-127,256". Raises ValueError."""
+    """Return the number of CPUs in "0-127,256". Raises ValueError."""
     text = host.read(ONLINE) or ""
     if not CPUS.fullmatch(text):
         raise ValueError(f"{ONLINE}: not a list of CPUs: {text[:60]!r}")
@@ -306,7 +311,7 @@ def _words(host: Host, process: Process) -> str:
 
 OBSERVATIONS = {
     "processes_scanned_up_to_pid": Meaning(
-        "The process id up to which the last look went: 0 if all were looked at; for healthd itself.",
+        "Last process id that the previous run read; 0 if it read all; for healthd itself.",
     ),
 }
 
@@ -315,10 +320,11 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A process was killed and has not ended for minutes: it sleeps in the kernel, where no signal reaches it. The "
-        "part is its number, and when it started in ticks after boot.",
-        "It holds its memory, GPU and mounts. Slurm cannot end its job; the next one finds less than it was promised.",
-        "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. nvidia or uvm: journalctl -k | grep Xid; nfs, "
-        "rpc, lustre: the file server. It ends when that answers; if it never does, reboot.",
+        "part is its pid, and its start time in ticks after boot.",
+        "It holds its memory, GPU and mounts. Slurm cannot end its job, and the next job finds less than it was "
+        "allocated.",
+        "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. nvidia or uvm: journalctl -k | grep Xid; nfs, rpc, "
+        "lustre: the file server. The process ends when that responds; if it never does, reboot the node.",
         confirm="killed_seconds",
         shared=True,
     ),
@@ -326,19 +332,19 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A process was killed and has not ended for minutes: it waits for a FUSE file system that a user has mounted "
-        "(sshfs, an Apptainer image) and whose server does not answer.",
-        "Slurm cannot end its job. The node is not to blame: its jobs and GPUs are as before.",
-        "Kill the server: fuser -v /dev/fuse shows it. Or echo 1 > /sys/fs/fuse/connections/N/abort, where "
-        "/sys/fs/fuse/connections/N/waiting is not 0.",
+        "(sshfs, an Apptainer image) and whose server does not respond.",
+        "Slurm cannot end its job. The node is not at fault: its other jobs and its GPUs are not affected.",
+        "No action tonight. To end it, kill the server: fuser -v /dev/fuse shows it. Or echo 1 > "
+        "/sys/fs/fuse/connections/N/abort, for the N whose /sys/fs/fuse/connections/N/waiting is not 0.",
         confirm="killed_seconds",
     ),
     "processes/zombies": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "So many processes have ended without their parents taking note.",
-        "None at first. When the numbers of processes run out nothing can be started any more.",
-        "ps -eo stat,ppid | awk '/^Z/ {print $2}' | sort | uniq -c | sort -n | tail shows the parents. Restart or "
-        "repair the parent; a container without an init as its first process is a common one.",
+        "Many processes have ended without being reaped by their parents.",
+        "None at first. When the process ids run out, nothing can be started any more.",
+        "No action tonight. ps -eo stat,ppid | awk '/^Z/ {print $2}' | sort | uniq -c | sort -n | tail shows the "
+        "parents. Restart or repair the parent; a container without an init process is a common cause.",
     ),
 }
 

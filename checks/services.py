@@ -1,11 +1,11 @@
-"""Services that this node needs: whether systemd has them running.
+"""Required services: whether systemd has them active.
 
-Rules: Meta's study counts services (the health checks of NHC begin with them): without slurmd, munge or, between NVLink
-switches, nvidia-fabricmanager no job runs. Only units that the settings name are judged; of those that only a profile
-names, the ones that are installed. A unit that is on its way (it
-has a job in systemd, or starts, stops or reloads: a restart, the boot) only warns, however long it takes: systemd ends
-that by itself. One that waits to be started again after it failed (auto-restart) is not active, and one that fails and
-is started again and again warns, also while it is up.
+Rules: Meta's study counts services (NHC's health checks begin with them): without slurmd, munge or, between NVLink
+switches, nvidia-fabricmanager no job runs. Only units that the settings name are checked; of units that only a profile
+names, only the installed ones. A unit that is changing its state (it has a job in systemd, or starts, stops or
+reloads: a restart, the boot) only warns, however long it takes: systemd ends that by itself. A unit that waits for a
+restart after a failure (auto-restart) is not active. A unit that fails and restarts repeatedly warns, also while it is
+up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BASELINE = Baseline(("required", "wanted"), place=70)
 
 UNIT = regex(r"[A-Za-z0-9:_.\\@-]+")
 PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
-MORE = ("Job", "NRestarts")  # a waiting job; the restarts, which only services have, since systemd 235
+MORE = ("Job", "NRestarts")  # a waiting job; the number of restarts, which only services have, since systemd 235
 ACTIVE = ("active", "reloading", "refreshing")
 CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
@@ -50,8 +50,8 @@ STOPPED = ("inactive", "failed")
 class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
     wanted             units that should be active: they warn
-    confirm_seconds    a unit must be away for so long
-    restarts_per_hour  more automatic restarts of one than this within an hour warn
+    confirm_seconds    a unit must be inactive for this long
+    restarts_per_hour  more automatic restarts of one unit than this within an hour warn
     """
 
     required: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def validate(config: Config) -> str | None:
     for setting, units in (("required", config.required), ("wanted", config.wanted)):
         for unit in units:
             if not UNIT.fullmatch(unit) or unit.startswith("-") or unit.partition(".")[0].endswith("@"):
-                return f'{setting}: "{unit}" is no unit: write its name, as in "slurmd" or "data.mount"'
+                return f'{setting}: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
     return None
 
 
@@ -76,32 +76,32 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     seconds = config.timeout_seconds * 0.8
     ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
     if ran is None and all(_only_guessed(unit, config) for unit in units):
-        yield NothingToCheck("no systemd")  # or a tree: only a profile expects units there
+        yield NothingToCheck("no systemd")  # or a file tree: only a profile expects units there
         return
     if ran is None:
-        raise RuntimeError("there is no systemctl to ask about the units in required and wanted")
+        raise RuntimeError("there is no systemctl to query the units in required and wanted")
     if ran.status != 0:
         raise RuntimeError(f"systemctl: exit status {ran.status}: {(ran.stderr or ran.stdout).strip()[:200]}")
     for unit, shown in zip(units, parse(ran.stdout, units), strict=True):
         if shown["LoadState"] == "not-found" and _only_guessed(unit, config):
-            continue  # this site does not use it, like munge where Slurm has auth/slurm
+            continue  # this site does not use it, for example munge with auth/slurm
         yield from _judge(unit, shown, unit in config.required, config, past)
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
-    """Whether only a profile of the machine's type names the unit."""
+    """Return True if only a profile of the machine's type names the unit."""
     settings = (("required", config.required), ("wanted", config.wanted))
     return all(setting in config.guessed for setting, units in settings if unit in units)
 
 
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
-    """The properties of each unit, in the order of `units`; systemctl leaves an empty line between two.
+    """Return the properties of each unit, in the order of `units`; systemctl separates units by an empty line.
 
     Raises ValueError for anything else.
     """
     blocks = [dict(line.partition("=")[::2] for line in block.split("\n")) for block in text.strip().split("\n\n")]
     if len(blocks) != len(units):
-        raise ValueError(f"systemctl: told of {len(blocks)} units, asked for {len(units)}: {text[:60]!r}")
+        raise ValueError(f"systemctl: {len(blocks)} units reported, {len(units)} requested: {text[:60]!r}")
     for unit, shown in zip(units, blocks, strict=True):
         missing = [name for name in PROPERTIES if not shown.get(name) and name != "Result"]
         if missing or shown["ActiveState"] not in (*ACTIVE, *CHANGING, *STOPPED):
@@ -120,12 +120,12 @@ def _judge(
         yield reading
         restarts = past.growth(reading, 3600.0) or 0.0
         if restarts > config.restarts_per_hour:
-            message = f"systemd started {unit} again {restarts:.0f} times within an hour (it is {active}, {sub})"
+            message = f"systemd restarted {unit} {restarts:.0f} times within an hour (it is {active}, {sub})"
             yield _finding(Severity.WARNING, "services/restarting", unit, message, required, config)
     if active in ACTIVE:
         return
     if not sub.startswith("auto-restart") and (shown.get("Job") or active in CHANGING):
-        message = f"{unit} is {active} ({sub}) and on its way to another state"
+        message = f"{unit} is {active} ({sub}) and changing its state"
         yield _finding(Severity.WARNING, "services/changing", unit, message, required, config)
     elif required:
         yield _finding(Severity.DEGRADED, "services/inactive", unit, _words(unit, shown), required, config)
@@ -135,7 +135,7 @@ def _judge(
 
 def _words(unit: str, shown: Mapping[str, str]) -> str:
     if shown["LoadState"] != "loaded":
-        return f"{unit} is not active, systemd says {shown['LoadState']}"
+        return f"{unit} is not active: {shown['LoadState']}"
     why = f", {shown['Result']}" if shown.get("Result", "success") not in ("", "success") else ""
     return f"{unit} is {shown['ActiveState']} ({shown['SubState']}{why})"
 
@@ -158,7 +158,7 @@ SYSTEMCTL_SECONDS = 8.0  # less than the worker's deadline
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """The active units among those that the settings or a profile name and the usual ones."""
+    """Yield the active units among those that the settings or a profile name and the usual ones."""
     named = {"required": config.required, "wanted": config.wanted}
     usual = {"required": REQUIRED, "wanted": WANTED}
     whose = {_unit(unit): setting for group in (usual, named) for setting in group for unit in group[setting]}
@@ -184,16 +184,16 @@ _TODO = "systemctl status UNIT; journalctl -u UNIT -b. If the unit does not belo
 
 OBSERVATIONS = {
     "service_active": Meaning("1 if the systemd unit is active, else 0.", ("unit",)),
-    "service_restarts_total": Meaning("Times that systemd itself started the unit again (NRestarts).", ("unit",)),
+    "service_restarts_total": Meaning("Times that systemd itself restarted the unit (NRestarts).", ("unit",)),
 }
 
 EXPLAIN = {
     "services/inactive": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A unit that this node needs is not active: it failed, was stopped or masked, or is not installed.",
-        "Without slurmd or munge no job starts and none ends; without nvidia-fabricmanager no CUDA program runs "
-        "on machines with NVLink switches.",
+        "A required unit is not active: it failed, was stopped or masked, or is not installed.",
+        "Without slurmd or munge no job starts and none ends; without nvidia-fabricmanager no CUDA program runs on "
+        "machines with NVLink switches.",
         _TODO,
         confirm="confirm_seconds",
         shared=True,
@@ -202,9 +202,9 @@ EXPLAIN = {
     "services/wanted_inactive": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit that this node should have is not active.",
-        "None at once: it was not named as one that jobs need.",
-        _TODO,
+        "A unit listed in `wanted` is not active.",
+        "None at once: it is not listed in `required`.",
+        f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,
         expects="wanted",
@@ -212,18 +212,18 @@ EXPLAIN = {
     "services/changing": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit is starting or stopping, or waits for others to be started, for longer than a restart takes.",
-        "Until it is up it serves nobody. systemd gives up after the unit's own time limit: then it is not active.",
-        "systemctl list-jobs shows what it waits for. " + _TODO,
+        "A unit is starting or stopping, or waits for others to start, for longer than a restart takes.",
+        "Until it is up it does not work. systemd gives up after the unit's own time limit: then it is not active.",
+        "No action tonight. systemctl list-jobs shows what it waits for. " + _TODO,
         confirm="confirm_seconds",
         shared=True,
     ),
     "services/restarting": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit fails and systemd starts it again, many times within an hour. Restarts by hand do not count.",
-        "Between two starts it serves nobody: jobs fail to start or to authenticate now and then.",
-        _TODO,
+        "A unit fails and systemd restarts it, many times within an hour. Manual restarts do not count.",
+        "Between two starts it does not work: jobs sometimes fail to start or to authenticate.",
+        f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,
         expects="required",

@@ -1,11 +1,11 @@
-"""What the kernel log says of NVSwitches: SXids.
+"""NVSwitch errors (SXids) in the kernel log.
 
 Rules: the Fabric Manager guide puts an SXid into one of three classes. Always fatal is CRITICAL; potentially fatal is
-CRITICAL if the driver's line says Fatal; non-fatal warns. Codes that are not in the guide are judged by the driver's
-word too, which has given up the link or the switch then (nvswitch_set_fatal_error()): they are half of those that it
-may call Fatal (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some of its
-lines have no word, though the switch cannot work after them: DEGRADED, by their code, or since they say that it shuts
-down. All others warn.
+CRITICAL if the driver's line contains Fatal; non-fatal warns. Codes that are not in the guide are judged by the
+driver's word as well: for Fatal it has given up the link or the switch (nvswitch_set_fatal_error()). These are half of
+the codes that it may call Fatal (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007,
+...). Some lines have no such word, although the switch cannot work after them: they are DEGRADED, by their code, or
+because they report a shutdown. All others warn.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from healthd.nvidia import codes
 
 USES = ""
 
-# Lines of a switch that is out of order, without "Fatal" or "Non-fatal": open-gpu-kernel-modules 595.45.04,
+# Lines of a switch that no longer works, without "Fatal" or "Non-fatal": open-gpu-kernel-modules 595.45.04,
 # src/common/nvswitch/kernel: nvswitch.c, ls10/ls10.c (10007: its registers cannot be read), lr10/soe_lr10.c,
-# ls10/soe_ls10.c (its controller, SOE), lr10/therm_lr10.c, ls10/therm_ls10.c (it switches itself off: under 10006, or
-# with the words under 10004, which else says that it is slowed down), ls10/heartbeat_ls10.c (28005; 28001 and 28003,
-# hot transceivers, warn: "Deactivated" follows them, 28002 and 28004, when they have cooled down).
+# ls10/soe_ls10.c (its controller, SOE), lr10/therm_lr10.c, ls10/therm_ls10.c (it shuts down: under 10006, or with that
+# text under 10004, which otherwise reports a slowdown), ls10/heartbeat_ls10.c (28005; 28001 and 28003, hot
+# transceivers, warn: "Deactivated", 28002 and 28004, follows when they have cooled down).
 WITHOUT_A_WORD = {
     10006: "the switch is too hot and shuts down",
     10007: "I/O failure: the switch's registers cannot be read",
     26001: "the switch's controller (SOE) could not be reset",
     26002: "the switch's controller (SOE) could not be booted",
     26006: "the switch's controller (SOE) halted",
-    28005: "a shutdown by the controller's (SOE) watch over the heat of the transceivers (OSFP)",
+    28005: "a shutdown by the controller (SOE) because of hot transceivers (OSFP)",
 }
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long an SXid that only warns is told after its last line"""
+    """warning_window_seconds   how long an SXid that only warns stays open after its last line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding for each code and switch, resting on all its events; the worst in this boot and window counts."""
+    """Yield one finding for each code and switch, from all its events; the worst in this boot and window counts."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "sxid":
@@ -113,8 +113,8 @@ _WORDS = regex(r"[^\n)]{0,80}\): \d{1,6}, {0,4}(?:(?:Fatal|Non-fatal), {0,4})?(?
 
 
 def _said(event: KernelEvent) -> str:
-    """What the driver says of a code that is in no list, or that it shuts down under one that is: "SOE Watchdog error".
-    "" if it says nothing, or the list says more."""
+    """Return the driver's text for a code in no list, or for a listed code whose line reports a shutdown: "SOE Watchdog
+    error". "" if there is none, or if the list has more detail."""
     code = int(event.code)
     if code in WITHOUT_A_WORD or event.field("further") or (_category(code) and not event.field("shutdown")):
         return ""
@@ -123,9 +123,9 @@ def _said(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "See which switch and link the line names (journalctl -k | grep SXid), and the fabric manager's log. Let the node "
-    "drain, then reboot it. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI "
-    "afterwards. A switch or link that fails again is a case for NVIDIA."
+    "The line names switch and link (journalctl -k | grep SXid); read the fabric manager's log as well. Reboot after "
+    "the drain. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI afterwards. If it "
+    "comes back on the same switch or link: open a case with NVIDIA."
 )
 _NO_ACTION = (
     "No action tonight: NVLink traffic continues. If it comes back on the same link, or a job on this node hangs in "
@@ -136,28 +136,28 @@ _WINDOW = "warning_window_seconds"
 _CLASSES = {
     "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
     "potentially fatal": (
-        "If the line says Fatal, jobs that use the link or switch fail, and healthd drains the node. If it says "
-        "Non-fatal, traffic continues and healthd only warns. If it says neither, but that the switch shuts down, "
-        "healthd drains the node and requeues no job."
+        "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. For "
+        "Non-fatal traffic continues and healthd only warns. If it has neither word but reports a "
+        "shutdown of the switch, healthd drains the node and requeues no job."
     ),
     "non-fatal": "The switch recovered from the error: NVLink traffic continues. healthd only warns.",
 }
 
 
-MILDER = (Severity.DEGRADED, Severity.WARNING)  # what may be fatal where the line does not say so
+MILDER = (Severity.DEGRADED, Severity.WARNING)  # potentially fatal codes whose line does not contain Fatal
 
 
 def explain(code: str) -> Explain | None:
-    """The text for one code: "sxid/20034"; None if the code is none of this check's."""
+    """Return the text for one code: "sxid/20034"; None if the code is not one of this check."""
     name = code.rpartition("/")[2]
     if not (is_decimal(name) and len(name) < 7):
         return None
     category = _category(int(name))
     if int(name) in WITHOUT_A_WORD:
-        meaning = f"{_title(int(name))}. NVIDIA's driver says so without calling it fatal or not."
+        meaning = f"{_title(int(name))}. NVIDIA's driver logs it without calling it fatal or non-fatal."
         return Explain(Severity.DEGRADED, Clears.REBOOT, meaning, _CLASSES["always fatal"], _TODO)
     if not category:
-        meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, as its driver says."
+        meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, according to its driver."
         return _may_be_fatal(meaning)
     meaning = f"{_title(int(name))}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide."
     if category == "potentially fatal":
@@ -176,7 +176,7 @@ def _may_be_fatal(meaning: str) -> Explain:
 
 
 def known_codes() -> list[str]:
-    """Every SXid of the guide, and those that drain without it; others are explained too."""
+    """Return every SXid of the guide, and those that drain without it; `explain` handles others as well."""
     return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *WITHOUT_A_WORD})]
 
 

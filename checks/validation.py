@@ -1,13 +1,14 @@
-"""What the last `healthd validate` of this node measured: a test that failed, a part that is slow.
+"""Results of the last `healthd validate` of this node: failed tests and slow parts.
 
-The check only reads what that left in the state directory, and costs nothing. By default nothing ever runs `healthd
-validate` but a person: `before_resume` has healthd run it on a node that it drained and that is idle, before it resumes
-it; `epilog` has Slurm's epilog run a quick one where no other job is on the node. What is measured, with what and
-against what stands in docs/validation.md.
+The check only reads the result file in the state directory, and costs nothing. By default only a person runs `healthd
+validate`. With `before_resume` healthd runs it on a node that it drained and that is idle, before the resume; with
+`epilog` Slurm's epilog runs a quick validation if no other job is on the node. docs/validation.md lists the tests,
+their tools and their references.
 
-Rule: a test that a tool itself calls failed (a wrong result, an error of CUDA or NCCL) is evidence of a fault and
-drains. A slow part only warns until the site says otherwise: how slow is too slow depends on its jobs. FALCON (arXiv
-2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings, and calls 1.1 times the median slow.
+Rule: a test that a tool itself reports as failed (a wrong result, an error of CUDA or NCCL) is evidence of a fault and
+drains. A slow part only warns unless the site raises the severity: how slow is too slow depends on its jobs. FALCON
+(arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings, and calls 1.1 times the median
+slow.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
 
 USES = ""
 AFTER_EVENTS = ("job_end",)  # an epilog may have validated
-HOLDS_RESUME = False  # a document that cannot be read keeps no node: what failed before stands as it is
+HOLDS_RESUME = False  # an unreadable document keeps no node drained: earlier failures remain open
 
 MOST_WORDS = 300  # of a message
 MOST_SERIES = 64  # of tests and verdicts
-LEAST_SECONDS, MOST_SECONDS = 10.0, 86400.0  # of what `healthd validate --seconds` takes; less measures nothing
-ENDING_SECONDS = 30.0  # for the start of its programs, and their end
+LEAST_SECONDS, MOST_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; less measures nothing
+ENDING_SECONDS = 30.0  # for the start and the end of its programs
 LONGEST_EPILOG_SECONDS = 30.0
 TOOLS = ("python", "nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
 
@@ -55,14 +56,14 @@ DcgmLevel = Annotated[int, between(0, 4)]
 
 
 class Config(CheckSettings, frozen=True):
-    """before_resume   whether `healthd validate` is run on a drained, idle node before its resume
+    """before_resume   run `healthd validate` on a drained, idle node before its resume
     before_resume_seconds   how long that may take
-    epilog          whether the epilog runs a quick one
+    epilog          run a quick validation in the epilog
     epilog_seconds  how long that may take; HEALTHD_EPILOG_SECONDS of /etc/default/healthd must be 5 more
-    floors          test -> the least that is well, in the test's unit; below it a part is slow
-    tools           tool -> path of its program, where it is not found by itself: python, nvbandwidth, ib_write_bw, ...
-    dcgm_level      of `dcgmi diag -r`; 0 = not at all
-    clear_after     one clean look is enough: another one reads the same document
+    floors          test -> the lowest accepted value, in the test's unit; below it a part is slow
+    tools           tool -> path of its program, if healthd does not find it: python, nvbandwidth, ib_write_bw, ...
+    dcgm_level      level of `dcgmi diag -r`; 0 = not at all
+    clear_after     one clean run is enough: another one reads the same document
     """
 
     before_resume: bool = False
@@ -78,7 +79,7 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for tool in config.tools:
         if tool not in TOOLS:
-            return f'tools: there is no "{tool}", there is {", ".join(TOOLS)}'
+            return f'tools: there is no "{tool}"; known tools: {", ".join(TOOLS)}'
     return None
 
 
@@ -118,8 +119,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
-    """One of a part: what each of its tests says. The words are evidence: the same ones again are no news to a person
-    who has said "repaired", or has resumed the node."""
+    """Return the finding of a part with the results of all its tests. The text is also the evidence: the same text
+    again does not reopen a condition after `healthd repaired` or a manual resume."""
     message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MOST_WORDS]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)
@@ -127,12 +128,12 @@ def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]
 
 OBSERVATIONS = {
     "validation_ended_timestamp_seconds": Meaning(
-        "When the last validation of this node ended, in seconds since the epoch."
+        "Time at which the last validation of this node ended, in seconds since the epoch."
     ),
-    "validation_duration_seconds": Meaning("How long the last validation of this node took, in seconds."),
+    "validation_duration_seconds": Meaning("Duration of the last validation of this node, in seconds."),
     "validation_results": Meaning(
-        "How many results of a test the last validation of this node had with a verdict: ok, slow, failed, "
-        "not_measured; a pair that did not occur has no series.",
+        "Number of results of the last validation of this node, by test and verdict (ok, slow, failed, "
+        "not_measured); a pair that did not occur has no series.",
         ("test", "verdict"),
     ),
 }
@@ -141,20 +142,20 @@ EXPLAIN = {
     "validation/failed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "In the last healthd validate a test of this part failed: a wrong result, an error of CUDA, NCCL or a port, or "
-        "a tool that says so itself.",
-        "A job would get the same error, or wrong numbers without one.",
-        "healthd validate --show has all results and the tools. Run it again on the idle node: healthd validate. Look "
-        "at what else healthd status says of the part. A later validation in which the test passes ends it, or "
-        "healthd repaired validation/failed PART.",
+        "In the last healthd validate a test of this part failed: a wrong result, an error of CUDA, NCCL or a port, "
+        "or a failure that the tool itself reports.",
+        "A job would get the same error, or wrong numbers without an error.",
+        "healthd validate --show lists all results and the tools. Run it again on the idle node: healthd validate. "
+        "healthd status lists other open conditions of the part. The condition clears with a later validation in which "
+        "the test passes, or with healthd repaired validation/failed PART.",
     ),
     "validation/slow": Explain(
         Severity.WARNING,
         Clears.PASS,
         "In the last healthd validate this part was slower than its floor, its peers or its own history.",
-        "A synchronous job goes at the pace of its slowest part: one slow GPU slows down all.",
-        "healthd validate --show has the numbers. Look at clocks, heat, PCIe width and link errors of the part in "
-        "healthd status, and run it again on the idle node: healthd validate. Where such parts are to drain: "
+        "A synchronous job runs at the pace of its slowest part: one slow GPU slows down all.",
+        "No action tonight. healthd validate --show lists the numbers. Check clocks, heat, PCIe width and link errors "
+        "of the part in healthd status, and run it again on the idle node: healthd validate. To drain for such parts: "
         'severity = { "validation/slow" = "degraded" } in [checks.validation].',
     ),
 }

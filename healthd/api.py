@@ -3,7 +3,7 @@
     from healthd.api import CheckConfig, Clears, Explain, Finding, Host, Severity, dataclass
 
 Names whose module takes longer to import (NVML, mounts) are loaded when a check imports them. A site's Config is a
-dataclass derived from CheckConfig; that of a built-in check is derived from CheckSettings, which is imported faster.
+dataclass derived from CheckConfig; the Config of a built-in check derives from CheckSettings, which imports faster.
 """
 
 from __future__ import annotations

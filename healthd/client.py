@@ -1,16 +1,16 @@
-"""Tells healthd on this node how long the iterations of a job take: one call at the end of each.
+"""Report the iteration times of a job to healthd on this node: one call at the end of each iteration.
 
     from healthd.client import step
     for batch in data:
         train(batch)
         step(busy=seconds_of_own_work)
 
-`step` never waits, never raises and needs no healthd on the node: where nobody listens it does next to nothing. It is
-one file of the standard library alone, and may be copied into a container that has no healthd; the folder /run/healthd
-of the node is mounted into it, or HEALTHD_SOCKET names the socket.
+`step` never waits, never raises and needs no healthd on the node: without a listener it does almost nothing. The module
+is one file, uses only the standard library, and may be copied into a container without healthd. Mount the node's
+/run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
-What is sent: one message of a fixed size (MESSAGE) at most each TELL_SECONDS, over a connection of SOCK_SEQPACKET; it
-stands for all steps since the last that was taken. healthd reads it as any text of a user: it can only warn of it.
+It sends one message of a fixed size (MESSAGE) at most every TELL_SECONDS, over a SOCK_SEQPACKET connection. A message
+covers all steps since the last one that was taken. healthd treats it as user input: it can only cause a warning.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 TELL_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason
+RETRY_SECONDS = 5.0  # between two attempts to connect, regardless of the reason
 
-# magic and version; rank and local rank (-1: not told); the number of the last step; how many steps this stands for;
-# seconds of one step, of its own work, and waiting for other ranks, in the mean (NaN: not told). Later versions add
-# fields behind.
+# magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
+# seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
 MESSAGE = struct.Struct("<4siiqiddd")
 MAGIC = b"hfs1"
 NOT_TOLD = float("nan")
@@ -42,14 +41,14 @@ _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 _connection: socket.socket | None = None
-_pid = 0  # whose connection it is: a child has its own
+_pid = 0  # owner of the connection: a child process opens its own
 _retry_at = 0.0
 _rank = _local_rank = -1
 _step = 0
-_last: float | None = None  # when the last step ended; None before the first
+_last: float | None = None  # end of the last step; None before the first
 _told_at = 0.0
-_steps, _seconds = 0, 0.0  # since what was sent last
-_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and of how many steps
+_steps, _seconds = 0, 0.0  # since the last message
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with it
 _wait, _wait_steps = 0.0, 0
 
 
@@ -57,8 +56,8 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     """Report the end of one iteration. Its length is the time since the last call; the first call reports nothing.
 
     Args, both optional, of any type that float() accepts:
-        busy: seconds of own work of this rank in the iteration
-        wait: seconds in which it waited for other ranks
+        busy: seconds of this rank's own work in the iteration
+        wait: seconds spent waiting for other ranks
 
     A tensor on a GPU is copied to the host, which waits for the GPU.
     """
@@ -79,18 +78,18 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     except Exception:
         try:
             _forget()
-        except Exception:  # the interpreter ends, and has emptied this module: a loop's last __del__ may still step
+        except Exception:  # the interpreter ends and has emptied this module: a loop's last __del__ may still call step
             return
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Add `value`, anything that float() accepts (a NumPy scalar, a 0-d tensor). A value that is missing, no number,
-    negative or not finite is left out of the mean."""
+    """Add `value`, anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
+    infinite value is left out of the mean."""
     if value is None:
         return total, steps
     try:
         seconds = float(value)
-    except Exception:  # of a foreign type's __float__
+    except Exception:  # from a foreign type's __float__
         return total, steps
     return (total + seconds, steps + 1) if 0.0 <= seconds < math.inf else (total, steps)
 
@@ -118,7 +117,7 @@ def advice() -> dict[str, object] | None:
 
 
 def _begin_anew(now: float) -> None:
-    """Start in a new process. A child leaves its parent's connection to the parent."""
+    """Start in a new process. A child leaves its parent's connection untouched."""
     global _pid, _step, _rank, _local_rank, _retry_at
     _forget()
     _pid, _step, _retry_at = os.getpid(), 0, 0.0
@@ -145,7 +144,7 @@ def _connect(now: float) -> None:
         made.connect(os.environ.get("HEALTHD_SOCKET") or SOCKET)
         if _connection is None:
             _connection = made
-        else:  # another thread was quicker
+        else:  # another thread connected first
             made.close()
     except Exception:
         if made is not None:
@@ -156,11 +155,11 @@ def _connect(now: float) -> None:
 
 def _tell(now: float) -> None:
     global _told_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _told_at = now  # also if it fails: a queue that is full costs one attempt, not one a step
+    _told_at = now  # also after a failure: a full queue costs one attempt, not one for each step
     if _connection is None:
         _connect(now)
     n = _steps
-    if not n:  # another thread told of them just now
+    if not n:  # another thread has just sent them
         return
     if _connection is not None:
         try:
@@ -171,7 +170,7 @@ def _tell(now: float) -> None:
                 ),
                 _FLAGS,
             )
-        except BlockingIOError:  # healthd is slow to read: the next message stands for these steps too
+        except BlockingIOError:  # healthd reads slowly: the next message covers these steps too
             return
         except OSError:
             _forget()
@@ -180,7 +179,7 @@ def _tell(now: float) -> None:
 
 
 def _forget() -> None:
-    """The connection, and what was not sent."""
+    """Drop the connection and the unsent steps."""
     global _connection, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
     gone, _connection = _connection, None
     _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0

@@ -1,5 +1,6 @@
-"""One command, run beside everything else: it is started, watched through its pipes, bounded, and never waited for.
-`subprocess.run(timeout=)` waits for ever for a child in D state; this leaves it behind.
+"""One command that runs concurrently: it is started, watched through its pipes, bounded, and never waited for.
+
+`subprocess.run(timeout=)` waits forever for a child in D state; this class leaves it behind.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from healthd.host.oom import then_become
 
 MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = then_become()
-READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes does not hold up everything else
+READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes must not delay everything else
 
-_left: set[int] = set()  # pids of killed children that had not ended when last looked at: future zombies
+_left: set[int] = set()  # pids of killed children that had not ended at the last check: future zombies
 
 
 def _is_gone(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
-        return True  # somebody else reaped it first
+        return True  # reaped elsewhere
 
 
 class Child:
-    """A running command: `argv`, with `environment` added to this process's own.
+    """Running command: `argv`, with `environment` added to this process's own.
 
-    `argv` is encoded as UTF-8; a byte that is no UTF-8 is given as a lone surrogate ("surrogateescape"). `step` returns
-    True when the command ended or its deadline (monotonic seconds) passed; its status is None then.
+    `argv` is encoded as UTF-8; a byte that is not UTF-8 is given as a lone surrogate ("surrogateescape"). `step`
+    returns True when the command ended or its deadline (monotonic seconds) passed; its status is None then.
 
-    Raises OSError from the constructor if there is no such program.
+    The constructor raises OSError if there is no such program.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Child:
         self.started = monotonic()
         self.status: int | None = None
         self._monotonic = monotonic
-        # Through a program on the local disk: Popen waits until the first exec is over, and the exec of a program on a
-        # lost file server (a PATH that begins with it is enough) would take for ever.
+        # Start through a program on the local disk: Popen waits until the first exec is over, and the exec of a program
+        # on a lost file server (a PATH that begins with it is enough) would take forever.
         try:
             self._process = subprocess.Popen(
                 (*TRAMPOLINE, *(word.encode("utf-8", "surrogateescape") for word in argv)),
@@ -80,11 +81,11 @@ class Child:
             yield descriptor, False
 
     def step(self) -> bool:
-        """Read what its pipes hold. True when it is over: it exited, or was overdue, is killed and left behind."""
+        """Read the pipes. Return True if the command exited, or was overdue and is now killed and left behind."""
         self._read()
         self.status = self._process.poll()
         if self.status is not None:
-            self._read()  # its last words; a grandchild that keeps the pipe open is not waited for
+            self._read()  # the final output; a grandchild that keeps the pipe open is not waited for
             self._close()
             return True
         if self._monotonic() < self.deadline:
@@ -94,13 +95,13 @@ class Child:
         return True
 
     def terminate(self) -> None:
-        """Ask it to end. Only while `step` has not said that it is over."""
+        """Ask the command to end. Only valid while `step` has not returned True."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """It is watched no more, and ends by itself."""
-        self._process.returncode = -signal.SIGTERM  # Popen takes it as ended: nobody waits for it
+        """Stop watching the command. It ends by itself."""
+        self._process.returncode = -signal.SIGTERM  # Popen takes it as ended and does not wait for it
         _left.add(self._process.pid)
         self._close()
 

@@ -1,11 +1,11 @@
-"""The kernel's names of disks, partitions, paths and controllers, and what they say. Pure."""
+"""Kernel names of disks, partitions, paths and controllers. Pure functions."""
 
 from __future__ import annotations
 
 from healthd.common.text import regex
 
-NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # they stand for something else, or are empty
-ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: they tell a disk from all others
+NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # built on other devices, or empty
+ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: unique ids of a disk
 
 # A partition's number follows a "p" where the disk's own name ends with a digit (Linux, block/partitions/core.c).
 _PARTITION = regex(r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|loop|nbd|zram|drbd|pmem|rbd)\d+)p\d+|((?:sd|vd|hd|xvd)[a-z]+)\d+")
@@ -14,7 +14,7 @@ _NVME = regex(r"(nvme\d+)(?:c\d+)?n\d+")
 
 
 def whole(name: str) -> str:
-    """The disk that a name belongs to: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for "sda3"."""
+    """Return the disk of a name: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for "sda3"."""
     match = _PARTITION.fullmatch(name)
     disk = (match[1] or match[2]) if match else name
     path = _PATH.fullmatch(disk)
@@ -22,6 +22,6 @@ def whole(name: str) -> str:
 
 
 def controller(name: str) -> str:
-    """The NVMe controller of a disk ("nvme0" for "nvme0n1"); "" if it has none."""
+    """Return the NVMe controller of a disk ("nvme0" for "nvme0n1"); "" if it has none."""
     match = _NVME.fullmatch(whole(name))
     return match[1] if match else ""

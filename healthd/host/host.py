@@ -1,4 +1,4 @@
-"""Host: everything that a check may touch. The class is the same on this machine, a captured tree and a fake NVML."""
+"""Host: access of the checks to the node. The class is the same on this machine, a captured tree and a fake NVML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device disappears while it is read
 INFOROM_SECONDS = 3600.0
 PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_NUMBER = regex(r"0x[0-9a-f]{4,6}")
@@ -28,7 +28,7 @@ PCI_ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
-    """The facts of a PCI function that never change while it is there. `upstream`: the port above it, "" on a root bus;
+    """Facts of a PCI function that never change while it is present. `upstream`: the port above it, "" on a root bus;
     `virtual`: an SR-IOV function, which has no link of its own."""
 
     pci: str
@@ -40,7 +40,7 @@ class PciFunction(NamedTuple):
 
 
 def opener_of_fake(profile_or_file: str) -> Callable[[], Nvml]:
-    """Return a function that opens a fake NVML. It is imported when it is opened."""
+    """Return a function that opens a fake NVML. The fake is imported when it is opened."""
 
     def opened() -> Nvml:
         from healthd.nvidia.fake_nvml import open_fake
@@ -52,14 +52,16 @@ def opener_of_fake(profile_or_file: str) -> Callable[[], Nvml]:
 
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
-    `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing tells.
-    `system`: an object with the methods of `Tree` that answers instead of the files below `root`. `nvml_stands_in`:
-    whether `open_nvml` opens another NVML than the machine's own (None: it always does). `shared_seconds`: a reading
-    that several checks share is taken again after so long, not for each check of a round.
 
-    `state_dir`, `runtime_dir`: where the daemon of this node keeps its files; whoever makes the Host sets them.
+    state_dir, runtime_dir   directories of this node's daemon; set by the creator of the Host
+    driver_was_held          True if another process held the driver when NVML was opened; None if unknown
 
-    A file's error is the OSError that the kernel gave; `read` gives None for a file that is not there.
+    A file's error is the kernel's OSError; `read` returns None for a missing file.
+
+    Args:
+        system: object with the methods of `Tree`, used instead of the files below `root`.
+        nvml_stands_in: True if `open_nvml` opens another NVML than the machine's own (None: it always does).
+        shared_seconds: maximum age of a reading that several checks share.
     """
 
     def __init__(
@@ -95,16 +97,16 @@ class Host:
         return self.root + path
 
     def read(self, path: str, strip: bool = True) -> str | None:
-        """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
+        """Return the text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         data = _unless_gone(self._system.read, path)
         return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
-        """As `read`, for a file that several checks want: it is read once for all checks of a round."""
+        """Read a file that several checks need: it is read once for all checks of a round."""
         return self.shared(path, lambda: self.read(path))
 
     def shared(self, name: str, ask: Callable[[], T]) -> T:
-        """What `ask` gives; it is asked once for all checks of a round. Nobody may change it."""
+        """Return the result of `ask`, which is called once for all checks of a round. Callers must not modify it."""
         at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
@@ -113,33 +115,33 @@ class Host:
         return cast(T, answer)
 
     def told(self, path: str) -> str:
-        """As `read`, but "" if the file is missing or unreadable: for text that is only shown or may be missing."""
+        """Read a file; return "" if it is missing or unreadable, for text that is only shown or optional."""
         try:
             return self.read(path) or ""
         except OSError:
             return ""
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted; [] if there is none."""
+        """Return the names in a directory, sorted; [] if there is none."""
         return sorted(self.names(path))
 
     def names(self, path: str) -> builtins.list[str]:
-        """As `list`, in no order."""
+        """Return the names in a directory, in no order."""
         return _unless_gone(self._system.names, path) or []
 
     def exists(self, path: str) -> bool:
-        """Whether a file is there; for a symbolic link, whether its target is."""
+        """Return True if a file exists; for a symbolic link, if its target exists."""
         try:
             return self.stat(path) is not None
         except OSError:
             return False
 
     def stat(self, path: str) -> FileStat | None:
-        """None if nothing is there."""
+        """Return None if there is no such file."""
         return _unless_gone(self._system.stat, path)
 
     def link_target(self, path: str) -> str | None:
-        """Where a symbolic link points (as written); None if the path is none."""
+        """Return the target of a symbolic link (as written); None if the path is not a link."""
         try:
             return self._system.readlink(path)
         except OSError:
@@ -153,19 +155,19 @@ class Host:
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
     ) -> Ran | None:
-        """Run a program that reads this machine. None: it is not installed, or a tree or recording stands in for the
-        machine; with `anywhere` it is run all the same. Raises TimeoutError, OSError."""
+        """Run a program that reads this machine. None: it is not installed, or a tree or recording replaces the
+        machine; with `anywhere` it runs all the same. Raises TimeoutError, OSError."""
         return self._system.run(argv, seconds, environment or {}, anywhere)
 
     def clock(self) -> KernelClock | None:
-        """The kernel's clock; None where a tree stands in for the machine."""
+        """Return the kernel's clock; None if a tree replaces the machine."""
         return self._system.clock()
 
     # PCI
 
     def pci_functions(self) -> tuple[PciFunction, ...]:
-        """Every PCI function, by address; the same tuple as long as none comes or goes. Each function is read only once
-        while it is there: when it comes back, its inode number in sysfs is another."""
+        """Return every PCI function, by address; the same tuple until one is added or removed. Each function is read
+        once while it is present: when it comes back, its inode number in sysfs has changed."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = _unless_gone(self._system.scan, PCI_DEVICES) or []
@@ -182,7 +184,7 @@ class Host:
         return PciFunction(pci, vendor, model, pci_class, upstream_of(self.link_target(device) or ""), virtual)
 
     def _pci_number(self, path: str) -> str:
-        """ "0x10de"; "" if the function is being taken out. Raises ValueError: the number must not be guessed."""
+        """Return a number like "0x10de"; "" if the function is being removed. Raises ValueError for other text."""
         text = self.read(path)
         if text is not None and not PCI_NUMBER.fullmatch(text):
             raise ValueError(f"{path}: not a number as in 0x10de: {text[:40]!r}")
@@ -192,7 +194,7 @@ class Host:
 
     @property
     def nvml(self) -> Nvml:
-        """The NVML of this node, opened now if it is not open. Raises NvmlError if it cannot be opened."""
+        """Return the NVML of this node, and open it if necessary. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
             from healthd.nvidia import nvml
             from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, open_real
@@ -203,7 +205,7 @@ class Host:
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
-                # The library stays loaded as long as this process lives, whichever driver comes.
+                # The library stays loaded for the life of this process, even if the driver changes.
                 self.nvml_is_outdated = error.kind is NvmlErrorKind.MISMATCH
                 raise
         return self._nvml
@@ -219,20 +221,20 @@ class Host:
 
     @property
     def gpus_gone(self) -> int:
-        """How many GPUs answered when NVML was opened, and were gone when they were asked more."""
+        """Return the number of GPUs that answered when NVML was opened, and were lost in later queries."""
         return 0 if self._nvml is None else self._nvml.gone_since
 
     def driver_is_held(self) -> bool | None:
-        """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
+        """Return True if a process uses the nvidia module. Modules above it (nvidia_uvm) count one reference each."""
         if self._nvml_stands_in and not self.root:
-            return None  # the stand-in NVML is not this machine's
+            return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
         if not is_decimal(references.lstrip("-")):
             return None
         return int(references) > len(self.list("/sys/module/nvidia/holders"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """The GPUs that answer NVML; none where there is neither NVIDIA hardware nor a driver. Raises NvmlError."""
+        """Return the GPUs that answer NVML; none without NVIDIA hardware and driver. Raises NvmlError."""
         from healthd.nvidia.nvml import NO_DRIVER, NvmlError
 
         try:
@@ -245,10 +247,10 @@ class Host:
     def each_gpu(
         self, look: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
-        """Yield what `look` gives for each GPU that answers, or NO_GPU. The error of one that fails is raised last.
+        """Yield the results of `look` for each GPU that answers, or NO_GPU. The error of a failed GPU is raised last.
 
-        `unsupported`: yielded if `look` gives nothing for any GPU, for a look that always yields where a GPU has what
-        it reads.
+        `unsupported` is yielded if `look` yields nothing for any GPU, for a function that always yields if a GPU has
+        the feature.
         """
         from healthd.nvidia.nvml import NvmlError
 
@@ -270,10 +272,11 @@ class Host:
             yield unsupported
 
     def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
-        """As `gpu.inforom_valid`; a GPU whose InfoROM was whole is asked again after an hour, or by another Host.
+        """Return `gpu.inforom_valid()`; a GPU with a valid InfoROM is queried again after an hour, or by another Host.
 
         The driver reads all of it, which takes 67 ms of a core for each GPU (H100, driver 580), nine tenths of a whole
-        round. DCGM looks once an hour at most too (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom)."""
+        round. DCGM also checks it once an hour at most (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom).
+        """
         now = time.monotonic()
         if gpu.uuid and now - self._whole_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
             return True
@@ -283,14 +286,14 @@ class Host:
         return valid
 
     def has_nvidia_hardware(self) -> bool:
-        """Whether PCI shows a GPU for NVIDIA's driver, the driver is loaded, or an NVML stands in for both."""
+        """Return True if PCI shows a GPU for NVIDIA's driver, the driver is loaded, or a substitute NVML is used."""
         return self._nvml_stands_in or any(True for _ in self.pci_gpus()) or self.exists("/proc/driver/nvidia/version")
 
     def pci_gpus(self) -> Iterator[str]:
-        """PCI addresses of the GPUs that NVML should show, as sysfs has them.
+        """Yield the PCI addresses of the GPUs that NVML should show, in sysfs' form.
 
         GPUs of vfio-pci or nouveau are left out. A GPU without any driver is a fault (the driver is missing, or refused
-        it), except a VGA card (class 0300) on a machine where nothing else says that NVIDIA's driver belongs there.
+        it), except a VGA card (class 0300) on a machine without other signs of NVIDIA's driver.
         """
         found = list(self._nvidia_devices())
         wanted = self.exists("/proc/driver/nvidia") or any(driver == "nvidia" for _pci, _class, driver in found)
@@ -299,9 +302,9 @@ class Host:
                 yield pci
 
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
-        """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller).
+        """Yield (PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller).
 
-        SR-IOV functions that a GPU makes for virtual machines are left out: NVML on the host does not show them.
+        SR-IOV functions that a GPU creates for virtual machines are left out: NVML on the host does not show them.
         """
         for function in self.pci_functions():
             is_gpu = function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302"))
@@ -314,7 +317,7 @@ class Host:
 
 
 def _unless_gone(ask: Callable[[str], T], path: str) -> T | None:
-    """Return what `ask` gives for a path; None if there is no such file."""
+    """Return the result of `ask` for a path; None if there is no such file."""
     try:
         return ask(path)
     except OSError as error:
@@ -324,6 +327,6 @@ def _unless_gone(ask: Callable[[str], T], path: str) -> T | None:
 
 
 def upstream_of(link: str) -> str:
-    """The port above a device, "" on a root bus. The link is ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
+    """Return the port above a device, "" on a root bus. `link`: ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
     above = link.rpartition("/")[0].rpartition("/")[2]
     return above if PCI_ADDRESS.fullmatch(above) else ""

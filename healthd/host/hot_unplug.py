@@ -1,6 +1,6 @@
 """Hot-unplug: devices that the kernel reports as removed, over netlink (lib/kobject_uevent.c).
 
-udevd need not run, and libudev is not loaded: it would cost the daemon 1 MiB.
+udevd need not run. libudev is not loaded, because it would cost the daemon 1 MiB.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("healthd")
 
 
 class Uevent(NamedTuple):
-    """A message of the kernel. device_path: below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
+    """Message of the kernel. device_path: below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
 
     action: str
     device_path: str
@@ -41,7 +41,7 @@ class Uevent(NamedTuple):
 
 
 class Uevents:
-    """The kernel's messages from now on. The constructor raises OSError if netlink is not allowed."""
+    """Kernel messages from now on. The constructor raises OSError if netlink is not allowed."""
 
     def __init__(self, waiting_bytes: int = WAITING_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
@@ -93,7 +93,7 @@ class HotUnplug:
     def __init__(
         self, open_uevents: Callable[[], Uevents] | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`open_uevents` raises OSError. A captured tree has none. Nothing is heard before `open()`."""
+        """`open_uevents` raises OSError. A captured tree has none. No message is received before `open()`."""
         self._open_uevents = open_uevents
         self._monotonic = monotonic
         self._uevents: Uevents | None = None
@@ -113,13 +113,13 @@ class HotUnplug:
 
     @property
     def deadline(self) -> float:
-        """When to look without being woken: to open the socket again."""
+        """Return the time of the next attempt to open the socket; infinity if none is due."""
         waits = self._open_uevents is not None and self._uevents is None
         return self._retry_at if waits else float("inf")
 
     def read(self) -> list[str]:
-        """PCI addresses of the devices removed since the last call (a port or disk gives its card's address); "" stands
-        for devices that may have been removed unheard."""
+        """Return the PCI addresses of devices removed since the last call (a port or disk gives its card's address). ""
+        means devices whose removal may have been missed."""
         if self.deadline <= self._monotonic():
             self._open()
         removed = set()
@@ -133,7 +133,7 @@ class HotUnplug:
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()
-        removed.discard("")  # a device below no PCI device
+        removed.discard("")  # a device that is not below a PCI device
         if self._uevents is not None:
             self._failures = 0 if not self._missed else self._failures
             self.status = replace(self.status, last_read=time.time())
@@ -165,14 +165,14 @@ class HotUnplug:
         self._missed = True
         overrun = isinstance(error, OSError) and error.errno == errno.ENOBUFS
         self.status = replace(self.status, overruns_total=self.status.overruns_total + overrun)
-        self._failed("more was removed at once than could be heard" if overrun else str(error))
+        self._failed("more devices were removed at once than could be received" if overrun else str(error))
 
     def _failed(self, problem: str) -> None:
         wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
         self._retry_at = self._monotonic() + wait
         if problem != self.status.problem:
-            log.warning("device removals are not heard, trying again in %g s: %s", wait, problem)
+            log.warning("device removals are not received, trying again in %g s: %s", wait, problem)
         restarts = self.status.restarts_total + 1
         self.status = replace(self.status, up=False, problem=problem, restarts_total=restarts)
 

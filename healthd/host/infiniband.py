@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports as sysfs shows them (Linux, sysfs-class-infiniband): their names and their counters.
+"""Names and counters of InfiniBand and RoCE ports in sysfs (Linux, sysfs-class-infiniband).
 
 A port is written "mlx5_0/1": device and number.
 """
@@ -15,7 +15,7 @@ from healthd.host.host import Host
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
 NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
-NO_COUNTERS = "N/A (no PMA)"  # what older kernels print instead
+NO_COUNTERS = "N/A (no PMA)"  # printed by older kernels instead
 _PORT = regex(r"[^/\s]+/[1-9][0-9]*")
 _COUNT = regex(r"[0-9]{1,19}")
 _UPTIME = regex(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
@@ -31,24 +31,24 @@ def _ports(host: Host) -> Iterator[str]:
 
 
 def path(port: str, name: str) -> str:
-    """The path of a port's file `name`: "state", "counters/link_downed"."""
+    """Return the path of a port's file `name`: "state", "counters/link_downed"."""
     device, _, number = port.partition("/")
     return f"{DEVICES}/{device}/ports/{number}/{name}"
 
 
 def misnamed(setting: str, names: Iterable[str]) -> str | None:
-    """The sentence that refuses a setting with a name that is no port."""
+    """Return an error message for a setting with a name that is not a port, None if all are ports."""
     for name in names:
         if not _PORT.fullmatch(name):
-            return f'{setting}: "{name}" is no port: write device/number, as in "mlx5_0/1"'
+            return f'{setting}: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
     return None
 
 
 def count(host: Host, file: str) -> int | None:
-    """A counter; None: there is none, or the driver does not tell it. Raises OSError, ValueError.
+    """Return a counter; None if it is missing or the driver does not support it. Raises OSError, ValueError.
 
-    Its reading has no `bits`: these counters stop at their maximum, and a smaller value means that somebody set them to
-    0 (perfquery -R, a reload of the driver), never that they wrapped.
+    Its reading has no `bits`: these counters stop at their maximum, and a smaller value means a reset to 0 (perfquery
+    -R, a reload of the driver), never a wrap.
     """
     try:
         text = host.read_shared(file)
@@ -64,13 +64,13 @@ def count(host: Host, file: str) -> int | None:
 
 
 def settled_seconds(host: Host, boot_seconds: float) -> float:
-    """Seconds since the links were trained, which is taken as `boot_seconds` after the boot. Errors that ports counted
-    before are no fault. Raises OSError, ValueError.
+    """Return the seconds since the links were trained, assumed to be `boot_seconds` after the boot. Errors that ports
+    counted earlier are no fault. Raises OSError, ValueError.
     """
     text = host.read_shared("/proc/uptime")
     if text is None:
         return math.inf  # a captured tree
     match = _UPTIME.fullmatch(text)
     if match is None:
-        raise ValueError("/proc/uptime: says not how long the machine is up")
+        raise ValueError("/proc/uptime: not an uptime")
     return float(match[1]) - boot_seconds

@@ -1,7 +1,6 @@
-"""What this node has: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev where it
-runs.
+"""Inventory of this node: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev if it runs.
 
-Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
+Faults are keyed by PCI address; the other data is for people and for rules that need a port or a model.
 PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
 (PCI Code and ID Assignment Specification).
 """
@@ -30,13 +29,13 @@ BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
 LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
-LAYERS = 8  # of device mapper and RAID, one over another; no machine has so many
+LAYERS = 8  # of device mapper and RAID, one above another; no machine has this many
 
 
 def take(host: Host, gpus: bool) -> Inventory:
-    """The inventory now (in the worker: NVML may hang). `gpus`: ask NVML too; if it cannot be asked there are none.
+    """Return the present inventory (called in the worker: NVML may hang). `gpus`: query NVML too; no GPUs if it fails.
 
-    Devices that nobody asks for (bridges, USB, ...) are left out.
+    Devices that no check needs (bridges, USB, ...) are left out.
     """
     found, driver_version = _ask_nvml(host) if gpus else ((), "")
     return Inventory(
@@ -53,26 +52,26 @@ def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
         gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
-    except HealthdError:  # an NvmlError: to name it would load nvml, with ctypes, wherever a profile is chosen
-        return (), ""  # gpu_access says what is wrong
+    except HealthdError:  # an NvmlError: naming it would load nvml, with ctypes, whenever a profile is chosen
+        return (), ""  # gpu_access reports the error
 
 
 def _minor(gpu: NvmlGpu) -> int | None:
     try:
         return gpu.minor()
     except HealthdError:
-        return None  # for this one GPU nobody knows which jobs hold it
+        return None  # for this one GPU the jobs that use it are unknown
 
 
 def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
     try:
         return gpu.mig_uuids() if gpu.mig_enabled() else ()
     except HealthdError:
-        return ()  # which of them a job has is then not known: their number is another than Slurm's
+        return ()  # a job's MIG devices are then unknown: their numbers differ from Slurm's
 
 
 def when_whole(known: tuple[Gpu, ...], seen: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs of this node when none was missing: those `known` stay while some of them are seen, and no other."""
+    """Return the GPUs of the complete node: `known`, while only some of these are seen, else `seen`."""
     before, now = {gpu.pci for gpu in known}, {gpu.pci for gpu in seen}
     return known if now < before else seen
 
@@ -111,7 +110,7 @@ def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
-    """Each file system on the node's own disks, once: the root as "/", any other where it is mounted first."""
+    """Yield each file system on the node's own disks once: the root as "/", any other at its first mount point."""
     mounts, _ = mountinfo.parse_all(host.told(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
@@ -126,13 +125,13 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
 
 
 def _device_of(host: Host, mount: mountinfo.Mount) -> str:
-    """The device, as the kernel's log calls it. Btrfs and others have their own numbers: their source names it."""
+    """Return the device as the kernel log names it. Btrfs and others have their own numbers: use the mount's source."""
     link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Disk -> whether other disks stand in for it wherever the device needs it."""
+    """Map each disk to True if other disks have copies of all its data that the device needs."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole(device): False}
@@ -144,8 +143,8 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 
 
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
-    """Whether one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by the names that LVM keeps for
-    their parts). An array that lost parts counts too: md and the file system say if it lost one too many."""
+    """Return True if one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by LVM's names for their
+    parts). A degraded array counts too: md and the file system report if it lost one part too many."""
     if host.told(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
     if host.told(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
@@ -154,7 +153,7 @@ def _has_copies(host: Host, device: str, below: list[str]) -> bool:
 
 
 def device_kind(vendor: str, pci_class: str) -> str:
-    """The kind that sysfs' `vendor` ("0x10de") and `class` ("0x030200") tell: gpu, nvswitch, nic, nvme or other."""
+    """Return the kind for sysfs' `vendor` ("0x10de") and `class` ("0x030200"): gpu, nvswitch, nic, nvme or other."""
     if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
         return "gpu"
     if vendor == NVIDIA and pci_class.startswith("0x0680"):
@@ -165,13 +164,13 @@ def device_kind(vendor: str, pci_class: str) -> str:
 
 
 def pci_of(device_path: str) -> str:
-    """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" = none."""
+    """Return the PCI device of a device, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" if none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
     return parts[-1] if parts else ""
 
 
 def _udev_names() -> Callable[[str], str]:
-    """Names of models from udev's database. Without libudev there are none."""
+    """Return a function that looks up model names in udev's database. Without libudev all names are ""."""
     try:
         import pyudev
 

@@ -1,9 +1,9 @@
-"""Processes of Slurm jobs: which job a process belongs to, and which jobs hold a GPU.
+"""Processes of Slurm jobs: the job of a process, and the jobs that use a GPU.
 
-The daemon asks at the moment of a kernel line, since the process may be gone a second later. So only files that cannot
-hang are read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), and of /proc/PID/fd
-only the links' text, never a file behind one (its file system would be asked). A job that opens a file of its own named
-".../dev/nvidia3" is named, too: that accuses nobody else.
+The daemon reads them at the moment of a kernel line, because the process may be gone a second later. Only files that
+cannot hang are read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), and of
+/proc/PID/fd only the links' text, never a file behind one (its file system would be accessed). A job that opens a file
+of its own named ".../dev/nvidia3" is counted, too: that affects no other job.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
-LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found until then count
-MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: one may have a million open, which take seconds to read
-DEPTH = 8  # job, step, user, task, and the cgroups that a job makes below its own
+LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found within this time count
+MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: reading a million of them takes seconds
+DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
-# Where cgroups are mounted: v2, v2 beside v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
+# Mount points of cgroups: v2, v2 together with v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
 
 def job_of(pid: int, root: str) -> str | None:
-    """The job of a process, by its cgroup; "" = it is in none; None: there is no such process."""
+    """Return the job of a process by its cgroup; "" if it is in none; None if there is no such process."""
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return job_in(file.read(65536))
@@ -35,7 +35,7 @@ def job_of(pid: int, root: str) -> str | None:
 
 
 def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
-    """pid -> job of all processes in the cgroups of jobs. {} also where Slurm does not use cgroups."""
+    """Return pid -> job of all processes in the cgroups of jobs. {} also if Slurm does not use cgroups."""
     top = os.path.join(root, CGROUP)
     until = now() + LOOK_SECONDS
     for hierarchy in HIERARCHIES:
@@ -51,8 +51,8 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 
 def jobs_here(root: str) -> frozenset[str]:
-    """The jobs that have a process here, however many processes there are and however busy the node is: of each job one
-    process is looked for. A cgroup that a job left behind empty is none."""
+    """Return the jobs that have a process here, regardless of the number of processes and the load: one process of each
+    job is enough. An empty cgroup that a job left behind does not count."""
     top = os.path.join(root, CGROUP)
     return frozenset(
         job
@@ -64,7 +64,7 @@ def jobs_here(root: str) -> frozenset[str]:
 
 
 def has_no_jobs(root: str) -> bool:
-    """Whether Slurm's cgroups show that no process of a job is here. False where Slurm uses none: nobody knows."""
+    """Return True if Slurm's cgroups show that no job has a process here. False if Slurm uses none: it is unknown."""
     top = os.path.join(root, CGROUP)
     used = any(
         not directory.endswith(".service")
@@ -75,8 +75,8 @@ def has_no_jobs(root: str) -> bool:
 
 
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
-    """v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope. user.slice has
-    users' own."""
+    """Yield v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope. user.slice is
+    skipped, because it belongs to users."""
     for entry in _directories(hierarchy):
         if "slurm" in entry.name:
             yield entry.path
@@ -85,7 +85,7 @@ def _slurm_directories(hierarchy: str) -> Iterator[str]:
 
 
 def _jobs(directory: str, top: str) -> Iterator[tuple[str, str]]:
-    """The cgroups of jobs and their jobs: job_N, or uid_U/job_N."""
+    """Yield the cgroups of jobs and their jobs: job_N, or uid_U/job_N."""
     for entry in _directories(directory):
         below = _directories(entry.path) if entry.name.startswith("uid_") else iter((entry,))
         for found in below:
@@ -118,8 +118,8 @@ def _directories(path: str) -> Iterator[os.DirEntry[str]]:
 def jobs_holding(
     minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> dict[int, tuple[str, ...]]:
-    """Minor number -> the jobs that hold /dev/nvidiaMINOR open by one of their `processes` (pid -> job). Shared GPUs
-    and MIG have several."""
+    """Map each minor number to the jobs whose `processes` (pid -> job) have /dev/nvidiaMINOR open. Shared GPUs and MIG
+    have several."""
     names = {f"{minor}": minor for minor in minors}
     holding: dict[int, set[str]] = {minor: set() for minor in minors}
     until = now() + LOOK_SECONDS
@@ -136,8 +136,8 @@ def jobs_holding(
 def open_gpus(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
-    """Job -> the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open; and whether there was time,
-    and a right, to look at all of them."""
+    """Map each job to the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open. The second value is
+    True if time and permissions sufficed for all processes."""
     found: dict[str, set[int]] = {}
     until, all_seen = now() + LOOK_SECONDS, True
     for pid, job in processes.items():
@@ -154,7 +154,7 @@ def open_gpus(
 
 
 def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
-    """Which of the `wanted` N a process has open as /dev/nvidiaN."""
+    """Return the `wanted` N that a process has open as /dev/nvidiaN."""
     found: set[str] = set()
     try:
         for number in _numbers(pid, root):
@@ -168,12 +168,12 @@ def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
 
 
 def _numbers(pid: int, root: str) -> Iterator[str]:
-    """What stands behind /dev/nvidia in the name of each file that a process has open. In a container the path is the
-    container's. Raises OSError, behind what was found, where it has more than are looked at."""
+    """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container the path is the
+    container's. Raises OSError after these if the process has more files open than are read."""
     with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:
         for looked_at, descriptor in enumerate(descriptors):
             if looked_at >= MOST_DESCRIPTORS:
-                raise OSError(errno.EMFILE, "more files are open than are looked at")
+                raise OSError(errno.EMFILE, "more files are open than are read")
             try:
                 link = os.readlink(descriptor.path)
             except OSError:

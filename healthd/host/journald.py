@@ -1,4 +1,4 @@
-"""journald's native protocol: entries with fields of their own.
+"""journald's native protocol: entries with custom fields.
 
 Sources: "Native Journal Protocol" (https://systemd.io/JOURNAL_NATIVE_PROTOCOL/), JOURNAL_STREAM in systemd.exec(5).
 """
@@ -17,19 +17,19 @@ _FIELD_NAME = regex("[A-Z][A-Z0-9_]{0,63}")
 
 
 def stderr_is_the_journal() -> bool:
-    """JOURNAL_STREAM names the device and inode of the stream; a redirected stderr is another one."""
+    """Compare stderr with JOURNAL_STREAM, the device and inode of the stream; a redirected stderr differs."""
     device_inode = os.environ.get("JOURNAL_STREAM")
     if not device_inode:
         return False
     try:
         stderr = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # closed, or no file at all
+    except (OSError, ValueError, AttributeError):  # closed, or not a file
         return False
     return device_inode == f"{stderr.st_dev}:{stderr.st_ino}"
 
 
 def journal_entry(fields: Mapping[str, object]) -> bytes:
-    """Fields in journald's native form: NAME=VALUE, or length-prefixed where a value has line breaks.
+    """Return the fields in journald's native form: NAME=VALUE, or length-prefixed if a value has line breaks.
 
     Names that journald would refuse, like the lower-case attributes of a log record, are left out.
     """

@@ -1,4 +1,4 @@
-"""One daemon for each runtime directory: it holds the lock there. A validation of this node holds another one."""
+"""Locks: one daemon for each runtime directory, and one validation of this node at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VALIDATION_LOCK = "validation.lock"
 
 
 def lock(runtime_dir: str) -> int:
-    """The lock's descriptor; the directory is made if it is missing. Raises ownership.Untrusted, OSError in one
+    """Return the lock's descriptor; a missing directory is created. Raises ownership.Untrusted, or OSError with a
     sentence."""
     try:
         descriptor = lock_file(runtime_dir, "lock")
@@ -26,19 +26,19 @@ def lock(runtime_dir: str) -> int:
 
 
 def lock_file(runtime_dir: str, name: str) -> int:
-    """The file of a lock, not locked yet; it and the directory are made if they are missing. Raises
-    ownership.Untrusted, OSError."""
+    """Open a lock file without locking it; the file and a missing directory are created. Raises ownership.Untrusted,
+    OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with ownership.folder(runtime_dir, make_mode=0o755) as folder:
         try:
             return os.open(name, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            error.filename = os.path.join(runtime_dir, name)  # a call in a folder knows only the end of the path
+            error.filename = os.path.join(runtime_dir, name)  # a call in a directory knows only the end of the path
             raise
 
 
 def holds(descriptor: int, runtime_dir: str) -> bool:
-    """Whether the runtime directory still holds this lock's file."""
+    """Return True if the runtime directory still contains this lock's file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(os.path.join(runtime_dir, "lock")))
     except OSError:
@@ -46,7 +46,7 @@ def holds(descriptor: int, runtime_dir: str) -> bool:
 
 
 def is_held(path: str) -> bool:
-    """Whether a process holds this lock. False where there is no such file, or it cannot be read."""
+    """Return True if a process holds this lock. False if the file is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

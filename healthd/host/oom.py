@@ -1,7 +1,7 @@
-"""Whom the kernel ends first when memory is short. The unit spares the daemon (OOMScoreAdjust=), not its children: a
-worker is started anew, and a program of the site is as any other.
+"""OOM scores: the unit protects the daemon (OOMScoreAdjust=), but not its children. A worker can be restarted, and a
+program of the site is like any other process.
 
-Source: proc_pid_oom_score_adj(5). Everybody may raise their own; a child inherits it.
+Source: proc_pid_oom_score_adj(5). Every process may raise its own score; a child inherits it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ OF_ANY_OTHER = 0
 
 
 def raise_score(at_least: int = OF_ANY_OTHER) -> None:
-    """Called first by a process that the daemon starts. A higher score, which a site may have chosen, stays."""
-    with suppress(OSError, ValueError):  # no /proc: then nothing spares it either
+    """Raise the score of a process that the daemon starts. A higher score, which a site may have chosen, stays."""
+    with suppress(OSError, ValueError):  # without /proc there is no protection either
         with open(SCORE, encoding="ascii") as file:
             score = int(file.read())
         if score < at_least:
@@ -23,7 +23,7 @@ def raise_score(at_least: int = OF_ANY_OTHER) -> None:
 
 
 def then_become(at_least: int = OF_ANY_OTHER) -> tuple[str, ...]:
-    """What stands before the argv of a program of others, so that it begins with such a score: a shell that becomes
-    env, which says in its usual words where there is no such program. Status 127 = there is none."""
+    """Return the words before the argv of another program, so that it starts with such a score: a shell that becomes
+    env, which prints its usual message if there is no such program. Status 127 means that there is none."""
     lower = f'{{ read -r score && [ "$score" -ge {at_least} ] || echo {at_least} >{SCORE}; }} <{SCORE} 2>/dev/null'
     return ("/bin/sh", "-c", f'{lower}; exec /usr/bin/env -- "$@"', "sh")

@@ -1,9 +1,9 @@
-"""An open file that a process hands to a socket of healthd (SCM_RIGHTS, unix(7)) holds healthd up for a moment at most.
+"""Protection against open files that a process sends to a socket of healthd (SCM_RIGHTS, unix(7)).
 
-A file that was handed over and not taken is closed by whoever reads the message or closes the connection, and to close
-one may wait: a TCP socket with SO_LINGER as long as its owner asked for, so that any user could hold up a reader that
-never blocks. From Linux 6.16 on the kernel refuses such a message. Before, a signal ends the wait: the kernel closes
-all files of a message on its way back from one system call, and none of them waits once a signal is due
+A file that was sent and not taken is closed when the message is read or the connection is closed. Closing may block: a
+TCP socket with SO_LINGER blocks for the time that its owner chose, so that any user could block a reader that never
+blocks otherwise. From Linux 6.16 on the kernel refuses such a message. On older kernels a signal ends the wait: the
+kernel closes all files of a message on its way back from one system call, and none of them waits once a signal is due
 (sk_stream_wait_close in net/ipv4/tcp.c).
 """
 
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h, Linux 6.16 and later
-FIRST_SECONDS = 0.02  # what waits longer than this is ended,
-AGAIN_SECONDS = 0.01  # and then what waits next
+FIRST_SECONDS = 0.02  # a wait longer than this is ended,
+AGAIN_SECONDS = 0.01  # and then each further wait
 
 
 def take_no_files(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:
-    """For all who will connect, before `listen`: who sends a file has EPERM. Older kernels do not know that. For their
-    sake `with brief():`, brief being what is returned, stands around all that reads from those who connect or closes
-    them. In the main thread; SIGALRM is ours."""
+    """Refuse files from all future clients, before `listen`: a client that sends a file gets EPERM. Older kernels lack
+    this option. For them use the returned context manager around all code that reads from clients or closes their
+    connections. Call it in the main thread; healthd owns SIGALRM."""
     try:
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
     except OSError:

@@ -1,6 +1,6 @@
-"""One program that a check asks (ipmitool, a site's own script): the worker runs it to its end, within a deadline.
+"""Programs that checks run (ipmitool, a site's own script): the worker runs one to its end, within a deadline.
 
-The daemon runs its own commands by child_process.py, which waits for nothing.
+The daemon runs its own commands with child_process.py, which waits for nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from healthd.common import ownership
 
-# The program's whole environment, apart from what the caller adds; stdin is empty, the directory is /.
+# The program's whole environment, except for the caller's additions; stdin is empty, the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
-ENDING_SECONDS = 1.0  # how long a killed program is waited for, twice
+ENDING_SECONDS = 1.0  # wait for a killed program, twice
 
 
 class Ran(NamedTuple):
-    """`status`: the exit status, or minus the signal that ended it. Of its output, the first 64 KiB."""
+    """Result of a program. `status`: the exit status, or minus its signal. Output: the first 64 KiB of each stream."""
 
     status: int
     stdout: str
@@ -33,9 +33,9 @@ class Ran(NamedTuple):
 
 
 def located(name: str) -> str:
-    """Where a program is that nobody but root, or we, could have written: by its path, or the first of that name in
-    the folders of ENVIRONMENT; a folder that others may write is passed over. Raises FileNotFoundError where there is
-    none, ownership.Untrusted where there are only others."""
+    """Return the path of a program that only root, or this user, could have written: the given path, or the first one
+    of that name in the directories of ENVIRONMENT; directories that others may write are skipped. Raises
+    FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:
@@ -43,7 +43,7 @@ def located(name: str) -> str:
         try:
             about = ownership.program(path)
         except ownership.Untrusted as error:
-            if os.path.lexists(path):  # else there is none of that name to refuse
+            if os.path.lexists(path):  # otherwise there is no such program to refuse
                 refused = refused or error
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -56,10 +56,10 @@ def located(name: str) -> str:
 def run_program(
     argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
 ) -> Ran:
-    """`executable`: the file that is run; None: argv[0], as it is.
+    """Run a program. `executable`: the file to run; None: argv[0].
 
-    Raises OSError, or TimeoutError if the program is too slow: then it and the processes it started are killed, and
-    left behind if even that does not end them.
+    Raises OSError, or TimeoutError if the program is too slow: then it and its child processes are killed, and left
+    behind if even that does not end them.
     """
     process = subprocess.Popen(
         argv,
@@ -78,14 +78,14 @@ def run_program(
     finally:
         _kill(process)
     if not ended:
-        raise TimeoutError(f"{argv[0]}: did not end within {seconds:g} s, and was killed")
+        raise TimeoutError(f"{argv[0]}: did not end within {seconds:g} s and was killed")
     return Ran(process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
 
 
 def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Its output until it ends or the deadline passes: 64 KiB of each pipe are kept, the rest is read and dropped.
+    """Return the output until the program ends or the deadline passes: 64 KiB of each pipe, the rest is dropped.
 
-    The program's end counts, not the pipes': a child that it left in the background may hold them open for ever.
+    The program's end counts, not the pipes': a background child may keep them open forever.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -111,12 +111,12 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it ended. It is not reaped yet: until then no other process has its pid, so killing its group is safe."""
+    """Return True if it ended. It is not reaped yet: its pid is not reused, so that its group can be killed safely."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program and its process group; wait for it, but not for long."""
+    """Kill the program and its process group; wait for it, but not for long."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: left behind

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
 SHOWN_SECONDS = 600.0
-REST_SECONDS = 1.0  # how long a listener that got no descriptor leaves new connections in its queue
-MOST_SHED = 128  # connections closed in one go
+REST_SECONDS = 1.0  # time that a listener without a descriptor leaves new connections in its queue
+MOST_SHED = 128  # connections closed at once
 
 # Errors of accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -25,7 +25,7 @@ _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENO
 _NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 
 counts: Counter[str] = Counter()  # resource -> shortages since the start of this process
-_last: dict[str, float] = {}  # resource -> when the last shortage was (epoch seconds)
+_last: dict[str, float] = {}  # resource -> time of the last shortage (epoch seconds)
 
 
 def record(resource: str) -> None:
@@ -48,7 +48,7 @@ def has_no_descriptor(error: OSError) -> bool:
 
 
 def pidfd_of(pid: int) -> int | None:
-    """Return a pidfd of a process that runs; None if no descriptor is left for one. Raises OSError if there is no such
+    """Return a pidfd of a running process; None if no descriptor is left for it. Raises OSError if there is no such
     process."""
     try:
         return os.pidfd_open(pid)
@@ -65,7 +65,7 @@ def problems(now: float) -> Iterator[str]:
         if now - when < SHOWN_SECONDS:
             times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
             name = resource.replace("_", " ")
-            yield f"healthd could not get {name} {times} since it started; some work was skipped and is tried again"
+            yield f"healthd could not get {name} {times} since it started; the affected work was skipped and is retried"
 
 
 class SpareDescriptor:

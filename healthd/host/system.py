@@ -1,6 +1,6 @@
-"""What a Host stands on: this machine, or a tree of files below a root. recording.py has the third kind, a recording.
+"""Data sources of a Host: this machine, or a tree of files below a root. recording.py has the third, a recording.
 
-Paths are absolute as on the node. An OSError is the one that the kernel gave.
+Paths are absolute as on the node. Every OSError is the kernel's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ASK_SYSTEMD_SECONDS = 5.0
 
 
 class FileStat(NamedTuple):
-    """`mode` with the type bits, `device` is (major, minor) of a device node, (0, 0) otherwise."""
+    """`mode` includes the type bits, `device` is (major, minor) of a device node, (0, 0) otherwise."""
 
     mode: int
     uid: int
@@ -28,7 +28,7 @@ class FileStat(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """The space that unprivileged users may still use. File systems that count no inodes (btrfs) have 0 of them."""
+    """Space that unprivileged users may still use. File systems that count no inodes (btrfs) have 0 inodes."""
 
     size_bytes: int
     available_bytes: int
@@ -37,9 +37,9 @@ class FileSystem(NamedTuple):
 
 
 class KernelClock(NamedTuple):
-    """adjtimex(2): whether something disciplines the clock, its estimated and its greatest error.
+    """adjtimex(2): whether the clock is disciplined, its estimated and its maximum error.
 
-    None, both: only whether it is kept is known, as systemd tells it to those who may not ask the kernel.
+    None for both: only the state is known, from systemd, if this process may not query the kernel.
     """
 
     synchronised: bool
@@ -48,8 +48,8 @@ class KernelClock(NamedTuple):
 
 
 class Tree:
-    """The files below `root`; "" is this machine. A tree has neither programs to ask nor a clock: those are None.
-    `anywhere`: a program of this machine is meant, whatever the root."""
+    """Files below `root`; "" is this machine. A tree has no programs and no clock: both are None. `anywhere`: run a
+    program of this machine, regardless of the root."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -61,7 +61,7 @@ class Tree:
             # In pieces: /proc/sys answers one read of 4 MiB or more with ENOMEM.
             data = piece = os.read(file, READ_BYTES)
             if path.startswith("/sys/") and len(piece) < READ_BYTES:
-                return data  # sysfs gives an attribute whole, and there are a thousand of them
+                return data  # sysfs returns an attribute whole, and there are a thousand of them
             while piece and len(data) < MAX_FILE_BYTES:
                 piece = os.read(file, READ_BYTES)
                 data += piece
@@ -92,14 +92,14 @@ class Tree:
         return FileSystem(found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail)
 
     def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
-        """None: there is no such program, or it would tell of this machine instead of the tree's (not `anywhere`)."""
+        """Return None if there is no such program, or if it would describe this machine instead of the tree."""
         if self._root and not anywhere:
             return None
         try:
             return run_program(argv, seconds, environment, located(argv[0]))
         except FileNotFoundError:
             return None
-        except Untrusted as error:  # as one of Python's own, which a recording can hold
+        except Untrusted as error:  # as one of Python's own errors, which a recording can contain
             raise PermissionError(f"refused: {error}") from None
 
     def clock(self) -> KernelClock | None:
@@ -114,15 +114,15 @@ class Tree:
             return told
 
     def _told_by_systemd(self) -> KernelClock | None:
-        """systemd-timedated asks adjtimex(2) for us: NTPSynchronized is a greatest error below 16 s, whatever
-        STA_UNSYNC says (systemd, src/basic/time-util.c, ntp_synced). None: it does not answer."""
+        """Query systemd-timedated, which calls adjtimex(2): NTPSynchronized means a maximum error below 16 s,
+        regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). None if it does not answer."""
         asked = self.run(ASK_SYSTEMD, ASK_SYSTEMD_SECONDS, {}, False)
         word = asked.stdout.strip() if asked is not None and asked.status == 0 else ""
         return KernelClock(word == "yes", None, None) if word in ("yes", "no") else None
 
 
 def adjtimex() -> KernelClock:
-    """The kernel's clock, read only (modes 0). Raises OSError. struct timex of the 64-bit Linux ABI."""
+    """Read the kernel's clock (modes 0). Raises OSError. struct timex of the 64-bit Linux ABI."""
     import ctypes
 
     class Timex(ctypes.Structure):

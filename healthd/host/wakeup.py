@@ -1,4 +1,4 @@
-"""The one place where a process waits, and the signals that end the wait."""
+"""The single wait of a process, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes at most 24 days
 
 
 def wake_on_signals() -> int:
-    """A descriptor that gets one byte for each signal: SIGTERM, SIGINT, SIGHUP."""
+    """Return a descriptor that receives one byte for each signal: SIGTERM, SIGINT, SIGHUP."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -21,7 +21,7 @@ def wake_on_signals() -> int:
 
 
 def wake_no_longer(descriptor: int) -> None:
-    """Close what `wake_on_signals` opened. The signals end nothing from now on, and not this process."""
+    """Close what `wake_on_signals` opened. The signals have no effect any more and do not end this process."""
     writing = signal.set_wakeup_fd(-1)
     for end in (writing, descriptor):
         if end >= 0:
@@ -29,7 +29,7 @@ def wake_no_longer(descriptor: int) -> None:
 
 
 def signals(descriptor: int) -> bytes:
-    """The signals that came since the last call. SIGALRM only ends a wait in the kernel (passed_descriptor.py)."""
+    """Return the signals since the last call. SIGALRM only ends a wait in the kernel (passed_descriptor.py)."""
     try:
         return os.read(descriptor, 64).replace(bytes([signal.SIGALRM]), b"")
     except BlockingIOError:
@@ -37,7 +37,7 @@ def signals(descriptor: int) -> bytes:
 
 
 def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
-    """The descriptors that can be read (or written, where wanted). It sleeps until there is one, at most `seconds`."""
+    """Sleep until a descriptor can be read (or written, if requested), at most `seconds`; return those that can."""
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))

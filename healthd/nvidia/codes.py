@@ -1,4 +1,4 @@
-"""NVIDIA's codes as facts: Xid, SXid and the decoding of NVLink 5 Xids. Data in facts/*.csv, read on first use.
+"""Tables of NVIDIA's codes: Xid, SXid and the decoding of NVLink 5 Xids. Data in facts/*.csv, read on first use.
 
 Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager guide's SXid tables.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class XidFact(NamedTuple):
-    """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...); "" where the catalogue gives none."""
+    """Row of the Xid catalogue. `action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" if none."""
 
     code: int
     mnemonic: str
@@ -22,7 +22,7 @@ class XidFact(NamedTuple):
 
 
 class SxidFact(NamedTuple):
-    """`category`: "always fatal", "potentially fatal" or "non-fatal"."""
+    """Row of the SXid tables. `category`: "always fatal", "potentially fatal" or "non-fatal"."""
 
     code: int
     name: str
@@ -30,7 +30,7 @@ class SxidFact(NamedTuple):
 
 
 class Nvlink5Fact(NamedTuple):
-    """One row of the table that decodes Xids 144-150. `action` as in XidFact.
+    """Row of the table that decodes Xids 144-150. `action` as in XidFact.
 
     patterns   of the first register word before and since driver 575, bit 31 first: "0", "1", "-" = any
     statuses   of the second word; () = any
@@ -48,12 +48,12 @@ class Nvlink5Fact(NamedTuple):
 
     @property
     def sub_code(self) -> int:
-        """Bits 25 to 20 of the first word: what "149.4" means in other tools."""
+        """Bits 25 to 20 of the first word: the 4 of "149.4" in other tools."""
         return int(self.patterns[0][6:12], 2)
 
 
 def xid_numbers() -> list[int]:
-    """All Xids in the catalogue that are not reserved or unused."""
+    """Return all Xids in the catalogue that are not reserved or unused."""
     return sorted(code for code, fact in _xids().items() if fact.description not in ("", "Reserved", "Unused"))
 
 
@@ -70,14 +70,14 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """Some bits in the registers of an Xid 74, and what they mean. `word`: 0 = first."""
+    """Bits in the registers of an Xid 74 and their meaning. `word`: 0 = first."""
 
     word: int
     bits: frozenset[int]
     means: str
 
 
-# NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word say nothing.
+# NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word mean nothing.
 NVLINK4_BITS = (
     Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset"),
     Nvlink4Bits(0, frozenset({4, 5}), "ECC or parity"),
@@ -95,7 +95,7 @@ NVLINK4_BITS = (
 
 
 def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
-    """What the words of an Xid 74 mean, worst first; () if nothing known is in them."""
+    """Return the meanings of the words of an Xid 74, worst first; () if no known bit is set."""
     return tuple(
         known
         for known in NVLINK4_BITS
@@ -104,20 +104,20 @@ def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
 
 
 def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:
-    """Every row of the table, in its order."""
+    """Return all rows of the table, in its order."""
     return _nvlink5s()
 
 
 def sub_code(intr_info: int) -> int:
-    """Bits 25 to 20 of the first register word of an Xid 144-150."""
+    """Return bits 25 to 20 of the first register word of an Xid 144-150."""
     return intr_info >> 20 & 0x3F
 
 
 def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5Fact | None:
-    """The row for what an Xid 144-150 line shows: unit ("RLW_REMAP"), first and second register word.
+    """Return the row for an Xid 144-150 line: unit ("RLW_REMAP"), first and second register word.
 
-    Which bits of the first word name the unit changed with driver 575: both patterns are tried, the unit's name
-    in the line keeps them apart. A status with several bits is as bad as the worst of its bits.
+    Driver 575 changed the bits of the first word that name the unit: both patterns are tried, and the unit's name in
+    the line distinguishes them. A status with several bits counts as its worst bit.
     """
     bits = f"{intr_info:032b}"
     rows = [
@@ -143,7 +143,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def load() -> None:
-    """Read the tables now, for a process that outlives its files."""
+    """Read the tables now, for a process that may outlive its files."""
     for read in (_xids, _sxids, _nvlink5s):
         read()
 

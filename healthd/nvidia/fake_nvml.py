@@ -1,6 +1,6 @@
-"""An NVML without GPUs: answers like pynvml, call for call, from a profile or a scenario file (fake_scenario).
+"""Fake NVML without GPUs: answers like pynvml, call for call, from a profile or a scenario file (fake_scenario).
 
-It raises pynvml's own NVMLError_* classes, NotSupported for what a model lacks, and can hang or die in a call.
+It raises pynvml's own NVMLError_* classes, NotSupported for missing features of a model, and can hang or die in a call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ pynvml = nvml_binding.pynvml()
 
 put = object.__setattr__  # see nvml.raw
 
-# NVML answers these from what it noted when it was opened: they work for a GPU that is gone from the bus, too.
+# NVML answers these from data recorded when it was opened: they also work for a GPU that is gone from the bus.
 FROM_MEMORY = frozenset(
     {
         "nvmlDeviceGetHandleByIndex",
@@ -56,8 +56,8 @@ FROM_MEMORY = frozenset(
 
 NO_BIT_ERRORS = 0xFFF  # 15e-255
 COUNTED = [field for fields in FIELDS_COUNTED.values() for field, _ in fields]
-COUNTED_EACH = 1_000_000  # of an iteration
-# Field -> the setting that holds its counts by link; "" counts nothing.
+COUNTED_EACH = 1_000_000  # for each iteration
+# Field -> the setting with its counts by link; "" counts nothing.
 LINK_FIELDS = {
     LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
     LinkCounters.NVLINK5: {
@@ -67,30 +67,30 @@ LINK_FIELDS = {
     },
 }
 
-_opens = itertools.count()  # random failures differ from round to round
+_opens = itertools.count()  # random failures differ between rounds
 
 
 def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
-    """NVML as the scenario has it at this moment. Raises ConvertError, or NvmlError if nvmlInit fails."""
+    """Open NVML in the scenario's present state. Raises ConvertError, or NvmlError if nvmlInit fails."""
     return Nvml.open(library(profile_or_file, now))
 
 
 def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeLibrary:
-    """The functions of that NVML, before nvmlInit."""
+    """Return the functions of that NVML, before nvmlInit."""
     scenario, start = fake_scenario.read(profile_or_file)
     machine, gpus = fake_scenario.state(scenario, now() - start)
     return FakeLibrary(machine, fake_scenario.addresses(scenario), gpus)
 
 
 class Handle(Value, frozen=True):
-    """Stands for NVML's pointer to a device: index is its place on the machine. `mig`: one of its MIG devices."""
+    """Fake of NVML's pointer to a device. index: its place on the machine. mig: one of its MIG devices."""
 
     index: int
     mig: int | None = None
 
 
 class FakeLibrary:
-    """The functions of pynvml that healthd calls, over one machine. State does not change while it is open."""
+    """The functions of pynvml that healthd calls, on one machine. Its state does not change while it is open."""
 
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
@@ -107,10 +107,10 @@ class FakeLibrary:
         self._opened = 0
         self._fine = [gpu if _stops_nothing(machine, gpu) else None for gpu in gpus]
         self._values: dict[tuple[int, tuple[int | tuple[int, int], ...]], Any] = {}
-        self._asked: Counter[int] = Counter()  # questions that a GPU itself must answer
+        self._asked: Counter[int] = Counter()  # queries that a GPU itself must answer
         self._random = random.Random(f"{machine.seed} {next(_opens)}")
 
-    # what every call goes through
+    # common to all calls
 
     def _enter(self, call: str) -> None:
         _trouble(self._machine, call)
@@ -123,7 +123,7 @@ class FakeLibrary:
 
     def _ask(self, call: str, handle: Handle) -> Gpu:
         if self._opened and (fine := self._fine[handle.index]) is not None:
-            return fine  # a round asks hundreds of questions, mostly of these
+            return fine  # a round makes hundreds of calls, most of them of this kind
         self._enter(call)
         gpu = self._gpus[handle.index]
         _trouble(gpu, call)
@@ -157,7 +157,7 @@ class FakeLibrary:
         self._enter("nvmlSystemGetDriverVersion")
         return self._machine.driver_version
 
-    # who the GPUs are
+    # identity
 
     def nvmlDeviceGetCount(self) -> int:
         self._enter("nvmlDeviceGetCount")
@@ -191,7 +191,7 @@ class FakeLibrary:
         return f"{kind}-{handle.index:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """Numbers in the order of the PCI addresses, as the driver gives them."""
+        """Number the GPUs in the order of their PCI addresses, like the driver."""
         self._ask("nvmlDeviceGetMinorNumber", handle)
         return handle.index
 
@@ -204,7 +204,7 @@ class FakeLibrary:
     def nvmlDeviceGetVirtualizationMode(self, handle: Handle) -> int:
         return self._ask("nvmlDeviceGetVirtualizationMode", handle).virtualization
 
-    # what they say
+    # readings
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         gpu = self._ask("nvmlDeviceGetTemperature", handle)
@@ -292,7 +292,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:
         gpu = self._ask("nvmlDeviceGetSramEccErrorStatus", device)
-        struct = status._obj  # what byref() points at
+        struct = status._obj  # the target of byref()
         struct.volatileUncParity = gpu.ecc_volatile_uncorrected_sram
         struct.aggregateUncParity = gpu.ecc_aggregate_uncorrected_sram
         struct.volatileCor = gpu.ecc_volatile_corrected_sram
@@ -325,7 +325,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:
         gpu = self._ask("nvmlDeviceGetGpuFabricInfoV", device)
-        struct = gpuFabricInfo._obj  # what byref() points at
+        struct = gpuFabricInfo._obj  # the target of byref()
         version = struct.version >> 24
         if gpu.fabric_state is not None and (gpu.fabric_health if version == 2 else gpu.fabric_summary) is None:
             _fail("ArgumentVersionMismatch")
@@ -356,7 +356,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
         gpu = self._ask("nvmlDeviceGetFieldValues", handle)
-        asked = (id(gpu), tuple(fieldIds))  # equal GPUs are one object, and answer alike
+        asked = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and answer alike
         if asked not in self._values or gpu.iteration_seconds:
             self._values[asked] = _values(gpu, fieldIds)
         values = self._values[asked]
@@ -379,7 +379,7 @@ class FakeLibrary:
 
 
 def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:
-    """Whether every call, once the machine was opened, reaches what this GPU says, and nothing counts the questions."""
+    """Return True if every call, once the machine is open, returns this GPU's data and no query is counted."""
     away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
     problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
     return not (away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
@@ -397,7 +397,7 @@ def _supported(value: T | None) -> T:
 
 
 def _trouble(part: Machine | Gpu, call: str) -> None:
-    """Sleep or die, if the scenario says so for this call."""
+    """Sleep or die, if the scenario requires it for this call."""
     if part.hang == call:
         time.sleep(part.hang_seconds)
     if part.crash == call:
@@ -410,8 +410,8 @@ def _address(pci: str) -> tuple[int, int, int]:
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
-    """One ECC counter, by nvml.h's numbers. Ampere and later do not support most locations; with MIG the GPU does not
-    tell what it counted since the driver was loaded."""
+    """Return one ECC counter, by nvml.h's numbers. Ampere and later do not support most locations; with MIG the GPU
+    does not report its counts since the driver was loaded."""
     if not gpu.ecc or location not in (2, 7) or (gpu.mig and counter_type == VOLATILE):
         _fail("NotSupported")
     counter = ("volatile", "aggregate")[counter_type]
@@ -448,7 +448,7 @@ def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
 
 
 def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
-    """Fill one value of a field: each has its own return code and type, as in the real call."""
+    """Fill one field value: each value has its own return code and type, as in the real call."""
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass
@@ -484,7 +484,7 @@ def _field(gpu: Gpu, field: int) -> int | None:
 
 
 def _counted(iteration_seconds: float, now: float) -> int:
-    """What a job has counted that talks in the last third of each iteration."""
+    """Return the count of a job that communicates in the last third of each iteration."""
     done, part = divmod(now, iteration_seconds)
     return int(COUNTED_EACH * (done + max(0.0, 3 * part / iteration_seconds - 2)))
 
@@ -506,7 +506,7 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
 
 
 def _packed_ber(rate: float) -> int:
-    """A mantissa of 1 to 15 above the exponent's absolute value, as nvml.h has it."""
+    """Pack a bit error rate: a mantissa of 1 to 15 above the exponent's absolute value, as in nvml.h."""
     if not rate:
         return NO_BIT_ERRORS
     exponent = min(255, max(0, -math.floor(math.log10(rate))))

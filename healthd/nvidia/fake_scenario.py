@@ -1,13 +1,13 @@
-"""Machines with NVIDIA GPUs that do not exist: profiles, and scenario files (TOML) that break them.
+"""Simulated machines with NVIDIA GPUs: profiles, and scenario files (TOML) that break them.
 
     profile = "dgx-h100"              # one of healthd/nvidia/fake_machines, the healthy machine to start from
     pci = ["0000:1b:00.0"]            # other addresses than the profile's: another number of GPUs
     library = "mismatch"              # or "driver_not_loaded", "library_not_found", "fine"
-    missing_functions = ["nvmlDeviceGetMigMode"]    # what an old driver does not have
+    missing_functions = ["nvmlDeviceGetMigMode"]    # functions that an old driver lacks
     hang = "nvmlDeviceGetTemperature" # this call sleeps for hang_seconds (default an hour), then answers
     crash = "nvmlInit"                # the process is killed in this call
-    random_failures = 0.01            # this share of the questions to a GPU answers "Unknown Error" ...
-    seed = 7                          # ... chosen anew in each round, the same ones in each run of the process
+    random_failures = 0.01            # this share of the queries to a GPU returns "Unknown Error" ...
+    seed = 7                          # ... chosen again in each round, the same ones in each run of the process
 
     [gpu.3]                           # by index; every setting of `Gpu` below
     lost = true
@@ -19,9 +19,9 @@
     gpu = 5
     ecc_volatile_uncorrected_sram = 2
 
-Seconds count from `start` (seconds since the epoch) or, without it, from when the file was last modified: so a
-timeline goes on when the worker is replaced, and rewriting the file starts it again. The file is read at every
-open, once a round. An error in it is one ConvertError sentence that names the file and the setting.
+Seconds count from `start` (seconds since the epoch) or, without it, from the last modification of the file. A timeline
+therefore continues when the worker is replaced, and rewriting the file restarts it. The file is read at every open,
+once a round. An error in it is one ConvertError sentence that names the file and the setting.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ LINK_SETTINGS = (
 
 
 class Library(enum.Enum):
-    """What nvmlInit finds."""
+    """Result of nvmlInit."""
 
     FINE = "fine"
     LIBRARY_NOT_FOUND = "LibraryNotFound"
@@ -102,7 +102,7 @@ class Library(enum.Enum):
 
 
 class LinkCounters(enum.Enum):
-    """How a GPU counts the errors of its NVLinks."""
+    """How a GPU counts errors of its NVLinks."""
 
     NONE = "none"
     CALLS = "calls"  # before Hopper: nvmlDeviceGetNvLinkErrorCounter
@@ -111,30 +111,31 @@ class LinkCounters(enum.Enum):
 
 
 class Gpu(Value, frozen=True):
-    """One GPU: what it answers. None = this model does not support it.
+    """Answers of one GPU. None: this model does not support it.
 
-    gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; it is named,
-                but every question to it answers GpuIsLost; or ResetRequired
-    lost_after  so many questions it answers each time that NVML is opened, and then it is lost
+    gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; NVML lists it, but
+                every query to it returns GpuIsLost; or ResetRequired
+    lost_after  it answers this many queries each time that NVML is opened, and then it is lost
     compute_capability, virtualization   [9, 0] is GH100; 1: this is a virtual machine, 3: a host of vGPUs
     ecc_default   whether ECC is on by factory default (false: RTX A6000, RTX 4090)
-    ecc_*       counters. They are not supported without ECC (`ecc = false`), the volatile ones and the rows' not
-                with `mig` either. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
+    ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig` the volatile counters and those
+                of rows are not supported either. `ecc_sram = false`: Volta and before, where SRAM counts in the total
+                only
     remap_histogram   banks with all, many, some, few, no spare rows
     unrepairable_memory   the driver's flag (590 and later)
     retired_single_bit, retired_double_bit   pages, before Ampere
     fabric_health, fabric_summary   if these are not set the driver refuses the newer versions of the structure
-    temperature_margin, temperature_slowdown_margin   degrees that are left; at how many the hardware slows down
-    iteration_seconds   what its links, PCIe and energy count: that of a job whose iterations take so long
-    utilization_percent, power_limit_watts, power_default_watts, sm_clock_mhz, slowdown_*_seconds   as they are named
+    temperature_margin, temperature_slowdown_margin   degrees left; the margin at which the hardware slows down
+    iteration_seconds   its links, PCIe and energy count like a job whose iterations take this long
+    utilization_percent, power_limit_watts, power_default_watts, sm_clock_mhz, slowdown_*_seconds   as named
     inforom     false: its checksums are wrong
     processes   ids of the processes that hold a context
-    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); how many devices
-    nvlink_untold   links of which no call tells anything
+    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); number of devices
+    nvlink_untold   links about which no call reports anything
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
     nvlink_recovery_failed   by link; nvlink_recovery counts the successful ones on Blackwell
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
-    unsupported, unsupported_fields, errors   calls and field ids that answer NotSupported, and any other error
+    unsupported, unsupported_fields, errors   calls and field ids that return NotSupported, and any other error
     """
 
     name: str = ""
@@ -217,7 +218,7 @@ class Gpu(Value, frozen=True):
 
 
 class Machine(Value, frozen=True):
-    """The settings of the whole machine (see the top of this file)."""
+    """Settings of the whole machine (see the top of this file)."""
 
     driver_version: str = ""
     library: Library = Library.FINE
@@ -230,7 +231,7 @@ class Machine(Value, frozen=True):
 
 
 class Scenario(Machine, frozen=True):
-    """A scenario file. Tables are kept as written: settings that they lack come from the profile."""
+    """Scenario file. Tables are kept as written: missing settings come from the profile."""
 
     profile: str = ""
     pci: tuple[str, ...] = ()
@@ -240,7 +241,7 @@ class Scenario(Machine, frozen=True):
 
 
 class Profile(Value, frozen=True):
-    """A healthy machine: every GPU at the addresses `pci` has the settings `gpu`."""
+    """Healthy machine: every GPU at the addresses `pci` has the settings `gpu`."""
 
     driver_version: str
     pci: tuple[str, ...]
@@ -248,20 +249,20 @@ class Profile(Value, frozen=True):
 
 
 class When(Value, frozen=True):
-    """The part of an [[at]] entry that is no setting: its GPU (None: the machine), and the time from which it holds."""
+    """Time and GPU of an [[at]] entry. gpu: None for the machine. seconds: the time from which it applies."""
 
     seconds: float
     gpu: int | None = None
 
 
 def profiles() -> list[str]:
-    """Return the names of the machines that come with healthd."""
+    """Return the names of the machines that are part of healthd."""
     return toml.names_in(PROFILES)
 
 
 @functools.cache
 def profile(name: str) -> Profile:
-    """Raises ConvertError if there is no profile of this name."""
+    """Return a profile. Raises ConvertError if there is none of this name."""
     if name not in profiles():
         raise ConvertError(f'profile: there is no "{name}"{nearest(name, profiles())}')
     with open(os.path.join(PROFILES, f"{name}.toml"), encoding="utf-8") as file:
@@ -269,7 +270,7 @@ def profile(name: str) -> Profile:
 
 
 def read(profile_or_file: str) -> tuple[Scenario, float]:
-    """The scenario of a profile's name or a file, checked, and the epoch from which its seconds count."""
+    """Return the checked scenario of a profile's name or a file, and the epoch from which its seconds count."""
     if profile_or_file in profiles():
         return Scenario(profile=profile_or_file), 0.0
     try:
@@ -289,7 +290,7 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
 
 
 def parse(text: str) -> Scenario:
-    """The text of a scenario file, checked. Raises ConvertError with one sentence."""
+    """Parse and check the text of a scenario file. Raises ConvertError with one sentence."""
     try:
         data = toml.parse(text)
     except ConvertError as error:
@@ -298,7 +299,7 @@ def parse(text: str) -> Scenario:
 
 
 def check(data: object) -> Scenario:
-    """As `parse`, from the plain data of a file."""
+    """Check a scenario, like `parse`, from the plain data of a file."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -308,12 +309,12 @@ def check(data: object) -> Scenario:
 
 
 def addresses(scenario: Scenario) -> tuple[str, ...]:
-    """The PCI addresses of the machine's GPUs, by NVML's index, including those that are gone from NVML."""
+    """Return the PCI addresses of the machine's GPUs, by NVML's index, including those that NVML does not show."""
     return scenario.pci or profile(scenario.profile).pci
 
 
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
-    """The machine and its GPUs after `elapsed` seconds. Those that are as the profile has them are one object."""
+    """Return the machine and its GPUs after `elapsed` seconds. GPUs that equal the profile share one object."""
     base = profile(scenario.profile)
     machine = {name: getattr(scenario, name) for name in _names(Machine)}
     machine["driver_version"] = machine["driver_version"] or base.driver_version
@@ -333,7 +334,7 @@ def _names(settings: type) -> list[str]:
 
 
 def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
-    """Each [[at]] entry: when it holds, what it changes, and its place in the file."""
+    """Yield each [[at]] entry: its time and GPU, its changes, and its place in the file."""
     for number, entry in enumerate(scenario.at):
         when = load(When, {k: v for k, v in entry.items() if k in ("seconds", "gpu")}, f"at[{number}]")
         settings = {k: v for k, v in entry.items() if k not in ("seconds", "gpu")}
@@ -341,7 +342,7 @@ def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """The problems that types alone do not show. Raises ConvertError for those that they show."""
+    """Yield the problems that types do not show. Raises ConvertError for problems of types."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
             yield f'pci[{number}]: must be another address like "0000:1b:00.0", got "{address}"'
@@ -370,7 +371,7 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
 
 
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
-    """`links_before`: how many NVLinks the GPU has if this table does not say it."""
+    """`links_before`: number of NVLinks of the GPU if this table does not set it."""
     gpu = load(Gpu, table, where)
     yield from _trouble_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
@@ -399,7 +400,7 @@ def _links(scenario: Scenario, index: str) -> int:
 
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
-    """(name, number) of a GPU's settings, except those with limits of their own."""
+    """Yield (name, number) of a GPU's settings, except those with their own limits."""
     for f in fields_of(type(gpu)):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]

@@ -1,7 +1,7 @@
-"""What `healthd explain nvlink5/149:4` says: NVIDIA's table of NVLink 5 errors (Xids 144 to 150), in words.
+"""Texts of `healthd explain nvlink5/149:4`: NVIDIA's table of NVLink 5 errors (Xids 144 to 150).
 
 149 is the Xid, 4 the sub-code: bits 25 to 20 of the first register word in the Xid's line, which other tools write as
-"149.4". Several rows of the table may share one: they differ in unit and in bits of the second word (the status).
+"149.4". Several rows of the table may share a sub-code: they differ in unit and in bits of the second word (status).
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from healthd.nvidia.xid_table import NVLINK5, title
 
 _CODE = regex(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
 _MATTERS = (
-    "Where the table answers with a reset of the GPU and the line says Fatal, the link is lost: collective operations "
-    "over it hang or fail, and healthd drains. Everything else is a warning: it passes, or an Xid beside it (48, 94, "
-    "95, 154) says what it does."
+    "If the row requests a reset of the GPU and the line contains Fatal, the link is lost: collective operations "
+    "over it hang or fail, and healthd drains. All other errors only warn: they pass, or another Xid (48, 94, 95, "
+    "154) shows the effect."
 )
 _FIND = (
     "The message of the condition (gpu_xid/{xid}) names unit, sub-code and link. The status is the second word in "
     "parentheses in journalctl -k."
 )
-_RESET = "reset the GPU after the drain, if the line says Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
+_RESET = "reset the GPU after the drain, if the line has Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
 _LINKS = (
-    "nvidia-smi nvlink -s and -e show the links. A link that fails again points to cable, switch or GPU: look at both "
-    "ends."
+    "If healthd only warns: no action tonight. nvidia-smi nvlink -s and -e show the links. If it comes back on the "
+    "same link: check cable, switch and GPU at both ends."
 )
-# NVIDIA's immediate action, and what to look into after it. The first is also the order of `to_do`.
+# NVIDIA's immediate action, and its investigation afterwards. The first is also the order of `to_do`.
 _AT_ONCE = {
     "RESET_GPU": "reset the GPU",
-    "IGNORE": "nothing at once",
-    "XID_154_EVAL": "do what Xid 154 beside it asks for",
+    "IGNORE": "no immediate action",
+    "XID_154_EVAL": "do the action that Xid 154 requests",
 }
 _THEN = {
     "IGNORE": "",
     "CONTACT_SUPPORT": "open a case with NVIDIA",
-    "CHECK_NVLINK_FAILURE_FLOW": "go by NVIDIA's flow for NVLink failures",
+    "CHECK_NVLINK_FAILURE_FLOW": "follow NVIDIA's flow for NVLink failures",
     "SYMPATHETIC_REPORT_SOLO": "it follows from another error; if it comes alone, report it to NVIDIA",
     "INVESTIGATE_LINK_SI": "check the signal of the link",
     "INVESTIGATE_LINK_SI_AND_CABLES": "check the signal of the link, and its cables",
-    "INVESTIGATE_SW_USER": "look for what software or an operator did",
-    "INVESTIGATE_SW/USER": "look for what software or an operator did",
-    "INVESTIGATE_SW_USER_LINK_SI": "look for what software or an operator did, and check the signal of the link",
-    "INVESTIGATE_PEER_DEVICE": "look at the device at the other end",
-    "INVESTIGATE_HOST": "look at the host",
+    "INVESTIGATE_SW_USER": "check for actions of software or an operator",
+    "INVESTIGATE_SW/USER": "check for actions of software or an operator",
+    "INVESTIGATE_SW_USER_LINK_SI": "check for actions of software or an operator, and the signal of the link",
+    "INVESTIGATE_PEER_DEVICE": "check the device at the other end",
+    "INVESTIGATE_HOST": "check the host",
     "REPORT_ISSUE (if seen >1 per day)": "report it to NVIDIA if it comes more than once a day",
 }
 
@@ -62,7 +62,7 @@ _WORDS = (
 
 
 def explain(code: str) -> Explain | None:
-    """ "nvlink5/149:4": one sub-code, "nvlink5/149": those of one Xid, "nvlink5": the Xids. None if `code` is none."""
+    """Return the text of "nvlink5/149:4" (a sub-code), "nvlink5/149" (an Xid) or "nvlink5" (all Xids), else None."""
     match = _CODE.fullmatch(code)
     if match is None:
         return None
@@ -75,20 +75,20 @@ def explain(code: str) -> Explain | None:
 
 
 def known() -> list[str]:
-    """Every name that `explain` has an answer for."""
+    """Return every name that `explain` handles."""
     subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
     return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
 
 def to_do(xid: int) -> str:
-    """Return what to do about an Xid whose row is not known: a line for each immediate action, with its rows."""
+    """Return what to do about an Xid of unknown row: a line for each immediate action, with its rows."""
     lines = []
     for action, words in _AT_ONCE.items():
         if rows := _rows_of(xid, action):
             does = _RESET if action == "RESET_GPU" else words
             lines.append(f"- {does[:1].upper()}{does[1:]}: {rows}.")
     head = f"It depends on the row of NVIDIA's table. {_FIND.format(xid=xid)}"
-    return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} has what to look into afterwards."])
+    return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} lists the investigation afterwards."])
 
 
 def _rows_of(xid: int, action: str) -> str:
@@ -128,14 +128,14 @@ def _sub_codes(xid: int) -> Explain:
 def _rows(xid: int, sub: int) -> Explain:
     rows = [row for row in _of(xid) if row.sub_code == sub]
     if not rows:
-        meaning = f"{title(xid)}. Sub-code {sub} is in no row of the table: unknown to this version."
+        meaning = f"{title(xid)}. Sub-code {sub} is in no row of the table known to this version."
         return _text(meaning, rows, xid)
     head = f"{title(xid)}. Sub-code {sub}, by unit and status:"
     return _text("\n".join([head, *_lines(rows)]), rows, xid)
 
 
 def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
-    """One line for all rows that differ only in their status."""
+    """Return one line for all rows that differ only in their status."""
     statuses: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         same = (_units([row]), _severity(row), _action(row), _impact(row))
@@ -152,17 +152,17 @@ def _of(xid: int) -> list[Nvlink5Fact]:
 
 
 def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
-    """Return the text for some rows, as severe as the worst of them."""
+    """Return the text for some rows, with the severity of the worst row."""
     actions = {row.action for row in rows}
     asks = ""
     if "RESET_GPU" in actions:
-        asks = f" {'Where' if len(actions) > 1 else 'As'} the row asks for a reset: {_RESET}."
+        asks = f" {'If' if len(actions) > 1 else 'Because'} the row requests a reset: {_RESET}."
     severity = Severity.CRITICAL if asks else Severity.WARNING
     return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, f"{_FIND.format(xid=xid)}{asks} {_LINKS}")
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:
-    """ "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names if drivers differ."""
+    """Return "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names if drivers differ."""
     named = dict.fromkeys(
         f"{row.units[0]} (or {' or '.join(row.units[1:])})" if len(row.units) > 1 else row.units[0] for row in rows
     )
@@ -176,14 +176,14 @@ def _severity(row: Nvlink5Fact) -> str:
 def _action(row: Nvlink5Fact) -> str:
     at_once, then = _AT_ONCE.get(row.action, row.action), _THEN.get(row.investigate, row.investigate)
     if row.action == "IGNORE" and then:
-        return then if then.startswith("it ") else f"nothing at once, but {then}"
+        return then if then.startswith("it ") else f"no immediate action, but {then}"
     return (
         f"{at_once}, then {then}" if then and not then.startswith("it ") else "; ".join(filter(None, (at_once, then)))
     )
 
 
 def _impact(row: Nvlink5Fact) -> str:
-    """ " Here: packets lost. At the other end: none." """
+    """Return " Here: packets lost. At the other end: none." """
     words = []
     for part in row.impact:
         where, _, what = part.partition(":")

@@ -1,10 +1,10 @@
-"""NVML as the checks see it: "not supported" is None, every other error is one classified NvmlError.
+"""NVML for the checks: "not supported" is None, every other error is one classified NvmlError.
 
 `Nvml` works on anything with pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. It is
 opened for one round and closed after it: an agent that holds the driver open makes `nvidia-smi --gpu-reset` fail
 ("In use by another client"). Any call can block in the kernel for minutes, so this runs in the worker only.
 
-Numbers of errors, fields and structures are those of nvml.h. A function is "not supported" as well if the driver
+Numbers of errors, fields and structures are those of nvml.h. A function also counts as "not supported" if the driver
 (FunctionNotFound) or the installed binding (no such attribute) is too old for it.
 """
 
@@ -24,11 +24,11 @@ from healthd.common.values import Value
 
 
 class NvmlErrorKind(enum.Enum):
-    """What an error means, by NVML's number for it."""
+    """Meaning of an error, by NVML's number."""
 
     LIBRARY_NOT_FOUND = 12  # no libnvidia-ml.so.1 that can be loaded
     DRIVER_NOT_LOADED = 9
-    MISMATCH = 18  # the kernel has another driver version than the library that this process loaded
+    MISMATCH = 18  # the driver's version differs from that of the library that this process loaded
     GPU_LOST = 15  # fell off the bus
     RESET_REQUIRED = 16
     NO_PERMISSION = 4
@@ -37,7 +37,7 @@ class NvmlErrorKind(enum.Enum):
 
 
 NO_DRIVER = (NvmlErrorKind.LIBRARY_NOT_FOUND, NvmlErrorKind.DRIVER_NOT_LOADED)
-GONE = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # whatever is asked, until a reboot or a reset
+GONE = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # for every query, until a reboot or a reset
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, ARGUMENT_VERSION_MISMATCH = 2, 4, 6, 14, 25
 UNKNOWN_ERROR = 999
@@ -45,7 +45,7 @@ ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 
 UNCORRECTED, CORRECTED = 1, 0  # nvmlMemoryErrorType_t
 VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and for life
-LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t: those that Ampere and later answer
+LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t: those that Ampere and later support
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD, MEMORY_MAX_THRESHOLD = 1, 2  # nvmlTemperatureThresholds_t
 MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
@@ -58,10 +58,10 @@ FIELD_NVLINK_LINK_COUNT = 91
 FIELD_SLOWDOWN_MARGIN = 194  # Ada and later
 FIELD_RECOVERY_ACTION = 230  # driver >= 570
 # Nanoseconds since the driver was loaded, late 580 drivers and newer. (575 and the first 580 had them as 252 and 253,
-# which are settings of power smoothing before and after: never asked. Their fields 270 and 271 do not grow.)
+# which are settings of power smoothing before and after: never queried. Their fields 270 and 271 do not grow.)
 FIELDS_SLOWDOWN = {"hw_thermal": 270, "hw_power_brake": 271}
 
-# Of one link (scopeId = link). Hopper, driver >= 525:
+# For one link (scopeId = link). Hopper, driver >= 525:
 FIELD_LINK_STATE = 165
 FIELDS_LINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 # Blackwell, driver >= 560:
@@ -75,10 +75,10 @@ FIELDS_LINK_PACKET_ERRORS = {
     "transmit discards": 212,
 }
 FIELD_LINK_RECOVERIES = 215  # successful and failed ones together
-FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed: asked where there were any
+FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed: queried if there were any
 FIELDS_LINK_BER = (220, 222)  # effective, symbol
-# What only grows while a job computes and talks, by what it is called: fields and their scope. KiB over all links of a
-# GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
+# Counters that grow only while a job computes and communicates, by name: fields and their scope. KiB over all links of
+# a GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
 ALL_LINKS = 0xFFFFFFFF
 FIELDS_COUNTED: Mapping[str, tuple[tuple[int, int], ...]] = {
     "nvlink": ((138, ALL_LINKS), (139, ALL_LINKS)),
@@ -96,27 +96,27 @@ FIELDS_LINK = (
 )
 LINK_COUNTERS = (0, 1, 2, 3)  # nvmlNvLinkErrorCounter_t: replay, recovery, CRC of flits, CRC of data
 
-# Each version of the fabric's structure, the newest first, with the call that takes it: a driver refuses those that it
-# does not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
+# Each version of the fabric's structure, the newest first, with the call that takes it: a driver refuses versions that
+# it does not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
 FABRIC_VERSIONS = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 
-# nvmlFieldValue_t: the field, its value's type, its own return code, the value's bytes (of its scope, timestamp and
-# latency nothing). Read as one: by ctypes each member of it costs as much.
+# nvmlFieldValue_t: the field, its value's type, its own return code, the value's bytes (scope, timestamp and latency
+# are skipped). Unpacked at once: reading a single member through ctypes costs as much.
 FIELD_VALUE = struct.Struct("I20xII8s")
 Told: TypeAlias = tuple[int, int, int, bytes]
-# nvmlValueType_t -> how the bytes of the union nvmlValue_t are read
+# nvmlValueType_t -> format of the bytes of the union nvmlValue_t
 VALUE_TYPES = tuple(map(struct.Struct, "dILQqiH"))
 
-# Reads a structure's member without pynvml's conversion of texts, which costs ten times as much.
+# Reads a structure's member without pynvml's conversion of texts, which takes ten times as long.
 raw = object.__getattribute__
 
 
 class NvmlError(HealthdError):
-    """One NVML call failed. `number` is NVML's own, `pci` is "" unless it is about one GPU whose address is known.
+    """Failed NVML call. `number` is NVML's own; `pci` is "" unless it concerns one GPU with a known address.
 
     `index` is NVML's index of that GPU (None: not about one GPU).
     """
@@ -141,7 +141,7 @@ class NvmlError(HealthdError):
 
 
 class NvmlLibrary(Protocol):
-    """pynvml, or an object with the functions, structures and errors of pynvml. `ask` finds a function by its name."""
+    """pynvml, or an object with its functions, structures and errors. `ask` finds a function by its name."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
@@ -150,7 +150,7 @@ class NvmlLibrary(Protocol):
 
 
 class RemappedRows(Value, frozen=True):
-    """Rows replaced after corrected and uncorrectable errors. `failure` is sticky: some remap failed once."""
+    """Rows replaced after corrected and uncorrectable errors. `failure` stays set after one failed remap."""
 
     correctable: int
     uncorrectable: int
@@ -159,7 +159,7 @@ class RemappedRows(Value, frozen=True):
 
 
 class Histogram(Value, frozen=True):
-    """How many memory banks have all, many, some, few and no spare rows left."""
+    """Number of memory banks with all, many, some, few and no spare rows left."""
 
     max: int
     high: int
@@ -177,7 +177,7 @@ class RetiredPages(Value, frozen=True):
 
 
 class Fabric(Value, frozen=True):
-    """Whether this GPU has joined its NVLink fabric (NVSwitch systems, Hopper and later).
+    """State of a GPU in its NVLink fabric (NVSwitch systems, Hopper and later).
 
     state         0 not supported, 1 not started, 2 in progress, 3 completed
     status        NVML's error number of the joining; it only counts in state 3
@@ -192,7 +192,7 @@ class Fabric(Value, frozen=True):
 
 
 class TemperatureLimits(Value, frozen=True):
-    """Degrees Celsius at which the GPU slows down, and its memory's maximum; None if the driver does not say.
+    """Degrees Celsius at which the GPU slows down, and its memory's maximum; None if the driver does not report them.
 
     Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which it slows down
     (-2 on an H100). An A100 slows down at 89 and has memory for 95.
@@ -209,7 +209,7 @@ class Nvlink(Value, frozen=True):
     replay, recovery, crc         before Blackwell
     recovered, recovery_failed    successful and failed recoveries: Blackwell
     effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of the bits that
-                                  are still wrong after sending again: Blackwell
+                                  are still wrong after retransmission: Blackwell
     packet_errors                 by name (see FIELDS_LINK_PACKET_ERRORS): Blackwell
     """
 
@@ -225,7 +225,7 @@ class Nvlink(Value, frozen=True):
 
 
 class PcieLink(Value, frozen=True):
-    """PCIe generation and lanes, now and at most. An idle GPU lowers its generation: that is no fault."""
+    """PCIe generation and lanes, now and at most. An idle GPU lowers its generation, which is no fault."""
 
     generation: int | None
     width: int | None
@@ -234,7 +234,7 @@ class PcieLink(Value, frozen=True):
 
 
 def kind_of(number: int) -> NvmlErrorKind:
-    """What NVML's number means. Newer drivers have numbers that nobody here knows: OTHER."""
+    """Return the meaning of NVML's number; OTHER for unknown numbers of newer drivers."""
     try:
         return NvmlErrorKind(number)
     except ValueError:
@@ -242,7 +242,7 @@ def kind_of(number: int) -> NvmlErrorKind:
 
 
 def sysfs_address(domain: int, bus: int, device: int) -> str:
-    """The address as the kernel writes it. NVML's own text has eight digits of domain, in upper case."""
+    """Return the address as the kernel writes it. NVML's own text has eight digits of domain, in upper case."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
@@ -251,7 +251,7 @@ def _nothing() -> None:
 
 
 # Called before each call of NVML. The worker sets it to a function that ends the process once the daemon gave it up: a
-# driver that takes seconds for each call would otherwise keep NVML barred for as long as the whole check takes.
+# driver that takes seconds for each call would otherwise keep NVML blocked for the duration of the whole check.
 before_call: Callable[[], None] = _nothing
 
 
@@ -263,7 +263,7 @@ def ask(
     index: int | None = None,
     absent: frozenset[int] = ABSENT,
 ) -> Any:
-    """What `call` answers; None if it fails with one of the numbers in `absent`. Raises NvmlError."""
+    """Return the result of `call`; None if it fails with one of the numbers in `absent`. Raises NvmlError."""
     function = getattr(library, call, None)
     if function is None:
         number, message = FUNCTION_NOT_FOUND, "not in the installed nvidia-ml-py"
@@ -274,15 +274,15 @@ def ask(
         except library.NVMLError as error:
             number, message = cast(Any, error).value, str(error)
         except UnicodeDecodeError:
-            number, message = UNKNOWN_ERROR, "answered with text that is not UTF-8"
+            number, message = UNKNOWN_ERROR, "returned text that is not UTF-8"
     if number in absent:
         return None
     raise NvmlError(kind_of(number), call, message, pci, index, number)
 
 
 class NvmlGpu:
-    """One GPU that answers. Every method asks the driver anew; None = this GPU or driver does not have that.
-    `gone` is told of an answer that says that the GPU is lost, or must be reset.
+    """One GPU that responds. Every method queries the driver again; None = this GPU or driver does not support it.
+    `gone` is called for an error that reports the GPU as lost, or as requiring a reset.
     """
 
     def __init__(
@@ -315,27 +315,27 @@ class NvmlGpu:
         return error
 
     def minor(self) -> int | None:
-        """N of its device node /dev/nvidiaN, which is not always its index."""
+        """Return N of its device node /dev/nvidiaN, which is not always its index."""
         return cast("int | None", self._ask("nvmlDeviceGetMinorNumber"))
 
     def vbios(self) -> str | None:
         return cast("str | None", self._ask("nvmlDeviceGetVbiosVersion"))
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """(9, 0) for GH100: tells chips of one architecture apart, as GA100 (8, 0) and GA10x (8, 6)."""
+        """Return (9, 0) for GH100: distinguishes chips of one architecture, such as GA100 (8, 0) and GA10x (8, 6)."""
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         return None if capability is None else (int(capability[0]), int(capability[1]))
 
     def virtualization(self) -> int | None:
-        """0 none, 1 given to this virtual machine, 2 a part of one is (vGPU), 3 and 4 shared out from here."""
+        """Return 0 for none, 1 passed to this virtual machine, 2 partly (vGPU), 3 and 4 shared from this host."""
         return cast("int | None", self._ask("nvmlDeviceGetVirtualizationMode"))
 
     def temperature(self) -> int | None:
-        """Degrees Celsius."""
+        """Return degrees Celsius."""
         return cast("int | None", self._ask("nvmlDeviceGetTemperature", GPU_SENSOR))
 
     def temperature_limits(self) -> TemperatureLimits:
-        """nvml.h prefers the margin on Ada and later, where the thresholds may not be there."""
+        """Return the limits. nvml.h prefers the margin on Ada and later, which may lack the thresholds."""
         margin = self._field(FIELD_SLOWDOWN_MARGIN)
         return TemperatureLimits(
             self._threshold(SLOWDOWN_THRESHOLD),
@@ -348,30 +348,30 @@ class NvmlGpu:
         return cast("int | None", self._ask("nvmlDeviceGetTemperatureThreshold", threshold, absent=absent))
 
     def temperature_margin(self) -> int | None:
-        """Degrees Celsius up to the temperature at which the driver begins to slow down (T.LIMIT in nvidia-smi).
+        """Return degrees Celsius up to the temperature at which the driver begins to slow down (T.LIMIT in nvidia-smi).
 
-        Negative when hotter; the hardware steps in at `temperature_limits().slowdown_margin`. Driver >= 570.
+        Negative if hotter; the hardware slows down at `temperature_limits().slowdown_margin`. Driver >= 570.
         """
         absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
         return cast("int | None", self._ask("nvmlDeviceGetMarginTemperature", absent=absent))
 
     def memory_temperature(self) -> int | None:
-        """Degrees Celsius; GPUs with HBM have it."""
+        """Return degrees Celsius; available on GPUs with HBM."""
         celsius = self._field(FIELD_MEMORY_TEMPERATURE)
         return None if celsius is None else int(celsius)
 
     def utilization(self) -> float | None:
-        """The share (0 to 1) of the last sample, a second at most, in which something ran. None with MIG."""
+        """Return the busy share (0 to 1) of the last sample, a second at most. None with MIG."""
         rates = self._ask("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
     def persistence_mode(self) -> bool | None:
-        """Whether the driver keeps the GPU initialised while nobody uses it."""
+        """Return True if the driver keeps the GPU initialised without users."""
         mode = self._ask("nvmlDeviceGetPersistenceMode")
         return None if mode is None else bool(mode)
 
     def inforom_valid(self) -> bool | None:
-        """Whether the checksums of the GPU's persistent memory are right."""
+        """Return True if the checksums of the GPU's persistent memory are right."""
         try:
             self._ask("nvmlDeviceValidateInforom", absent=frozenset())
         except NvmlError as error:
@@ -383,7 +383,7 @@ class NvmlGpu:
         return True
 
     def enforced_power_limit_watts(self) -> float | None:
-        """The least of all limits that are in force now."""
+        """Return the smallest of all limits in force now."""
         milliwatts = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1000
 
@@ -392,7 +392,7 @@ class NvmlGpu:
         return None if milliwatts is None else milliwatts / 1000
 
     def clock_event_reasons(self) -> int | None:
-        """Why the clocks are not higher, now: the bits NVML_CLOCKS_EVENT_REASON_*.
+        """Return the reasons of reduced clocks, now: the bits NVML_CLOCKS_EVENT_REASON_*.
 
         0x1 idle, 0x2 application clocks, 0x4 software power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software
         thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Drivers before 535 have an older call.
@@ -404,24 +404,24 @@ class NvmlGpu:
         return None
 
     def sm_clock_mhz(self) -> int | None:
-        """The clock of the multiprocessors, now."""
+        """Return the clock of the multiprocessors, now."""
         return cast("int | None", self._ask("nvmlDeviceGetClockInfo", SM_CLOCK))
 
     def slowdown_seconds(self) -> dict[str, float] | None:
-        """Seconds that the hardware held the clocks down since the driver was loaded, by reason; they only grow.
+        """Return the seconds of hardware slowdowns since the driver was loaded, by reason; they only grow.
 
-        hw_thermal: too hot. hw_power_brake: the power supply pulled the brake. None before the late 580 drivers: the
-        violation times that older ones have (nvmlDeviceGetViolationStatus) count the software's slowdowns, too, and
-        those are normal.
+        hw_thermal: too hot. hw_power_brake: the power supply's power brake. None before the late 580 drivers: the
+        violation times of older drivers (nvmlDeviceGetViolationStatus) include the software's slowdowns, which are
+        normal.
         """
         values = self._fields([*FIELDS_SLOWDOWN.values()])
         known = {name: value / 1e9 for name, value in zip(FIELDS_SLOWDOWN, values, strict=True) if value is not None}
         return known or None
 
     def compute_processes(self) -> tuple[int, ...] | None:
-        """The ids of the processes that hold a context on this GPU, those on its MIG devices included (needs root).
+        """Return the ids of processes with a context on this GPU, including its MIG devices (needs root).
 
-        The call holds a lock of the driver: do not make it in every round.
+        The call takes a lock of the driver: do not make it in every round.
         """
         for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             processes = self._ask(call)  # v3: driver >= 510
@@ -436,50 +436,51 @@ class NvmlGpu:
         return None if mode is None else mode[0]
 
     def mig_mode(self) -> tuple[bool, bool] | None:
-        """Whether MIG is on now, and whether it will be after the next reset. None: the GPU cannot have MIG."""
+        """Return whether MIG is on now, and whether it is on after the next reset. None: the GPU has no MIG."""
         mode = self._ask("nvmlDeviceGetMigMode")
         return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
     def mig_instances(self) -> int | None:
-        """How many MIG devices (compute instances) there are on this GPU now."""
+        """Return the number of MIG devices (compute instances) on this GPU now."""
         most = self._ask("nvmlDeviceGetMaxMigDeviceCount")
         return None if most is None else len(self._mig_devices(most))
 
     def mig_uuids(self) -> tuple[str, ...]:
-        """The UUIDs of its MIG devices, in NVML's order; "" of one that has none."""
+        """Return the UUIDs of its MIG devices, in NVML's order; "" for a device without one."""
         devices = self._mig_devices(self._ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
         return tuple(str(ask(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
 
     def _mig_devices(self, most: int) -> list[Any]:
-        absent = ABSENT | {NOT_FOUND, INVALID_ARGUMENT}  # numbers have holes
+        absent = ABSENT | {NOT_FOUND, INVALID_ARGUMENT}  # the numbers have gaps
         devices = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=absent) for index in range(most))
         return [device for device in devices if device is not None]
 
     # ECC
 
     def ecc_is_on_by_default(self) -> bool | None:
-        """Return the factory default of the ECC mode; None if the driver (before 515) does not have the call."""
+        """Return the factory default of the ECC mode; None if the driver (before 515) lacks the call."""
         default = self._ask("nvmlDeviceGetDefaultEccMode")
         return None if default is None else bool(default[0])
 
     def ecc_mode(self) -> bool | None:
-        """Whether ECC is on now (a change that waits for a reset is not looked at)."""
+        """Return True if ECC is on now, regardless of a change that waits for a reset."""
         mode = self._ask("nvmlDeviceGetEccMode")
         return None if mode is None else bool(mode[0])
 
     def ecc_total(self, uncorrected: bool, volatile: bool) -> int | None:
-        """Memory errors since the driver was loaded (`volatile`) or for the life of the GPU."""
+        """Return the memory errors since the driver was loaded (`volatile`) or over the life of the GPU."""
         return cast("int | None", self._ask("nvmlDeviceGetTotalEccErrors", *_ecc_arguments(uncorrected, volatile)))
 
     def ecc_count(self, location: str, uncorrected: bool, volatile: bool) -> int | None:
-        """The same for one `location`: "sram" or "dram"."""
+        """Return the same for one `location`: "sram" or "dram"."""
         arguments = (*_ecc_arguments(uncorrected, volatile), LOCATIONS[location])
         return cast("int | None", self._ask("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Whether SRAM had so many uncorrected errors that NVIDIA replaces the GPU. None without root, too.
+        """Return True if SRAM exceeded NVIDIA's threshold of uncorrected errors for a replacement. None without root,
+        too.
 
-        Only this call needs root (nvml.h): that must not blind the rest of an unprivileged `healthd check`.
+        Only this call needs root (nvml.h): an unprivileged `healthd check` must still run the rest.
         """
         make = getattr(self._library, "c_nvmlEccSramErrorStatus_v1_t", None)
         if make is None:
@@ -491,7 +492,7 @@ class NvmlGpu:
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self) -> RemappedRows | None:
-        """None before Ampere and while MIG instances exist."""
+        """Return None before Ampere and while MIG instances exist."""
         rows = self._ask("nvmlDeviceGetRemappedRows")
         return None if rows is None else RemappedRows(rows[0], rows[1], bool(rows[2]), bool(rows[3]))
 
@@ -502,12 +503,12 @@ class NvmlGpu:
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
     def unrepairable_memory(self) -> bool | None:
-        """Whether there is memory that no spare can replace. Hopper and later, driver >= 590; also with MIG."""
+        """Return True for memory that no spare row can replace. Hopper and later, driver >= 590; also with MIG."""
         flag = self._ask("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
         return None if flag is None else bool(flag)
 
     def retired_pages(self) -> RetiredPages | None:
-        """None on Ampere and later, which remap rows."""
+        """Return None on Ampere and later, which remap rows."""
         single = self._ask("nvmlDeviceGetRetiredPages", MULTIPLE_SINGLE_BIT)
         double = self._ask("nvmlDeviceGetRetiredPages", DOUBLE_BIT)
         if single is None or double is None:
@@ -515,14 +516,14 @@ class NvmlGpu:
         return RetiredPages(len(single), len(double), bool(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")))
 
     def recovery_action(self) -> int | None:
-        """The action that the driver wants: 0 nothing, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
+        """Return the requested action: 0 none, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
         action = self._field(FIELD_RECOVERY_ACTION)
         return None if action is None else int(action)
 
     # NVLink
 
     def fabric(self) -> Fabric | None:
-        """None if there is no NVSwitch."""
+        """Return None if there is no NVSwitch."""
         for call, structure in FABRIC_VERSIONS:
             make = getattr(self._library, structure, None)
             if make is None:
@@ -534,13 +535,13 @@ class NvmlGpu:
         return None
 
     def nvlinks(self) -> tuple[Nvlink, ...] | None:
-        """The links that this GPU has, by link number. None: it has none.
+        """Return the links of this GPU, by link number. None if it has none.
 
-        Hopper and later take three questions: how many links there are, all fields of the first link, and the fields
-        that it has of the others. Everything else is asked link by link: before Hopper that is everything. There,
-        and if the driver does not tell the number of links, links are asked until one is not there; the binding's
-        NVML_NVLINK_MAX_LINKS is no GPU's number of links. Of the links that the driver counts, one of which it tells
-        nothing while it knows a later one is not active.
+        Hopper and later need three queries: the number of links, all fields of the first link, and the fields that it
+        supports for the other links. Everything else is queried link by link; before Hopper that is everything. There,
+        and if the driver does not report the number of links, links are queried until one is missing; the binding's
+        NVML_NVLINK_MAX_LINKS is no GPU's number of links. Among the links that the driver counts, a link without any
+        answer before a link with answers is not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         most = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
@@ -562,8 +563,8 @@ class NvmlGpu:
         return tuple(links) or None
 
     def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
-        """The fields of each link. Fields that an active link does not have (mostly three of four) are asked once. A
-        link that tells what the one before it told, as most of 144 do, has the same table."""
+        """Yield the fields of each link. Fields that an active link lacks (usually three of four) are queried once. A
+        link with the same values as the previous one, like most of 144, gets the same table."""
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):
             values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
@@ -581,9 +582,9 @@ class NvmlGpu:
             yield values
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
-        """One link from the values of its fields; the older calls replace missing ones.
+        """Return one link from the values of its fields; the older calls replace missing ones.
 
-        A link that is down counts nothing, and its counters' answers must not hide that it is down.
+        A link that is down counts nothing, and errors of its counters must not hide that it is down.
         """
         state = _known(values.get(FIELD_LINK_STATE))
         if state is None:
@@ -603,7 +604,7 @@ class NvmlGpu:
         return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets)
 
     def _recoveries(self, link: int, total: int | None) -> tuple[int | None, int | None]:
-        """Return how many of the recoveries of a link were successful, and how many failed."""
+        """Return the numbers of successful and of failed recoveries of a link."""
         if not total:
             return total, total
         recovered, failed = self._fields([(field, link) for field in FIELDS_LINK_RECOVERY_KINDS])
@@ -618,7 +619,7 @@ class NvmlGpu:
     # PCI Express
 
     def pcie_replays(self) -> int | None:
-        """Packets sent again since the driver was loaded."""
+        """Return the packets resent since the driver was loaded."""
         return cast("int | None", self._ask("nvmlDeviceGetPcieReplayCounter"))
 
     def pcie_link(self) -> PcieLink:
@@ -629,15 +630,15 @@ class NvmlGpu:
             self._ask("nvmlDeviceGetMaxPcieLinkWidth"),
         )
 
-    # what it counts while a job runs
+    # activity counters
 
     def mean_power_milliwatts(self) -> float | None:
-        """Over the last second; None where the driver tells no mean."""
+        """Return the mean over the last second; None if the driver reports no mean."""
         return self._field(FIELD_POWER_AVERAGE)
 
     def counted(self, names: Sequence[str]) -> dict[str, int]:
-        """What was counted of each (see FIELDS_COUNTED), both ways together, by one question. Those that are not told
-        are not in it, and no count of 32 bits: bytes of PCIe fill one in a tenth of a second."""
+        """Return the counters by name (see FIELDS_COUNTED), both directions together, in one query. Unsupported
+        counters are left out, and so are counts of 32 bits: PCIe traffic overflows one in a tenth of a second."""
         fields = [field for name in names for field in FIELDS_COUNTED[name]]
         if not fields:
             return {}
@@ -654,19 +655,19 @@ class NvmlGpu:
         return self._fields([field])[0]
 
     def _fields(self, fields: Sequence[int | tuple[int, int]]) -> list[float | None]:
-        """The values of `fields` (an id, or an id and its scope); None for a field that is not there.
+        """Return the values of `fields` (an id, or an id and its scope); None for a missing field.
 
-        The call succeeds although single values failed: each value has its own return code, and its type says which
-        member of the union holds it. An id or link that the driver does not know is an invalid argument.
+        The call succeeds although single values failed: each value has its own return code, and its type selects the
+        member of the union. An id or link that the driver does not know is an invalid argument.
         """
         return [_known(answer) for answer in self._answers(fields)]
 
     def _answers(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
-        """As `_fields`, with the error of each field that failed."""
+        """Return the same as `_fields`, with the error of each field that failed."""
         return [self._value(told) for told in self._told(fields)]
 
     def _told(self, fields: Sequence[int | tuple[int, int]]) -> list[Told]:
-        """As `_answers`, as the driver gives them."""
+        """Return the same as `_answers`, in the driver's raw form."""
         values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
         if values is None:
             return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)
@@ -682,7 +683,7 @@ class NvmlGpu:
         if number != 0:
             message = str(cast(Any, self._library.NVMLError)(number))
             return self._noted(NvmlError(kind_of(number), call, message, self.pci, self.index, number))
-        message = f"answered with a value of the unknown type {kind}"
+        message = f"returned a value of the unknown type {kind}"
         return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
 
 
@@ -692,7 +693,7 @@ def _number(kind: int, value: bytes) -> float:
 
 
 def _tells_all(values: Mapping[int, float | NvmlError | None]) -> bool:
-    """Whether nothing else has to be asked of a link whose fields have these values."""
+    """Return True if a link whose fields have these values needs no further query."""
     counted = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
     if values.get(FIELD_LINK_RECOVERIES):
         return False
@@ -717,36 +718,36 @@ def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:
 
 
 class Nvml:
-    """An open NVML. `gpus` and `unreachable` come from one enumeration, made when first asked for. A GPU that says
-    later that it is lost, or must be reset, goes from the first to the second.
+    """Open NVML. `gpus` and `unreachable` come from one enumeration, made on first use. A GPU that later reports that
+    it is lost, or requires a reset, moves from the first to the second.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
         self._found: tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]] | None = None
-        self.gone_since = 0  # how many GPUs answered at the enumeration, and were gone later
+        self.gone_since = 0  # number of GPUs that answered at the enumeration and were lost later
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
-        """nvmlInit. After a failure it may be tried again in the same process, except after MISMATCH: the loaded
+        """Call nvmlInit. After a failure it may be repeated in the same process, except after MISMATCH: the loaded
         library stays loaded, so the process must be replaced."""
         ask(library, "nvmlInit", absent=frozenset())
         return cls(library)
 
     def close(self) -> None:
-        """nvmlShutdown. A failure is raised, since it leaves the driver open in this process."""
+        """Call nvmlShutdown. A failure is raised, because it leaves the driver open in this process."""
         ask(self._library, "nvmlShutdown")
 
     def driver_version(self) -> str | None:
         return cast("str | None", ask(self._library, "nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """The GPUs that answer, in NVML's order (not stable across boots: key by `pci`)."""
+        """Return the GPUs that answer, in NVML's order (not stable across boots: use `pci` as the key)."""
         return self._enumerated()[0]
 
     @property
     def unreachable(self) -> tuple[NvmlError, ...]:
-        """Why each of the other GPUs does not answer."""
+        """Return the errors of the other GPUs."""
         return self._enumerated()[1]
 
     def _enumerated(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
@@ -767,16 +768,16 @@ class Nvml:
                 gpus.append(_reach(self._library, index, self._gone))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
-                    raise  # a driver too old for this binding: nothing is wrong with this one GPU
+                    raise  # a driver too old for this binding: not a problem of this one GPU
                 unreachable.append(error)
         return tuple(gpus), tuple(unreachable)
 
 
 def _reach(library: NvmlLibrary, index: int, gone: Callable[[NvmlError], None]) -> NvmlGpu:
-    """Identify one GPU and make sure that it answers. Raises NvmlError with all that is known of it.
+    """Identify one GPU and make sure that it responds. Raises NvmlError with all available details.
 
-    NVML tells a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from
-    it. Only "lost" and "reset required" count as answers there: a broken sensor is no lost GPU.
+    NVML returns a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from the
+    GPU. Only "lost" and "reset required" count as errors there: a broken sensor is no lost GPU.
     """
     pci = ""
     try:
@@ -796,7 +797,7 @@ def _reach(library: NvmlLibrary, index: int, gone: Callable[[NvmlError], None]) 
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:
-    """Many drivers say "Unknown Error" for the handle of a counted GPU when it is lost:
+    """Return the error as GPU_LOST if the handle of a counted GPU is an unknown error, as with many drivers:
     "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error".
     """
     if error.number != UNKNOWN_ERROR or error.call != "nvmlDeviceGetHandleByIndex":
@@ -805,10 +806,10 @@ def _lost_if_unknown(error: NvmlError) -> NvmlError:
 
 
 def open_real() -> Nvml:
-    """The NVML of this node: whichever libnvidia-ml.so.1 the loader finds. Raises NvmlError."""
+    """Open the NVML of this node: the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
     try:
         CDLL(LIBRARY)
-    except OSError:  # as pynvml would say, whose 250 classes cost 10 ms: a node without GPUs needs none
+    except OSError:  # pynvml would raise the same, but its 250 classes cost 10 ms: a node without GPUs needs none
         kind = NvmlErrorKind.LIBRARY_NOT_FOUND
         raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
     from healthd.nvidia.nvml_binding import pynvml

@@ -1,6 +1,6 @@
-"""pynvml without what only ctypes.util needs of it: shutil, tempfile, bz2 and lzma are 0.6 MiB, for months.
+"""Import of pynvml without ctypes.util, which would load shutil, tempfile, bz2 and lzma: 0.6 MiB, for months.
 
-pynvml takes find_library() from there and does not call it: it names libnvidia-ml.so.1 to the loader.
+pynvml imports find_library() from there and does not call it: it passes the name libnvidia-ml.so.1 to the loader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ UTIL = "ctypes.util"
 
 
 def pynvml() -> Any:
-    """The module. A version of it that wants more of ctypes.util has it as it is."""
+    """Return the module. A version that needs more of ctypes.util gets the real one."""
     if "pynvml" not in sys.modules and UTIL not in sys.modules:
         _import_without_util()
     import pynvml
@@ -22,7 +22,7 @@ def pynvml() -> Any:
 
 
 def _import_without_util() -> None:
-    """Leaves no trace but pynvml; not even that where it fails, which whoever imports it next is told."""
+    """Import pynvml without other effects. If that fails, the next import raises the error."""
     stand_in: Any = ModuleType(UTIL)
     stand_in.find_library = _find_library
     sys.modules[UTIL] = stand_in
@@ -32,12 +32,12 @@ def _import_without_util() -> None:
         return
     finally:
         sys.modules.pop(UTIL, None)
-    if getattr(pynvml, "find_library", None) is not _find_library:  # it may look there later
+    if getattr(pynvml, "find_library", None) is not _find_library:  # it may use the name later
         import ctypes.util  # noqa: F401
 
 
 def _find_library(name: str) -> str | None:
-    """As ctypes.util's, which is imported for who calls it."""
+    """Call ctypes.util's function, which is imported only now."""
     from ctypes.util import find_library
 
     if find_library is _find_library:

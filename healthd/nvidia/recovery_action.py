@@ -1,4 +1,4 @@
-"""The recovery action that the driver asks for a GPU: Xid 154 and NVML's field 230 (nvml.h) share its numbers."""
+"""Recovery actions that the driver requests for a GPU: Xid 154 and NVML's field 230 (nvml.h) share their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.common.model import Clears, Severity
 
 
 class Action(NamedTuple):
-    """`name` as in the code gpu_recovery_action/NAME; `words` follow "asks to"."""
+    """Recovery action. `name` as in the code gpu_recovery_action/NAME; `words` for messages."""
 
     name: str
     severity: Severity
@@ -17,10 +17,10 @@ class Action(NamedTuple):
     words: str
 
 
-# 0 asks for nothing. An action that concerns other nodes, or also other GPUs, warns. Drain and reset (4) is what NVIDIA
-# recommends where the GPU contained the error and what runs goes on: its catalogue answers Xid 48 with RESET_GPU, and
-# with DRAIN_AND_RESET where a row remap (63, 64) waits for the reset. If the GPU can no longer be used without a reset,
-# the driver asks for 1: another condition, and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors (WORKFLOW_XID_48),
+# 0 requests nothing. An action that concerns other nodes, or also other GPUs, warns. NVIDIA recommends drain and reset
+# (4) if the GPU contained the error and running work continues: its catalogue answers Xid 48 with RESET_GPU, and with
+# DRAIN_AND_RESET if a row remap (63, 64) waits for the reset. If the GPU can no longer be used without a reset, the
+# driver requests 1: another condition, and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors (WORKFLOW_XID_48),
 # docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt (error recovery and response flags).
 ACTIONS: Mapping[int, Action] = {
     1: Action("gpu_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
@@ -31,5 +31,5 @@ ACTIONS: Mapping[int, Action] = {
     6: Action("bus_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
-UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this healthd does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # if no longer asked for, it was done
+UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this version does not know")
+RESETS = frozenset({1, 2, 4, 6, 7})  # if no longer requested, the action was done

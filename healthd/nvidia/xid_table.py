@@ -1,4 +1,4 @@
-"""What an Xid means for a node: how bad it is, and what ends it.
+"""Severity and ending of each Xid.
 
 Rules: NVIDIA's Xid catalogue (facts/xid.csv) gives each code an immediate action, and the action gives the severity. A
 code that resets or loses the GPU is CRITICAL; one that an application causes never drains a node; unknown codes warn.
@@ -16,27 +16,27 @@ from healthd.nvidia import codes
 # RESTART_BM and RESTART_VM.
 GONE = frozenset({79, 151})
 # RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset. 175 is in no catalogue: the driver
-# prints it instead of 119 where a call to the GSP timed out and the GPU's memory hangs, and marks the GPU for reset
+# prints it instead of 119 if a call to the GSP timed out and the GPU's memory hangs, and marks the GPU for reset
 # (open-gpu-kernel-modules 595.45.04, kernel_gsp.c: _kgspClassifyGspTimeout, _kgspHandleFatalTimeout).
 RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 175})
-# The driver takes the link between Grace and this GPU for dead (nverror.h: C2C_FATAL_LINK_FAILURE), gpud asks for a
-# reboot. No catalogue has it, and the GPU itself may live: it drains, and requeues nobody.
+# The driver considers the link between Grace and this GPU dead (nverror.h: C2C_FATAL_LINK_FAILURE); gpud requests a
+# reboot. No catalogue lists it, and the GPU itself may work: it drains without a requeue.
 C2C = 173
-# gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid;
-# 174 ends a process in silence, as it was asked to (nverror.h: ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
+# gpu_row_remap and gpu_recovery_action judge the state behind 63 (IGNORE) and 94 (RESTART_APP); 45 follows another Xid;
+# 174 ends a process silently, on request (nverror.h: ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING, 174: Severity.INFO}
 # These follow from an earlier fault of the program: the driver stopped its channel (43) or removed its work (45: it was
 # killed, or another Xid came before). The catalogue has other actions for them.
 AFTER_PROGRAM = frozenset({43, 45})
-# WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv says which unit's error resets the GPU.
+# WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv lists the units whose errors reset the GPU.
 NVLINK5 = range(144, 151)
-# WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines and earlier lines say.
+# WORKFLOW_NVLINK_ERR and the recovery action: judged by their lines and earlier lines.
 NVLINK, RECOVERY = 74, 154
 _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints it
 
 
 class Meaning(NamedTuple):
-    """of_application   an application caused it: a condition that ends with time ends sooner"""
+    """Effect of an Xid. of_application: an application caused it, so its condition clears sooner."""
 
     severity: Severity
     clears: Clears
@@ -44,7 +44,7 @@ class Meaning(NamedTuple):
 
 
 def meaning(event: KernelEvent) -> Meaning:
-    """The meaning of one line alone. 74, which takes several lines, and the recovery action (154) only warn here."""
+    """Return the meaning of one line alone. 74, which needs several lines, and the recovery action (154) only warn."""
     code = number(event.code)
     if code is None:
         return Meaning(Severity.WARNING, Clears.WINDOW)
@@ -60,7 +60,7 @@ def meaning(event: KernelEvent) -> Meaning:
     if code in NVLINK5:
         row = nvlink5_row(event)
         if row is not None and row.action == "IGNORE" and event.field("fatal") != "true":
-            return Meaning(Severity.INFO, Clears.WINDOW, of_application=True)  # as any other Xid that NVIDIA ignores
+            return Meaning(Severity.INFO, Clears.WINDOW, of_application=True)  # like other Xids that NVIDIA ignores
         fatal = row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true"
         return Meaning(Severity.CRITICAL if fatal else Severity.WARNING, Clears.GPU_RESET)
     if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
@@ -70,17 +70,17 @@ def meaning(event: KernelEvent) -> Meaning:
 
 
 def number(text: str) -> int | None:
-    """The number in an event's code, or in a field of it; None if it is none that the driver prints: 32 bits."""
+    """Return the number in an event's code or field; None if it is no number that the driver prints (32 bits)."""
     return int(text) if is_decimal(text) and len(text) <= 10 else None
 
 
 def word(text: str) -> int | None:
-    """A register of 32 bits; None if the text is none."""
+    """Return a register of 32 bits; None if the text is not one."""
     return int(text, 16) if _WORD.fullmatch(text) else None
 
 
 def worst(code: int) -> Meaning:
-    """The worst meaning of any line of this code."""
+    """Return the worst meaning of any line of this code."""
     if code in (NVLINK, RECOVERY):
         return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
     if code in NVLINK5:
@@ -90,7 +90,7 @@ def worst(code: int) -> Meaning:
 
 
 def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
-    """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
+    """Return NVIDIA's row for the unit and registers of an Xid 144-150; None if its table has no such row."""
     code, unit = number(event.code), event.field("unit")
     info, status = word(event.field("intr_info")), word(event.field("error_status"))
     if code is None or not unit or info is None or status is None:
@@ -99,7 +99,7 @@ def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
 
 
 def title(code: int) -> str:
-    """ "Xid 79: GPU has fallen off the bus"; the driver's own name where the catalogue has no words."""
+    """Return "Xid 79: GPU has fallen off the bus"; the driver's own name if the catalogue has no description."""
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}: unknown to this version"

@@ -1,6 +1,6 @@
-"""`healthd validate --nodes`: run the commands of reservation.py and clean up however it ends.
+"""`healthd validate --nodes`: run the commands of reservation.py, and clean up in every case.
 
-`--pair` is the part of one node in a pass of transfers: it receives from one node, or sends to one, or does neither.
+`--pair` is the part of one node in a pass of transfers: it receives from one node, sends to one, or does neither.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from healthd.validation.tools import perftest
 from healthd.validation.transfers import Judged, Transfer, judge, suspects
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RAIL_SECONDS = 30.0  # of one port, the wait for the other side in it
+RAIL_SECONDS = 30.0  # for one port, including the wait for the other side
 AGAIN_SECONDS = 0.5
-MOST_RAILS = 64  # the ports of TCP that reservation.py gives to a pair
+MOST_RAILS = 64  # the TCP ports that reservation.py gives to a pair
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,253}")
 _REFUSED = ("Couldn't connect", "Unable to init the socket")
 
 
 def run(steps: Steps, say: Callable[[str], object]) -> Found:
-    """Run it to its end. A signal is thrown into it once; what it does then is done, whatever comes. `say` is told of
-    each command that changes something. Raises what the generator raises."""
+    """Run the steps to their end. A signal is thrown into them once; their clean-up then always completes. `say` gets
+    each command that changes something. Raises the generator's exceptions."""
     with _signalled() as told:
         result: CommandResult | None = None
         stopped = False
@@ -49,7 +49,7 @@ def run(steps: Steps, say: Callable[[str], object]) -> Found:
                 result = _run(command, told if not stopped else [])
                 if told and not stopped:
                     stopped = True
-                    command = steps.throw(Stopped("it was stopped: what was begun is taken back"))
+                    command = steps.throw(Stopped("stopped by a signal; the reservation was removed"))
                 else:
                     command = steps.send(result)
         except StopIteration as end:
@@ -59,7 +59,7 @@ def run(steps: Steps, say: Callable[[str], object]) -> Found:
 
 @contextmanager
 def _signalled() -> Iterator[list[int]]:
-    """The signals that came; a wait ends when one does."""
+    """Yield the list of received signals; a signal also ends a wait."""
     told: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -79,7 +79,7 @@ def _signalled() -> Iterator[list[int]]:
 
 
 def _run(command: Command, told: list[int]) -> CommandResult:
-    """Its end, its deadline, or a signal to us: then it is told to end, and left after two seconds."""
+    """Run a command until its end, its deadline, or a signal: then it is terminated, and left after two seconds."""
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:
@@ -97,11 +97,11 @@ def _run(command: Command, told: list[int]) -> CommandResult:
     return CommandResult(child.status, out, err)
 
 
-# --- what came of it
+# --- results
 
 
 def as_document(nodes: tuple[str, ...], found: Found) -> dict[str, Any]:
-    """docs/json.md. `verdict`: the worst of all nodes and transfers."""
+    """Return the document of docs/json.md. `verdict`: the worst of all nodes and transfers."""
     judged = judge(found.transfers)
     rows = [_row(one) for one in judged]
     told = {str(one.get("node")): str(one.get("verdict")) for one in found.documents}
@@ -132,7 +132,7 @@ def _row(one: Judged) -> dict[str, Any]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """What a person reads: the nodes, what is not well between them, who is suspect."""
+    """Return the text for a person: the nodes, problems between them, suspects."""
     lines = [f"{one['node']}: {one['verdict'].replace('_', ' ')}" for one in document["nodes"]]
     for whole in document["documents"]:
         bad = [one for one in whole.get("results", []) if one.get("verdict") in ("failed", "slow")]
@@ -149,7 +149,7 @@ def as_text(document: dict[str, Any]) -> str:
         lines += ["", "Suspects"]
         lines += [f"  {one['what']} {' > '.join(one['names'])}: {one['message']}" for one in document["suspects"]]
     if document["problems"]:
-        lines += ["", "Not seen", *(f"  {sentence}" for sentence in document["problems"])]
+        lines += ["", "Not measured", *(f"  {sentence}" for sentence in document["problems"])]
     return "\n".join(lines) + "\n"
 
 
@@ -157,11 +157,11 @@ def as_text(document: dict[str, Any]) -> str:
 
 
 class NotAPass(HealthdError):
-    """One sentence for who gave it."""
+    """Invalid --pair argument, with one sentence for the caller."""
 
 
 class Role(NamedTuple):
-    """Who this node is in a pair. `port`: the first of its TCP ports."""
+    """Role of this node in a pair. `port`: the first of its TCP ports."""
 
     sender: str
     receiver: str
@@ -171,29 +171,29 @@ class Role(NamedTuple):
 
 
 def role_of(text: str, node: str) -> Role | None:
-    """What `node` is in a pass (reservation.pairs_as_text); None: nothing. Raises NotAPass."""
+    """Return the role of `node` in a pass (reservation.pairs_as_text), None if it has none. Raises NotAPass."""
     found = None
     for pair in text.split(","):
         words = pair.split()
         if len(words) != 4 or not all(_NAME.fullmatch(name) for name in words[:2]) or not _ADDRESS.fullmatch(words[2]):
-            raise NotAPass(f'--pair: "{pair[:80]}" is no "SENDER RECEIVER ADDRESS PORT"')
+            raise NotAPass(f'--pair: "{pair[:80]}" is not "SENDER RECEIVER ADDRESS PORT"')
         if not is_decimal(words[3]) or len(words[3]) > 5 or not 0 < int(words[3]) <= 65535 - MOST_RAILS:
-            raise NotAPass(f'--pair: "{words[3][:20]}" is no port for {MOST_RAILS} rails')
+            raise NotAPass(f'--pair: "{words[3][:20]}" is not a port with room for {MOST_RAILS} rails')
         if node in words[:2] and found is None:
             found = Role(words[0], words[1], words[2], int(words[3]), node == words[0])
     return found
 
 
 def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
-    """Take part in a pass of transfers, and return what this node sent, a row for each rail; [] for a receiver.
+    """Take part in a pass of transfers, and return this node's transfers as sender, one for each rail; [] as receiver.
 
-    perftest's ib_write_bw on each active port in turn, the receiver's first one with the sender's first one. The sender
-    is not informed when the receiver listens: it tries again until it does, for a bounded time.
+    perftest's ib_write_bw runs on each active port in turn, the receiver's first port with the sender's first. The
+    sender does not know when the receiver listens: it retries for a bounded time.
     """
     rails = list(parts.look(root).ports)[:MOST_RAILS]
     program = tools.get("ib_write_bw", "")
     if not program or not rails:
-        why = "there is no ib_write_bw" if not program else "it has no active InfiniBand or RoCE port, by sysfs"
+        why = "there is no ib_write_bw" if not program else "no active InfiniBand or RoCE port in sysfs"
         side = f"{role.sender if role.sends else role.receiver}: {why}"
         return [Transfer(role.sender, role.receiver, "", None, "not_measured", side)] if role.sends else []
     if not role.sends:

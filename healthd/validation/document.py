@@ -1,11 +1,11 @@
-"""The validations of a node as values and as the texts of two files in STATE_DIR.
+"""Validations of a node as values, and as the texts of two files in STATE_DIR.
 
-validation.json has the last validation. It is written by root and read by the daemon: a text that does not fit is
-refused as a whole, in one sentence.
+validation.json contains the last validation. It is written by root and read by the daemon: an invalid text is refused
+as a whole, with one sentence.
 
-validations.jsonl has the history, one line for each good value. Slow values are not recorded, or a part that stays slow
-would be compared with itself. Only the newest `MOST_EACH` values of each test, part and tool are kept. A new version of
-a tool starts a new history.
+validations.jsonl contains the history, one line for each good value. Slow values are not recorded, or a part that stays
+slow would be compared with itself. Only the newest `MOST_EACH` values of each test, part and tool are kept. A new
+version of a tool starts a new history.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SCHEMA = 1
 YEAR_9999 = 253_402_300_799  # no date is later
 FILE = "validation.json"  # in the state directory
 HISTORY_FILE = "validations.jsonl"  # in the state directory
-LOCK = "validation.lock"  # in the runtime directory; it holds the pid of who validates now, and a line feed
+LOCK = "validation.lock"  # in the runtime directory; it contains the pid of the running validation, and a line feed
 Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
 Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
 MOST_RESULTS = 20_000  # 72 GPUs of an NVL72 in a ring, each with all tests, are some 1,000
-MOST_CHARACTERS = 400  # of a text in it
+MOST_CHARACTERS = 400  # of each text
 
 Text = Annotated[str, Meta(max_length=MOST_CHARACTERS)]
 Moment = Annotated[float, Meta(ge=0, le=YEAR_9999)]
@@ -43,20 +43,20 @@ Past = dict[Key, list[float]]
 
 
 class NotAValidation(HealthdError):
-    """A text is no validation's document: one sentence."""
+    """Invalid validation document, with one sentence."""
 
 
 class Result(Struct, frozen=True):
-    """What came of one test of one part.
+    """Result of one test of one part.
 
     test      gemm_bf16, memory, pcie_h2d, ... (docs/validation.md)
     part      a PCI address, "ADDRESS>ADDRESS" of a pair, a port like mlx5_0/1; "" = the node
-    value     in `unit`; None: it has none, or was not measured
+    value     in `unit`; None if there is none, or if it was not measured
     verdict   one of VERDICTS
-    against   what decided: floor, peers, own (history); "" = nothing to compare with, or nothing to compare
-    expected  at least this was wanted, in `unit`; None: nothing was
+    against   the deciding reference: floor, peers, own (history); "" = no reference
+    expected  the required minimum in `unit`; None if there is none
     message   one sentence with the numbers
-    source    the tool and its version; "" = no tool looked
+    source    the tool and its version; "" = no tool ran
     """
 
     test: Text
@@ -71,7 +71,7 @@ class Result(Struct, frozen=True):
 
 
 class Validation(Struct, frozen=True):
-    """began, ended: epoch seconds. unmeasured: sentences on what nobody looked at."""
+    """Validation of one node. began, ended: epoch seconds. unmeasured: sentences about parts without a measurement."""
 
     node: Text
     boot_id: Text
@@ -88,8 +88,7 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """failed, slow or ok; not_measured where nothing could be looked at, or the CPU alone, which says nothing of a
-    GPU."""
+    """Return failed, slow or ok; not_measured if no test ran, or only the CPU's, which shows nothing about a GPU."""
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):
         if verdict in verdicts:
@@ -99,7 +98,7 @@ def worst(validation: Validation) -> str:
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
-    """What the file holds, and `--json` prints; a text that is too long is cut."""
+    """Return the content of the file and of `--json`; long texts are cut."""
     return {
         "schema": SCHEMA,
         **asdict(validation),
@@ -117,7 +116,7 @@ def as_text(validation: Validation) -> str:
 
 
 def parse(text: str) -> Validation:
-    """Raises NotAValidation. Unknown fields are ignored: a later version may write more."""
+    """Parse a validation. Raises NotAValidation. Unknown fields are ignored: a later version may write more."""
     try:
         if (schema := decode(_Schema, text).schema) != SCHEMA:
             raise NotAValidation(f"is a validation of schema {schema}, not {SCHEMA}")
@@ -180,7 +179,7 @@ def history_as_text(past: Mapping[Key, Sequence[float]]) -> str:
     return "".join(f"{line}\n" for line in lines[-MOST_LINES:])
 
 
-# --- faults that were found earlier
+# --- earlier faults
 
 BAD = ("failed", "slow")
 LOOKED = ("ok", *BAD)
@@ -206,7 +205,7 @@ def with_unanswered(new: Validation, before: Validation | None) -> Validation:
         return new
     again = {(one.test, one.part) for one in kept}
     results = tuple(one for one in new.results if (one.test, one.part) not in again)
-    words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not looked at again" for one in kept)
+    words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not tested again" for one in kept)
     return replace(new, results=(*results, *kept), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *words))))
 
 

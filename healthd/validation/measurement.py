@@ -1,12 +1,12 @@
-"""Measurements of the parts of a node, and their assessment against a floor, peers and their own past.
+"""Measurements of a node's parts, and their comparison with a floor, peers and their own history.
 
-- A floor is the least value that the site, or a profile of the machine's type, requires of such a part.
-- Peers are the same test, by the same tool, of other parts of this node that lie alike. Below 0.9 of their median
-  is slow: FALCON (arXiv 2410.12588, section 4.2) takes less than 10 % for jitter. A transfer is slow if it takes longer
-  than 1.1 x the median (section 4.3): so its rate is below the median / 1.1.
-- Its own past: the same, compared with the median of the last good values, from three on.
+- A floor is the minimum that the site, or a profile of the machine's type, requires of such a part.
+- Peers are the same test, by the same tool, of other parts of this node with the same relation. Below 0.9 of their
+  median is slow: FALCON (arXiv 2410.12588, section 4.2) considers less than 10 % as jitter. A transfer is slow if it
+  takes longer than 1.1 x the median (section 4.3): its rate is then below the median / 1.1.
+- History: the same comparison with the median of the last good values, from three values on.
 
-The floor decides first, then the peers, then the past: an absolute number says more than a comparison.
+The floor decides first, then the peers, then the history: an absolute number is stronger than a comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from healthd.common.errors import HealthdError
 from healthd.validation.document import Against, Key, Result, Verdict
 
-# What can be asked for, and the tests of each (docs/validation.md says what they are).
+# Selectable families, and the tests of each (docs/validation.md describes them).
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemm": ("gemm_bf16", "gemm_fp32", "gemm_fp8"),
     "memory": ("memory",),
@@ -29,11 +29,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dcgm": ("dcgm",),
     "cpu": ("cpu_gemm",),
 }
-QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # what is done within 30 s
+QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # completed within 30 s
 OF_GPUS = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
-# Errors that say nothing of a part: no room, somebody else has the GPU, the tool was not made for this GPU or driver,
-# or it was called wrongly. CUDA's words (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
+# Errors that prove nothing about a part: no memory, a GPU in use, a tool not built for this GPU or driver, or a wrong
+# call. CUDA's texts (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
 _EXCUSED = (
     *("out of memory", "out_of_memory", "alloc_failed", "busy or unavailable", "device_unavailable"),
     *("no kernel image", "no_binary_for_gpu", "invalid device function", "ptx", "jit_compil"),
@@ -44,16 +44,16 @@ _EXCUSED = (
 
 
 class NotUnderstood(HealthdError):
-    """A tool's output is none that is known: one sentence."""
+    """Unknown output of a tool, with one sentence."""
 
 
 class Measurement(NamedTuple):
-    """One test of one part.
+    """Measurement of one test of one part.
 
-    value   in `unit`; None where there is none
-    state   "measured"; "passed" (the tool itself says that all is well); "failed" (a wrong result, an error of CUDA or
-            NCCL, a failed diagnostic); "not_measured" (no such hardware or tool, or it was ended)
-    message  one sentence, "" of a value alone
+    value   in `unit`; None if there is none
+    state   "measured"; "passed" (the tool itself reports success); "failed" (a wrong result, an error of CUDA or NCCL,
+            a failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended)
+    message  one sentence, "" for a value alone
     source  the tool and its version
     """
 
@@ -67,13 +67,13 @@ class Measurement(NamedTuple):
 
 
 def is_excused(text: str) -> bool:
-    """Whether an error of CUDA or NCCL, as a tool printed it, says nothing of a part."""
+    """Return True if an error of CUDA or NCCL, as printed by a tool, proves nothing about a part."""
     lower = text.lower()
     return any(words in lower for words in _EXCUSED)
 
 
 def family_of(test: str) -> str:
-    """The family of a test; "dcgm_pcie" and the like are DCGM's."""
+    """Return the family of a test; "dcgm_pcie" and similar tests belong to DCGM."""
     for family, tests in FAMILIES.items():
         if test in tests:
             return family
@@ -89,7 +89,7 @@ LEAST_PAST = 3
 
 
 def least_share(test: str) -> float:
-    """The smallest share of the median that is not slow."""
+    """Return the smallest share of the median that is not slow."""
     return 1 / TRANSFER_FACTOR if family_of(test) in TRANSFERS else COMPUTE_SHARE
 
 
@@ -99,8 +99,8 @@ def judge(
     past: Mapping[Key, Sequence[float]],
     relation: Callable[[str], str],
 ) -> list[Result]:
-    """floors: test, or "TEST PART", -> the least value in its unit. past: values of earlier validations. relation: how
-    a part lies; only those that lie alike are peers."""
+    """Compare measurements. floors: test, or "TEST PART", -> the minimum in its unit. past: values of earlier
+    validations. relation: relation of a part; only parts with the same relation are peers."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for one in measurements:
         if one.state == "measured" and one.value is not None:
@@ -125,7 +125,7 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
         return _told(one, "ok", "", None, one.message)
     if one.state != "measured" or one.value is None:
         return _told(one, "not_measured", "", None, one.message)
-    compared: list[tuple[Against, float, str]] = []  # against what, at least so much, and what that is
+    compared: list[tuple[Against, float, str]] = []  # reference, minimum, and its description
     if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
         compared.append(("floor", floor, f"the floor {number(floor)}"))
     share = least_share(one.test)
@@ -144,7 +144,7 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
     if not compared:
         return _told(one, "ok", "", None, f"{_value(one)}: nothing to compare it with")
     against, least, what = compared[0]
-    return _told(one, "ok", against, least, f"{_value(one)}, beside {what}")
+    return _told(one, "ok", against, least, f"{_value(one)}; reference: {what}")
 
 
 def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, message: str) -> Result:

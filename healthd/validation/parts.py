@@ -1,4 +1,4 @@
-"""Which parts this node has, by sysfs: GPUs, and the ports that may be measured. No driver is asked: it may hang."""
+"""Parts of this node from sysfs: GPUs, and the ports that may be measured. No driver is queried: it may hang."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _RATE = regex(r"([0-9]{1,5}(?:\.[0-9])?) Gb/sec")  # "400 Gb/sec (4X NDR)"
 
 
 class Parts(NamedTuple):
-    """gpus: PCI address -> its NUMA node (-1: not told), by address. ports: those that are ACTIVE, like "mlx5_0/1" ->
-    its rate in Gb/s (0: not told)."""
+    """Parts of a node. gpus: PCI address -> its NUMA node (-1: unknown), by address. ports: ACTIVE ports like "
+    ""mlx5_0/1"
+    -> the rate in Gb/s (0: unknown)."""
 
     gpus: dict[str, int]
     ports: dict[str, float]
@@ -60,8 +61,8 @@ def _told(place: str, name: str) -> str:
 
 
 def relation(part: str, gpus: dict[str, int]) -> str:
-    """How the two GPUs of a pair "A>B" lie: "near" on one NUMA node, "far" on two; "" of what is no such pair. Only
-    pairs that lie alike are peers: without NVLink a copy between two CPUs' GPUs is slower as built."""
+    """Return how the GPUs of a pair "A>B" are connected: "near" on one NUMA node, "far" on two; "" for other parts.
+    Only pairs with the same relation are peers: without NVLink a copy between two CPUs' GPUs is slower by design."""
     one, _, other = part.partition(">")
     if one not in gpus or other not in gpus:
         return ""

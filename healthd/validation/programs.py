@@ -1,7 +1,7 @@
-"""Programs of others, run to their end, their deadline or ours: none of them stays behind.
+"""External programs, run until their end, their deadline or a stop request. No program is left behind.
 
-Each is the first of a session and process group of its own; it gets SIGTERM with its whole group, SIGKILL a second
-later, and SIGKILL from the kernel where this process dies first (prctl(2), PR_SET_PDEATHSIG).
+Each program leads its own session and process group. The whole group gets SIGTERM, and SIGKILL a second later. The
+kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 MOST_OUTPUT_BYTES = 1 << 20
-TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # how long each of the two signals has
-LAST_SECONDS = 2.0  # what is left to the other programs when the last one has ended: a server without its client
+TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # time for each of the two signals
+LAST_SECONDS = 2.0  # time for the other programs when the last one has ended: a server without its client
 STEP_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):
-    """port: started when somebody listens there (TCP, this machine); 0 = at once."""
+    """Command. port: start it once a TCP server listens on this port of this machine; 0 = at once."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
@@ -34,9 +34,13 @@ class Command(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """status: its exit status, or minus the signal that ended it; None: it never ran. how: "ended" (by itself),
-    "overdue", "stopped" (we were told to end), "missing" (it could not be started; stderr says why). left: not even
-    SIGKILL ended it, it hangs in the kernel."""
+    """Result of a program.
+
+    status   its exit status, or minus its signal; None if it never ran
+    how      "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
+             reason)
+    left     True if not even SIGKILL ended it, because it hangs in the kernel
+    """
 
     status: int | None
     stdout: str
@@ -46,7 +50,7 @@ class Ended(NamedTuple):
 
 
 def end_on_signals() -> int:
-    """A descriptor that can be read from the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 on: their numbers as bytes."""
+    """Return a descriptor that is readable from the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 on: numbers as bytes."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -55,8 +59,8 @@ def end_on_signals() -> int:
 
 
 def adopt_orphans() -> None:
-    """From now on what a program started in a session of its own and left behind becomes our child, and `run` ends it
-    too (prctl(2), PR_SET_CHILD_SUBREAPER). For a process that has no other children."""
+    """Adopt processes that a program started in a session of its own and left behind, so that `run` ends them too
+    (prctl(2), PR_SET_CHILD_SUBREAPER). Only for a process without other children."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -65,8 +69,8 @@ def is_told_to_end(stop: int) -> bool:
 
 
 def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[Ended]:
-    """All of them side by side, at most `seconds`. `stop`: a descriptor that ends them when it can be read; -1 = none.
-    Returns when all have ended, or were ended."""
+    """Run all commands side by side, at most `seconds`, and return when all have ended. `stop`: a descriptor that ends
+    them when it is readable; -1 = none."""
     deadline = time.monotonic() + seconds
     running: list[_Running | None] = [None] * len(commands)
     missing: dict[int, str] = {}
@@ -84,7 +88,7 @@ def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[End
                 one.read()
             last = running[-1]
             over = [one.is_over() for one in started]
-            # Nobody can meet a server that is over: its client is not waited for.
+            # No client can connect to a server that has ended: do not wait for the client.
             nobody_to_meet = len(started) < len(commands) and all(over)
             if len(commands) > 1 and (missing or nobody_to_meet or (last is not None and last.is_over())):
                 deadline = min(deadline, time.monotonic() + LAST_SECONDS) if how == "ended" else deadline
@@ -114,14 +118,14 @@ def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[End
 
 
 class _Running:
-    """One program that runs, and what it has said so far."""
+    """One running program and its output so far."""
 
     def __init__(self, command: Command) -> None:
         parent = os.getpid()
 
         def die_with_us() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # we died in between
+            if os.getppid() != parent:  # this process died in between
                 os.kill(os.getpid(), signal.SIGKILL)
 
         self._process = subprocess.Popen(
@@ -143,7 +147,7 @@ class _Running:
         self._ended_by_us = False
 
     def read(self) -> None:
-        """What its pipes hold now: 1 MiB of each is kept, the rest is dropped."""
+        """Read the pipes: 1 MiB of each is kept, the rest is dropped."""
         for descriptor in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 for _ in range(32):
@@ -155,17 +159,17 @@ class _Running:
                         break
 
     def is_over(self) -> bool:
-        """Whether it ended. It is not reaped: until then no other process has its pid, nor its group that number."""
+        """Return True if it ended. It is not reaped: its pid and group number are not reused until then."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int) -> None:
-        """Its group; it may have ended, and left others of its group behind."""
+        """Send a signal to its group; the program may have ended and left other members behind."""
         self._ended_by_us = self._ended_by_us or not self.is_over()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def reap(self) -> bool:
-        """Its last words; whether it has ended."""
+        """Read the final output; return True if the program has ended."""
         self.read()
         if not self.is_over():
             return False
@@ -181,7 +185,7 @@ class _Running:
 
 
 def _end(running: Sequence[_Running]) -> list[_Running]:
-    """End all that still run, and what they left behind in their groups. Those that cannot be ended."""
+    """End all running programs and the rest of their groups. Return those that cannot be ended."""
     if any(not one.is_over() for one in running):
         for one in running:
             one.kill(signal.SIGTERM)
@@ -193,7 +197,7 @@ def _end(running: Sequence[_Running]) -> list[_Running]:
 
 
 def _end_orphans() -> None:
-    """Where `adopt_orphans` was called: each child that nobody waits for any more, with those that it leaves."""
+    """Kill the adopted children that no program waits for, and their orphans, after `adopt_orphans`."""
     adopts = ctypes.c_int(0)
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     until = time.monotonic() + KILL_SECONDS
@@ -222,7 +226,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody listens at this TCP port here (proc(5): in /proc/net/tcp state 0A is LISTEN)."""
+    """Return True if a server listens on this TCP port here (proc(5): in /proc/net/tcp state 0A is LISTEN)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
             for line in file:

@@ -1,11 +1,11 @@
-"""A maintenance reservation of some nodes, a job in it that validates them, and its end: a generator of commands.
+"""Maintenance reservation of some nodes, a job in it that validates them, and its removal: a generator of commands.
 
-It kills no job and displaces none. slurmctld refuses a reservation of nodes that have jobs ("Requested nodes are
-busy") unless IGNORE_JOBS is asked for, which is not; MAINT alone would take nodes from another's reservation, so each
-node must be idle and in none. From then on nothing but the job in it starts there. The reservation is always removed
-again, and after kill -9 it ends by itself: it has a duration, and PURGE_COMP ends it a minute after its last job.
-slurmctld does not delete one that is in use, so its job is cancelled first.
-Seen with 22.05, 24.11 and 26.05, and written in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
+It kills and displaces no job. slurmctld refuses a reservation of nodes that have jobs ("Requested nodes are busy")
+unless IGNORE_JOBS is set, which is not used. MAINT alone would take nodes from another reservation, so each node must
+be idle and in no reservation. From then on only the job in it starts there. The reservation is always removed. After
+kill -9 it ends by itself: it has a duration, and PURGE_COMP ends it a minute after its last job. slurmctld does not
+delete a reservation in use, so its job is cancelled first.
+Seen with 22.05, 24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from healthd.common.text import printable, regex
 from healthd.validation.transfers import Transfer, transfer_of
 
 COMMAND_SECONDS = 30.0
-IMMEDIATE_SECONDS = 60  # how long the job may wait for its nodes: nobody else can have them
-PASS_SECONDS = 120.0  # one pass of transfers, all rails of a node one after another
+IMMEDIATE_SECONDS = 60  # time that the job may wait for its nodes, which are reserved for it
+PASS_SECONDS = 120.0  # one pass of transfers, all rails of a node in turn
 SPARE_SECONDS = 120.0  # for the start and the end of steps
 FREE = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-MOST_DELETES = 60  # one a second: an epilog may hold the job for a while
-FIRST_PORT = 18515  # perftest's own; each pair of a pass has a range of its own
+MOST_DELETES = 60  # one a second: an epilog may keep the job running for a while
+FIRST_PORT = 18515  # perftest's default; each pair of a pass has its own range
 PORTS_A_PAIR = 64
 
 STATE_COLUMNS = (("NodeList", 65), ("NodeAddr", 65), ("StateComplete", 200))
@@ -37,17 +37,24 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class NoReservation(HealthdError):
-    """Nothing was validated: one sentence for a person."""
+    """No validation took place, with one sentence for a person."""
 
 
 class Stopped(HealthdError):
-    """A person has had enough: thrown into the generator, which then cleans up."""
+    """Stop request: thrown into the generator, which then cleans up."""
 
 
 class Wanted(NamedTuple):
-    """nodes: their names. name: of the reservation and the job. user: who may use it. program: `healthd` on the nodes.
-    seconds: of each node's own validation; 0 = none. options: of it, as its node's `healthd validate` takes them.
-    passes: who sends to whom in which pass."""
+    """Request for a validation of several nodes.
+
+    nodes     their names
+    name      of the reservation and the job
+    user      the user of the reservation
+    program   `healthd` on the nodes
+    seconds   for each node's own validation; 0 = none
+    options   of that validation, as arguments of the node's `healthd validate`
+    passes    senders and receivers in each pass
+    """
 
     nodes: tuple[str, ...]
     name: str
@@ -59,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """documents: of the nodes that told one. transfers: of all passes. trouble: what went wrong on the way."""
+    """Result. documents: of the nodes that reported one. transfers: of all passes. problems: errors on the way."""
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
@@ -70,18 +77,18 @@ Steps = Generator[Command, CommandResult, Found]
 
 
 def minutes(wanted: Wanted) -> int:
-    """How long the job may run."""
+    """Return the time limit of the job."""
     return math.ceil((wanted.seconds + PASS_SECONDS * len(wanted.passes) + SPARE_SECONDS) / 60)
 
 
 def validate(wanted: Wanted) -> Steps:
-    """Raises NoReservation; Stopped if that is thrown in. In both cases the reservation is removed before."""
+    """Validate. Raises NoReservation, or Stopped if that is thrown in; the reservation is removed before that."""
     addresses = _addresses(wanted, (yield Command(_states(wanted.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False
     try:
         made = yield Command(_create(wanted), COMMAND_SECONDS, changes=True)
-        # A deadline that passed says nothing of whether it was made: what follows fails then, and it is removed.
+        # After a timeout the reservation may exist: the following commands then fail, and it is removed.
         if is_refused := made.status not in (0, None):
             raise NoReservation(f"Slurm makes no reservation of {','.join(wanted.nodes)}: {_words(made)}")
         job = _job(wanted, (yield Command(_allocate(wanted), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
@@ -103,7 +110,7 @@ def _measure(
         if len(documents) < len(wanted.nodes):
             told = {one.get("node") for one in documents}
             silent = [name for name in wanted.nodes if name not in told]
-            problems.append(f"{','.join(silent)} told nothing: {_words(ran)}")
+            problems.append(f"{','.join(silent)} reported nothing: {_words(ran)}")
     for number, pairs in enumerate(wanted.passes, 1):
         arguments = ("--pair", pairs_as_text(pairs, addresses))
         ran = yield Command(_step(wanted, job, arguments), PASS_SECONDS + COMMAND_SECONDS)
@@ -111,12 +118,12 @@ def _measure(
         transfers += told_now
         silent_pairs = [f"{a}>{b}" for a, b in pairs if (a, b) not in {(one.sender, one.receiver) for one in told_now}]
         if silent_pairs:
-            problems.append(f"pass {number}: {', '.join(silent_pairs)} told nothing: {_words(ran)}")
+            problems.append(f"pass {number}: {', '.join(silent_pairs)} reported nothing: {_words(ran)}")
     return documents, transfers
 
 
 def _remove(wanted: Wanted, problems: list[str]) -> Generator[Command, CommandResult, None]:
-    """Cancel what runs in it, then delete it. One that is not there any more is removed."""
+    """Cancel the jobs in the reservation, then delete it. A reservation that no longer exists counts as deleted."""
     yield Command(("scancel", f"--reservation={wanted.name}"), COMMAND_SECONDS, changes=True)
     last = CommandResult(None)
     for _ in range(MOST_DELETES):
@@ -126,7 +133,7 @@ def _remove(wanted: Wanted, problems: list[str]) -> Generator[Command, CommandRe
             return
         yield Command(("sleep", "1"), COMMAND_SECONDS)
     problems.append(
-        f"the reservation {wanted.name} could not be deleted ({_words(last)}): it ends by itself, or by "
+        f"the reservation {wanted.name} could not be deleted ({_words(last)}): it ends by itself, or with "
         f"scontrol delete ReservationName={wanted.name}"
     )
 
@@ -156,7 +163,7 @@ def _allocate(wanted: Wanted) -> Argv:
 
 
 def _step(wanted: Wanted, job: str, arguments: Sequence[str]) -> Argv:
-    """One task a node. --label, so that lines of several nodes can be told apart."""
+    """Return a command with one task on each node. --label separates the lines of several nodes."""
     count = len(wanted.nodes)
     here = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
     return (
@@ -170,12 +177,12 @@ def _own(wanted: Wanted) -> tuple[str, ...]:
 
 
 def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
-    """ "SENDER RECEIVER ADDRESS PORT", pairs apart by commas: what `healthd validate --pair` takes."""
+    """Return "SENDER RECEIVER ADDRESS PORT", pairs separated by commas, for `healthd validate --pair`."""
     ports = (FIRST_PORT + PORTS_A_PAIR * (number % 512) for number in range(len(pairs)))
     return ",".join(f"{a} {b} {addresses.get(b) or b} {port}" for (a, b), port in zip(pairs, ports, strict=True))
 
 
-# --- what they say
+# --- output of the commands
 
 
 def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
@@ -191,10 +198,10 @@ def _addresses(wanted: Wanted, shown: CommandResult) -> dict[str, str]:
         states[name] = (address, state.upper())
     if missing := [name for name in wanted.nodes if name not in states]:
         rest = f": {describe_unread(unread)}" if unread else ""
-        raise NoReservation(f"sinfo lists no node {printable(missing[0])}{rest}")
+        raise NoReservation(f"sinfo does not list node {printable(missing[0])}{rest}")
     taken = [f"{name} is {states[name][1]}" for name in wanted.nodes if not set(states[name][1].split("+")) <= FREE]
     if taken:
-        why = "each must be idle, undrained and in no reservation; a drained node is validated on itself"
+        why = "each node must be idle, undrained and in no reservation; validate a drained node on the node itself"
         raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {why}")
     return {name: address for name, (address, _) in states.items()}
 
@@ -207,8 +214,8 @@ def _job(wanted: Wanted, ran: CommandResult) -> str:
 
 
 def printed(text: str) -> list[dict[str, Any]]:
-    """The JSON documents in what `srun --label` printed: each task's lines are put together again. What is none is
-    passed over."""
+    """Return the JSON documents in the output of `srun --label`, after joining each task's lines. Other output is
+    skipped."""
     of_task: dict[str, list[str]] = {}
     for line in text.split("\n"):
         if found := _LINE.fullmatch(line):

@@ -1,6 +1,6 @@
-"""One validation of this node: the tools one after another within its time, judged, and kept.
+"""One validation of this node: run the tools in turn within the time limit, judge the results and save them.
 
-What a tool does not tell stands in the document as not looked at, with the reason: nothing is passed over in silence.
+A test without a result appears in the document as not measured, with the reason. Nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -45,28 +45,37 @@ from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perfte
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 OF_EACH_GPU = ("gemm", "memory", "pcie")
-WAITER_SECONDS = 0.3  # how long who ended us has to begin to wait for the lock
-LEAST_SECONDS = 2.0  # less is no time to measure anything
-# Of a port's rate a loopback must reach as much as AzNHC wants of 200 and 400 Gb/s: 180 and 360 (check_ib_bw_gdr in
-# conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf of github.com/Azure/azurehpc-health-checks).
+WAITER_SECONDS = 0.3  # time for the process that ended us to begin its wait for the lock
+LEAST_SECONDS = 2.0  # too short to measure anything
+# A loopback must reach the same share of a port's rate as AzNHC requires of 200 and 400 Gb/s: 180 and 360
+# (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf of
+# github.com/Azure/azurehpc-health-checks).
 LEAST_OF_RATE = 0.9
-TRIAL_SECONDS = 60.0  # how long a Python has to say whether it has torch: from a slow file server it takes long
+TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch: from a slow file server it takes long
 
-# What no test here can see; docs/validation.md says more.
+# Limits of all tests; docs/validation.md has more.
 BLIND = (
-    "what is slow only while a GPU computes and transfers at the same time",
-    "links and switches between nodes: healthd validate --nodes measures these",
+    "slowness that occurs only while a GPU computes and transfers at the same time",
+    "links and switches between nodes: use healthd validate --nodes",
 )
 
 
 class Refused(HealthdError):
-    """A validation does not begin: one sentence."""
+    """The validation does not start, with one sentence."""
 
 
 class Wanted(NamedTuple):
-    """node: its name. root: the files of this machine are below. families: in this order. seconds: for all of it.
-    floors: test -> the least value. dcgm_level: of `dcgmi diag -r`. why: what started it. beside_jobs: also while
-    one is on this node."""
+    """Request for a validation of this node.
+
+    node          its name
+    root          the files of this machine are below it
+    families      in this order
+    seconds       for all of them
+    floors        test -> the minimum
+    dcgm_level    of `dcgmi diag -r`
+    why           the cause of the validation
+    beside_jobs   validate also while a job is on this node
+    """
 
     node: str
     root: str
@@ -80,9 +89,13 @@ class Wanted(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One call of a tool. `commands`: for those of its families that are wanted, made anew for each attempt. `seconds`:
-    its own bound. `also`: it measures something else than the steps before it, and is no second choice for what these
-    could not. `part`: what it measures alone, "" = all."""
+    """One call of a tool.
+
+    commands   for the requested ones of its families, created again for each attempt
+    seconds    its own limit
+    also       it measures something else than earlier steps, and is no fallback for their gaps
+    part       the only part that it measures, "" = all
+    """
 
     families: tuple[str, ...]
     tool: str
@@ -94,17 +107,17 @@ class Step(NamedTuple):
 
 
 def jobs_here(root: str) -> tuple[str, ...]:
-    """The jobs that have processes on this node, by their cgroups; () also where Slurm uses none."""
+    """Return the jobs with processes on this node, by their cgroups; () also if Slurm uses none."""
     return tuple(sorted(job_processes.jobs_here(root)))
 
 
 @contextmanager
 def alone(runtime_dir: str) -> Iterator[None]:
-    """Holds RUNTIME_DIR/validation.lock, which says who holds it: "PID" and a line feed; empty when nobody does. Raises
-    Refused, ownership.Untrusted, OSError.
+    """Hold RUNTIME_DIR/validation.lock, which contains the holder's "PID" and a line feed; it is empty when released.
+    Raises Refused, ownership.Untrusted, OSError.
 
-    Nobody else may read it: who can open a file can lock it (flock(2)), and keep each validation from its start, or
-    have a prolog end the process that has a number by now which an old validation left here."""
+    Other users may not read it: a process that can open a file can lock it (flock(2)). It could block every
+    validation, or make a prolog end the process that reuses the number of an old validation."""
     descriptor = lock_file(runtime_dir, LOCK)
     try:
         os.fchmod(descriptor, 0o600)
@@ -125,8 +138,8 @@ def alone(runtime_dir: str) -> Iterator[None]:
 
 
 def somebody_waits(path: str) -> bool:
-    """Whether a process waits for the lock on this file. Only a job's prolog does. proc_locks(5): "1: -> FLOCK ADVISORY
-    WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode."""
+    """Return True if a process waits for the lock on this file. Only a job's prolog does. proc_locks(5): "1: -> FLOCK
+    ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode."""
     try:
         inode = str(os.stat(path).st_ino)
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
@@ -137,7 +150,7 @@ def somebody_waits(path: str) -> bool:
 
 
 def _told_by_a_job(wanted: Wanted, lock: str) -> bool:
-    """The prolog sends its signal first, and waits for the lock a moment later."""
+    """Return True if a job stopped us: the prolog sends its signal first, and waits for the lock a moment later."""
     until = time.monotonic() + WAITER_SECONDS
     while not somebody_waits(lock):
         if time.monotonic() > until:
@@ -147,7 +160,7 @@ def _told_by_a_job(wanted: Wanted, lock: str) -> bool:
 
 
 def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = "") -> Validation:
-    """stop: a descriptor that ends it all when it can be read. lock: the path of the lock that is held meanwhile."""
+    """Validate. stop: a descriptor that stops it when readable. lock: the path of the lock held meanwhile."""
     began, until = time.time(), time.monotonic() + wanted.seconds
     here = parts.look(wanted.root)
     measured: list[Measurement] = []
@@ -156,8 +169,8 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
     steps, missing = plan(wanted, tools, here, _python_with_torch(wanted, tools, here, until, stop))
     has_job = False
     for step in steps:
-        # A prolog ends this (docs/prolog-epilog.md). Where there is none, or it came just before the lock, a job is
-        # seen here, and shares the node with one tool's call at most.
+        # A prolog stops us (docs/prolog-epilog.md). Without one, or if it came just before the lock, the job is
+        # detected here, after sharing the node with at most one call of a tool.
         has_job = not wanted.beside_jobs and bool(jobs_here(wanted.root))
         if has_job:
             break
@@ -167,7 +180,7 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
             continue
         seconds = min(step.seconds, remaining)
         ended = programs.run(step.commands(families), seconds, stop)
-        # Somebody else took the port between our look and the server's: another one, once.
+        # Another process took the port between our choice and the server's start: try another port, once.
         if _never_met(ended) and until - time.monotonic() >= LEAST_SECONDS:
             seconds = min(step.seconds, until - time.monotonic())
             ended = programs.run(step.commands(families), seconds, stop)
@@ -199,14 +212,14 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
     if without_gpus:
         unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
     if alone_here:
-        unmeasured.append(f"{', '.join(alone_here)}: one GPU has nobody to talk to")
-    # A site's floor of all ports counts before their rates.
+        unmeasured.append(f"{', '.join(alone_here)}: this node has only one GPU")
+    # A site's floor for all ports takes precedence over their rates.
     rates = {} if "ib_loopback" in wanted.floors else here.ports
     floors = {**wanted.floors, **{f"ib_loopback {port}": LEAST_OF_RATE * rate for port, rate in rates.items()}}
     measured += _left_out(measured, here)
     known = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
-        unmeasured.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
+        unmeasured.append(f"floors: there is no test {', '.join(unknown[:5])}; these floors are ignored")
     results = judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
     return Validation(
         wanted.node,
@@ -223,20 +236,20 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
 def _not_reached(stopped_by: str, until: float) -> str:
     if stopped_by in ("a signal", "a job"):
         return f"it was stopped by {stopped_by} before this"
-    return "no time was left for it" if until - time.monotonic() < LEAST_SECONDS else "its tool told nothing of it"
+    return "no time was left" if until - time.monotonic() < LEAST_SECONDS else "its tool reported nothing"
 
 
 def plan(wanted: Wanted, tools: Tools, here: parts.Parts, python: tuple[str, str]) -> tuple[list[Step], dict[str, str]]:
-    """The calls in their order, and family -> why no tool is there for it. python: one that has torch, "" = none, and
-    why there is none."""
+    """Return the calls in their order, and family -> why no tool is available. python: one with torch ("" = none), and
+    the reason if there is none."""
     steps: list[Step] = []
     seconds = 0.3 if wanted.quick else 1.0
     programs_folder = os.path.join(os.path.dirname(__file__), "tools")
     possible = [family for family in wanted.families if family not in BETWEEN_GPUS or len(here.gpus) != 1]
     own = tuple(family for family in pytorch.MEASURES if family in possible)
     by_nvbandwidth = tuple(family for family in nvbandwidth.MEASURES if family in possible)
-    missing = dict.fromkeys(set(wanted.families) - set(possible), "one GPU has nobody to talk to")
-    # What nvbandwidth measures of PCIe has published floors: it comes first where it is.
+    missing = dict.fromkeys(set(wanted.families) - set(possible), "this node has only one GPU")
+    # nvbandwidth's PCIe measurements have published floors: it comes first if available.
     if "pcie" in wanted.families and "nvbandwidth" in tools:
         steps.append(_nvbandwidth(tools["nvbandwidth"], ("pcie",), wanted))
     if python[0] and own:
@@ -309,8 +322,8 @@ def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tup
 
 
 def _never_met(ended: Sequence[Ended]) -> bool:
-    """Whether the server ended before its client could be started, or says that its port is taken: then its client met
-    a stranger."""
+    """Return True if the server ended before its client could be started, or if its port was taken: its client may then
+    have met another server."""
     if len(ended) < 2 or ended[0].how != "ended":
         return False
     server, client = ended[0], ended[-1]
@@ -320,8 +333,8 @@ def _never_met(ended: Sequence[Ended]) -> bool:
 
 
 def _addressed(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
-    """The same where "gpu 3" is the PCI address of the fourth GPU: CUDA was told to count them in that order. A tool
-    that sees fewer than there are may count otherwise: its names stay."""
+    """Replace "gpu 3" by the PCI address of the fourth GPU: CUDA counts them in that order here. A tool that sees fewer
+    GPUs than exist may count differently: its names stay."""
     names = {f"gpu {number}": address for number, address in enumerate(here.gpus)}
     named = {word for one in found for word in one.part.split(">") if word.startswith("gpu ")}
     if named != set(names):
@@ -330,7 +343,7 @@ def _addressed(found: Sequence[Measurement], here: parts.Parts) -> list[Measurem
 
 
 def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
-    """The GPUs of which a test says nothing though it measured others: a tool does not see them."""
+    """Return the GPUs without a result of a test that measured others: the tool does not see them."""
     missing = []
     for test in (test for family in OF_EACH_GPU for test in FAMILIES[family]):
         seen = {one.part: one for one in found if one.test == test and one.part}
@@ -358,7 +371,7 @@ def _loopback(port: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
 
 
 def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurement]:
-    """What the tool told; for what it did not, why not."""
+    """Return the tool's measurements; for missing ones, the reason."""
     try:
         found = step.parse(ended)
         problem = ""
@@ -369,7 +382,7 @@ def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurem
     if any(one.how in ("overdue", "stopped") for one in ended):
         found = [_of_ended_tool(one, how) for one in found]
     silent = [family for family in step.families if not any(_of(one, family) for one in found)]
-    message = "; ".join(one for one in (how, problem, _last_words(last)) if one) or "it told nothing of it"
+    message = "; ".join(one for one in (how, problem, _last_words(last)) if one) or "it reported nothing"
     found += [
         Measurement(FAMILIES[family][0], step.part, None, "", "not_measured", f"{step.tool}: {message}", "")
         for family in silent
@@ -381,8 +394,8 @@ def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurem
 
 
 def _of_ended_tool(one: Measurement, how: str) -> Measurement:
-    """The end of a tool by us looks like a failure to its other half (a port's server without its client), and to
-    itself. PyTorch's program tells what fails before it is ended."""
+    """Discount a failure of a tool that we ended: it looks like a failure to its other half (a port's server without
+    its client), and to itself. PyTorch's program reports failures before it is ended."""
     if one.state != "failed" or one.source.startswith("PyTorch"):
         return one
     return one._replace(state="not_measured", message=f"{how}: {one.message}" if how else one.message)
@@ -413,9 +426,9 @@ def _in(one: Measurement, families: Sequence[str]) -> bool:
 
 
 def _python_with_torch(wanted: Wanted, tools: Tools, here: parts.Parts, until: float, stop: int) -> tuple[str, str]:
-    """The first Python that has torch; "" and why not. It is only looked for, not imported: that takes seconds."""
+    """Return the first Python that has torch, or "" and the reason. torch is not imported: that takes seconds."""
     if not set(wanted.families) & set(pytorch.MEASURES):
-        return "", "it was not asked for"
+        return "", "not requested"
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     for python in tools.pythons:
         seconds = min(TRIAL_SECONDS, until - time.monotonic())
@@ -423,7 +436,7 @@ def _python_with_torch(wanted: Wanted, tools: Tools, here: parts.Parts, until: f
             break
         if programs.run([Command((python, "-I", "-c", look))], seconds, stop)[0].status == 0:
             return python, ""
-    return "", f"of {len(tools.pythons)} looked at" if tools.pythons else "there is no Python that may be run"
+    return "", f"of {len(tools.pythons)} checked" if tools.pythons else "there is no Python that may be run"
 
 
 def _free_port() -> int:
@@ -440,11 +453,11 @@ def _boot_id(root: str) -> str:
         return ""
 
 
-# --- what is kept
+# --- files
 
 
 def read_past(state_dir: str) -> Past:
-    """What earlier validations measured; {} where there is none, or no right to read it."""
+    """Return the values of earlier validations; {} if there are none, or without permission to read them."""
     try:
         text = ownership.read(os.path.join(state_dir, HISTORY_FILE)).decode("utf-8", "replace")
     except OSError:

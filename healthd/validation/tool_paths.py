@@ -1,6 +1,6 @@
-"""Where the tools are that measure: named by a setting, on the PATH, or in the usual places below /opt and /usr/local.
+"""Paths of the measuring tools: from a setting, on the PATH, or in the usual places below /opt and /usr/local.
 
-As root only what nobody else could have written is run (common/ownership.py).
+Root runs only programs that no other user could have written (common/ownership.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from healthd.common import ownership
 
-# Where those who build them leave them: nvbandwidth and nccl-tests have no packages of their own; the images of
-# Azure and NVIDIA have them there (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
+# The usual installation directories: nvbandwidth and nccl-tests have no packages of their own; the images of Azure and
+# NVIDIA have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
 FOLDERS = (
     "/opt/*/bin",
     "/opt/nccl-tests/build",
@@ -29,14 +29,14 @@ MOST_PYTHONS = 6
 
 
 class Tools(dict[str, str]):
-    """Tool -> path of its program. `pythons`: those that may have torch, best first. `refused`: tool -> why not."""
+    """Tool -> path of its program. `pythons`: those that may have torch, best first. `refused`: tool -> reason."""
 
     pythons: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
 
 
 def find(named: Mapping[str, str], path: str) -> Tools:
-    """named: tool -> path, of the settings ("python" too). path: folders with ":" between."""
+    """Find the tools. named: tool -> path from the settings ("python" too). path: directories separated by ":"."""
     found = Tools()
     refused: dict[str, str] = {}
     for tool in TOOLS:
@@ -67,7 +67,7 @@ def _places(names: tuple[str, ...], path: str) -> Iterator[str]:
 
 
 def _why_not(place: str) -> str | None:
-    """None: it is a program that may be run; "": there is none; else why it may not."""
+    """Return None for a program that may be run, "" if there is none, else the reason against it."""
     try:
         about = ownership.program(place)
     except ownership.Untrusted as error:

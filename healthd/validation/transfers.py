@@ -1,8 +1,8 @@
-"""Transfers between nodes: which of them were slow, and whether a node or only a link is suspect. Pure.
+"""Transfers between nodes: the slow ones, and whether a node or only a link is suspect. Pure functions.
 
-Rule: FALCON (arXiv 2410.12588) calls a transfer suspicious that takes more than 1.1 times the median of those that do
+Rule: FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median of transfers with
 the same work, and found 42 of 43 slow jobs of several nodes to be congestion between them. A node is in two pairs of a
-ring: slow in both, it is the suspect; slow in one, the way between these two is.
+ring: if both are slow, the node is the suspect; if one is slow, the link between its two nodes is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from healthd.common.text import printable
 
 TOO_SLOW = 1.1  # times the median
-FEWEST = 3  # transfers that can be compared: of two nobody knows which is slow
+FEWEST = 3  # transfers that can be compared: with two it is unknown which is slow
 UNIT = "Gb/s"
 STATES = ("measured", "failed", "not_measured")
 MOST_CHARACTERS = 300
 
 
 class Transfer(NamedTuple):
-    """What the sender of a pair told of one rail: its port like "mlx5_0/1"; "" = of none. `state`: one of STATES."""
+    """Sender's report of one rail of a pair: its port like "mlx5_0/1", "" if none. `state`: one of STATES."""
 
     sender: str
     receiver: str
@@ -32,7 +32,7 @@ class Transfer(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """`verdict`: ok, slow, failed or not_measured. `expected`: the median, in Gb/s; None = nothing to compare with."""
+    """`verdict`: ok, slow, failed or not_measured. `expected`: the median, in Gb/s; None without a comparison."""
 
     transfer: Transfer
     verdict: str
@@ -41,7 +41,7 @@ class Judged(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """`what`: "node", of which `names` has one, or "link", of which it has the sender and the receiver."""
+    """`what`: "node" with one name, or "link" with sender and receiver."""
 
     what: str
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Suspect(NamedTuple):
 
 
 def transfer_of(data: Any) -> Transfer | None:
-    """What a sender printed; None where it is no such thing."""
+    """Parse a sender's output; None for other data."""
     if not isinstance(data, Mapping):
         return None
     texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "message")]
@@ -64,7 +64,7 @@ def transfer_of(data: Any) -> Transfer | None:
 
 
 def judge(transfers: Iterable[Transfer]) -> list[Judged]:
-    """Each beside the median of all on rails of its name."""
+    """Compare each transfer with the median of all transfers on rails of the same name."""
     every = list(transfers)
     speeds: dict[str, list[float]] = {}
     for one in every:
@@ -77,14 +77,14 @@ def _judged(one: Transfer, speeds: Sequence[float]) -> Judged:
     if one.gbits is None:
         return Judged(one, one.state, None, one.message)
     if len(speeds) < FEWEST:
-        return Judged(one, "ok", None, f"{one.gbits:.1f} {UNIT}; too few transfers to compare with")
+        return Judged(one, "ok", None, f"{one.gbits:.1f} {UNIT}; too few transfers to compare")
     middle = median(speeds)
     verdict = "slow" if middle > TOO_SLOW * one.gbits else "ok"
     return Judged(one, verdict, middle, f"{one.gbits:.1f} {UNIT}, the median is {middle:.1f}")
 
 
 def suspects(judged: Iterable[Judged]) -> list[Suspect]:
-    """The nodes that are slow or failed in all their pairs, two or more; and the links that are it beyond these."""
+    """Return nodes that are slow or failed in all of their two or more pairs, and further slow or failed links."""
     pairs: dict[tuple[str, str], bool] = {}
     for one in judged:
         if one.verdict != "not_measured":
@@ -92,7 +92,7 @@ def suspects(judged: Iterable[Judged]) -> list[Suspect]:
             pairs[pair] = pairs.get(pair, False) or one.verdict != "ok"
     bad = [pair for pair, is_bad in pairs.items() if is_bad]
     of_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad for name in pair}
-    # Of two nodes each pair is both: nobody knows which of them it is.
+    # With only two nodes each pair contains both: it is unknown which node is slow.
     nodes = [name for name, slow in of_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
     found = [Suspect("node", (name,), f"slow in each of its {len(of_node[name])} pairs") for name in nodes]
     links = [pair for pair in bad if not set(pair) & set(nodes)]

@@ -61,7 +61,7 @@ def test_a_virtual_machine_has_neither_governors_nor_counts(tmp_path):
 def test_fewer_cpus_than_expected_are_degraded_and_more_are_fine(node):
     (finding,) = findings(cpu, node(online="0-2,4-7"), Config(expected=8))
     assert (finding.code, finding.severity, finding.clears) == ("cpu/missing", Severity.DEGRADED, Clears.PASS)
-    assert (finding.expects, finding.message) == ("expected", "7 CPUs are online, 8 are expected")
+    assert (finding.expects, finding.message) == ("expected", "7 CPUs are online; expected 8")
     assert findings(cpu, node(), Config(expected=4)) == []
 
 

@@ -73,9 +73,9 @@ def test_without_an_expectation_nothing_is_asked():
 @pytest.mark.parametrize(
     ("found", "code", "says"),
     [
-        (None, "device_nodes/missing", "is not there"),
-        (device(0o666, stat.S_IFREG), "device_nodes/missing", "is no character device"),
-        (device(0o666, stat.S_IFDIR), "device_nodes/missing", "is no character device"),
+        (None, "device_nodes/missing", "is missing"),
+        (device(0o666, stat.S_IFREG), "device_nodes/missing", "is not a character device"),
+        (device(0o666, stat.S_IFDIR), "device_nodes/missing", "is not a character device"),
         (device(0o660), "device_nodes/wrong_mode", "has the mode 0660, not 0666"),
         (device(0o000), "device_nodes/wrong_mode", "has the mode 0000, not 0666"),
         (device(0o777), "device_nodes/wrong_mode", "has the mode 0777, not 0666"),

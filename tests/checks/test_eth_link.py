@@ -113,7 +113,7 @@ def test_any_speed_is_not_even_read(node, tmp_path):
 
 @pytest.mark.parametrize("speed", ["-1", "0", "4294967295"])
 def test_a_speed_that_the_driver_does_not_tell_is_unknown(node, speed):
-    assert "expect 0" in until_it_fails(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
+    assert "expected_mbps to 0" in until_it_fails(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
 
 
 LARGE = Config(expected_mtu={"eth0": 9000})
@@ -124,7 +124,7 @@ def test_another_mtu_than_expected_warns(node, mtu):
     (finding,) = findings(eth_link, node(eth0={"mtu": mtu}), LARGE)
     assert (finding.code, finding.subject, finding.expects) == ("eth_link/mtu", "eth0", "expected_mtu")
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.WARNING, Clears.PASS, 60.0)
-    assert f"has the MTU {mtu}, 9000 is expected" in finding.message
+    assert f"has MTU {mtu}; expected 9000" in finding.message
     assert findings(eth_link, node(eth0={"mtu": mtu}), EXPECTED) == []
 
 
@@ -148,7 +148,7 @@ def test_another_mtu_warns_until_it_is_right_and_never_drains(node):
     assert story.looks(node(eth0={"mtu": "9000"}), 2).codes == []
 
 
-@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "no name"), ({"eth0": 0}, "must be above 0")])
+@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "not an interface name"), ({"eth0": 0}, "must be above 0")])
 def test_an_mtu_that_is_none_is_refused(mtu, said):
     assert said in (validate(Config(expected_mtu=mtu)) or "")
     assert validate(LARGE) is None
@@ -263,7 +263,7 @@ def test_what_a_profile_guessed_never_drains(node):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "eth 0", "a-name-that-is-too-long", "eth0:1"])
 def test_what_is_no_interface_is_refused(name):
-    assert "no name of an interface" in (validate(Config(expected_mbps={name: 0})) or "")
+    assert "is not an interface name" in (validate(Config(expected_mbps={name: 0})) or "")
 
 
 def test_a_negative_speed_is_refused():

@@ -85,7 +85,7 @@ def test_exit_status_2_is_degraded_unless_the_site_says_else():
     ("script", "error"),
     [
         ("echo no sensor; exit 3", r"mine: exit status 3 \(unknown\): no sensor"),
-        ("echo what; exit 4", "exit status 4 is none of 0, 1, 2, 3: what"),
+        ("echo what; exit 4", "exit status 4 is not 0, 1, 2 or 3: what"),
         ("exit 127", "exit status 127"),
         ("kill -SEGV $$", "was ended by SIGSEGV"),
         ("echo words on stderr >&2; exit 5", "words on stderr"),

@@ -53,7 +53,7 @@ def test_a_slow_job_and_the_gpu_that_makes_it_so_warn(tmp_path):
         ("failslow/gpu", GPU, Severity.WARNING),
         ("failslow/job", "", Severity.WARNING),
     ]
-    assert found[0].message == "job 4711 is 26% slower than it was, made so by rank 5: its own work: 0.3 s"
+    assert found[0].message == "job 4711 is 26% slower than before, slowed by rank 5: its own work: 0.3 s"
 
 
 def test_how_slow_since_when_and_which_jobs_stands_in_numbers_too(tmp_path):
@@ -143,7 +143,7 @@ def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_want
     assert (found.subject, found.severity, found.clears, found.window_seconds) == ("", severity, Clears.WINDOW, 60.0)
     assert found.slowness == Slowness(0.25, COUNTED.since, ("4711",))
     assert found.shared_cause  # congestion makes many nodes slow at once
-    assert found.message == "job 4711 is 25% slower than it was: CNP rose, and lost 23 min by it"
+    assert found.message == "job 4711 is 25% slower than before: CNP rose, and lost 23 min"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_rhythm_that_several_devices_show_is_one_loss_and_not_a_part_of_it(tmp
 
 
 def test_act_needs_what_root_reads():
-    assert "needs `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
+    assert "requires `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
     assert failslow.validate(ACTS) is None
     assert '"reboot"' in (failslow.validate(replace(ACTS, action="reboot")) or "")
 

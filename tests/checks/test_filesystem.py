@@ -51,13 +51,13 @@ def test_a_server_that_does_not_answer_warns_and_may_be_silent_for_every_node_at
         "filesystem/not_responding",
         "nas1",
     )
-    assert finding.message == "the nfs server nas1 does not answer (2 lines)"
+    assert finding.message == "the nfs server nas1 does not respond (2 lines)"
     assert (finding.clears, finding.window_seconds, finding.shared_cause) == (Clears.WINDOW, 86400, True)
 
 
 def test_each_server_is_judged_by_itself():
     assert judged(SILENT, SILENT.replace("nas1", "nas2"), ANSWERS) == [
-        ("filesystem/not_responding", "nas2", "the nfs server nas2 does not answer")
+        ("filesystem/not_responding", "nas2", "the nfs server nas2 does not respond")
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_server_that_fails_over_warns_for_as_long_as_it_is_silent_and_never_dr
     story.wait(10)
     hear(story, ANSWERS)
     assert (story.codes, story.drained) == ([], False)
-    assert [c.cleared_by for c in story.cleared] == ["the server nas1 answers again"]
+    assert [c.cleared_by for c in story.cleared] == ["the server nas1 responds again"]
     assert hear(story, SILENT).codes == ["filesystem/not_responding"]
 
 

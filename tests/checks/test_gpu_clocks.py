@@ -86,7 +86,7 @@ def test_idle_set_clocks_the_power_cap_and_software_are_normal(host, story, bits
 
 @pytest.mark.parametrize(
     ("bits", "words"),
-    [(SLOWDOWN, "no reason given"), (THERMAL, "too hot"), (BRAKE, "the power supply pulled the brake")],
+    [(SLOWDOWN, "no reason reported"), (THERMAL, "too hot"), (BRAKE, "power brake of the power supply")],
 )
 def test_a_single_look_at_a_slowdown_warns_with_its_reason(host, bits, words):
     for text in (f"gpu.3.clock_event_reasons = {bits}", f"{OLD}clock_event_reasons = {bits}"):

@@ -98,7 +98,7 @@ def test_fewer_than_expected_is_degraded_until_they_are_there(host):
     (finding,) = findings(gpu_count, host(addresses=[]), Config(expected=9))
     assert (finding.code, finding.subject) == ("gpu_count/fewer_than_expected", "")
     assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.PASS)
-    assert "8 GPUs answer, 9 are expected" in finding.message
+    assert "8 GPUs respond; expected 9" in finding.message
 
 
 def test_lost_gpus_do_not_count_as_there(host):

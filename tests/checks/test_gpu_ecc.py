@@ -265,7 +265,7 @@ def test_with_mig_old_errors_are_no_fault_and_new_ones_are(host):
 
 def test_with_mig_counters_that_do_not_answer_are_unknown_too(host):
     _, error = until_it_fails(gpu_ecc, host('[gpu.3]\nmig = true\nunsupported = ["nvmlDeviceGetTotalEccErrors"]'))
-    assert error == f"GPU {PCI}: ECC is on, but no error counter answers"
+    assert error == f"GPU {PCI}: ECC is on, but no error counter can be read"
 
 
 @pytest.mark.parametrize("way", ["reboot", "repaired"])

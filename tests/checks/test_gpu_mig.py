@@ -32,21 +32,21 @@ def test_mig_that_is_on_where_it_should_be_off_is_degraded_until_it_is_off(host)
     (finding,) = findings(gpu_mig, host("[gpu.3]\nmig = true\nmig_devices = 2"), Config(mode="off", instances=0))
     assert (finding.code, finding.subject) == ("gpu_mig/mode", PCI)
     assert (finding.severity, finding.clears, finding.expects) == (Severity.DEGRADED, Clears.PASS, "mode")
-    assert finding.message == 'MIG is on, the settings say "off"'
+    assert finding.message == 'MIG is on; the settings require "off"'
 
 
 def test_a_change_that_waits_for_a_reset_is_told(host):
     text = "[gpu.3]\nmig = false\nmig_pending = true\n"
     found = findings(gpu_mig, host(text), Config(mode="on"))
     assert [f.message for f in found if f.subject == PCI] == [
-        'MIG is off (on after the next GPU reset), the settings say "on"'
+        'MIG is off (on after the next GPU reset); the settings require "on"'
     ]
 
 
 def test_another_number_of_mig_devices_is_degraded(host):
     (finding,) = findings(gpu_mig, host(SLICED.replace("7", "6", 1)), Config(mode="on", instances=7))
     assert (finding.code, finding.severity, finding.expects) == ("gpu_mig/instances", Severity.DEGRADED, "instances")
-    assert finding.message == "6 MIG devices, the settings say 7"
+    assert finding.message == "6 MIG devices; the settings require 7"
     assert len(findings(gpu_mig, host(), Config(instances=7))) == 8
 
 
@@ -54,7 +54,7 @@ def test_a_gpu_that_cannot_have_mig_is_off(host):
     text = '[gpu.3]\nunsupported = ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount"]'
     assert findings(gpu_mig, host(text), Config(mode="off", instances=0)) == []
     found = [f for f in findings(gpu_mig, host(text), Config(mode="on")) if f.subject == PCI]
-    assert [f.message for f in found] == ['MIG is not supported, the settings say "on"']
+    assert [f.message for f in found] == ['MIG is not supported; the settings require "on"']
 
 
 def test_a_gpu_that_cannot_be_asked_hides_no_other(host):

@@ -135,7 +135,7 @@ def test_a_lower_generation_of_a_gpu_that_works_warns(host):
         Severity.WARNING,
         Clears.REBOOT,
     )
-    assert finding.message == "the PCIe link runs at generation 3 of 5 while the GPU works"
+    assert finding.message == "the PCIe link runs at generation 3 of 5 while the GPU is busy"
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])
@@ -196,7 +196,7 @@ def test_a_machine_without_gpus_gives_nothing(tmp_path):
 def test_more_than_there_can_be_is_a_dead_link_thus_unknown_and_hides_no_other_gpu(host, setting, number):
     seen: list[Any] = []
     text = f"[gpu.2]\n{setting} = {number}\n[gpu.3]\npcie_width = 8\n"
-    with pytest.raises(ValueError, match=f"GPU {fake_pci_gpus('dgx-h100')[2]}: .*: {number}, and there are at most"):
+    with pytest.raises(ValueError, match=f"GPU {fake_pci_gpus('dgx-h100')[2]}: .*: {number}, but the maximum is"):
         seen.extend(gpu_pcie.run(host(text), Config(), Past({}, NOW, BOOT)))
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_pcie/lanes"]
 
@@ -205,7 +205,7 @@ def test_more_than_there_can_be_is_a_dead_link_thus_unknown_and_hides_no_other_g
 @pytest.mark.parametrize("number", [0, 63, 2**32 - 1])
 def test_a_maximum_that_no_link_has_is_unknown_and_no_missing_lane(host, setting, number):
     text = f"[gpu.3]\npcie_{setting} = {min(number, 63)}\npcie_max_{setting} = {number}\n{BUSY}"
-    with pytest.raises(ValueError, match=f"at most {number}, which is no number of them"):
+    with pytest.raises(ValueError, match=f"the maximum {number} is not valid"):
         run_check(gpu_pcie, host(text))
 
 

@@ -27,7 +27,7 @@ def test_a_limit_below_the_default_warns(host):
     (finding,) = findings(gpu_power, host("gpu.3.power_limit_watts = 500"))
     assert (finding.code, finding.subject, finding.clears) == ("gpu_power/limited", PCI, Clears.PASS)
     assert finding.severity is Severity.WARNING
-    assert finding.message == "the power limit in force is 500 W, the default is 700 W"
+    assert finding.message == "the power limit in force is 500 W; the default is 700 W"
 
 
 def test_a_limit_above_the_default_is_no_finding(host):

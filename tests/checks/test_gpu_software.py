@@ -40,7 +40,7 @@ def test_another_driver_than_expected_warns(host):
     (finding,) = findings(gpu_software, host('driver_version = "570.148.08"'), Config(driver_version=DRIVER))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_software/driver", "", Severity.WARNING)
     assert (finding.clears, finding.expects) == (Clears.PASS, "driver_version")
-    assert finding.message == "driver 570.148.08 is loaded, 580.105.08 is expected"
+    assert finding.message == "driver 570.148.08 is loaded; expected 580.105.08"
 
 
 def test_without_an_expectation_any_driver_is_fine(host):
@@ -59,7 +59,7 @@ def test_a_vbios_that_the_other_gpus_do_not_have_warns(host):
     (finding,) = findings(gpu_software, host(OLD))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_software/vbios", PCI, Severity.WARNING)
     assert (finding.clears, finding.expects) == (Clears.PASS, "")
-    assert finding.message == f"VBIOS 96.00.74.00.01, {VBIOS} is that of the other GPUs"
+    assert finding.message == f"VBIOS 96.00.74.00.01; {VBIOS} is the version of the other GPUs"
 
 
 def test_of_as_many_the_newer_is_the_right_one(host):
@@ -75,7 +75,8 @@ def test_an_expected_vbios_is_compared_with_instead(host):
     found = findings(gpu_software, host(), Config(vbios="96.00.A5.00.03"))
     assert [finding.subject for finding in found] == GPUS
     assert {finding.expects for finding in found} == {"vbios"}
-    assert findings(gpu_software, host(OLD), Config(vbios=VBIOS))[0].message.endswith(f"{VBIOS} is expected")
+    (finding,) = findings(gpu_software, host(OLD), Config(vbios=VBIOS))
+    assert finding.message.endswith(f"{VBIOS} is the expected version")
 
 
 def test_gpus_that_do_not_tell_their_vbios_are_no_finding(host):

@@ -67,7 +67,7 @@ def test_memory_above_its_maximum_warns(host):
     assert findings(gpu_temperature, host("gpu.3.temperature_memory = 95", "dgx-a100")) == []
     (finding,) = findings(gpu_temperature, host("gpu.3.temperature_memory = 96", "dgx-a100"))
     assert (finding.code, finding.severity) == ("gpu_temperature/memory_hot", Severity.WARNING)
-    assert finding.message == "the memory has 96 C, at most 95 are allowed"
+    assert finding.message == "the memory is at 96 C; the maximum is 95 C"
 
 
 NO_LIMIT = """[gpu.3]
@@ -98,7 +98,7 @@ def test_where_the_driver_tells_no_limit_the_models_own_slowdown_counts(host, na
     (finding,) = findings(gpu_temperature, host(f"{text}{slowdown - 2}"))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_temperature/hot", PCI, Severity.WARNING)
     assert finding.message == (
-        f"{slowdown - 2} C; the driver tells no limit, and such a GPU slows down at about {slowdown} C"
+        f"{slowdown - 2} C; the driver reports no limit, and this model slows down at about {slowdown} C"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_limit_of_zero_is_none(host):
     text = "[gpu.3]\ntemperature_slowdown = 0\ntemperature_memory_max = 0\n"
     assert findings(gpu_temperature, host(text, "dgx-a100")) == []
     (finding,) = findings(gpu_temperature, host(f"{text}temperature = 91\n", "dgx-a100"))
-    assert "the driver tells no limit" in finding.message
+    assert "the driver reports no limit" in finding.message
 
 
 def test_a_hot_gpu_without_a_sensor_of_its_own_is_named_by_its_margin(host):

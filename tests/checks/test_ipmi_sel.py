@@ -159,7 +159,7 @@ def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
     [
         (Ran(1, "", "Get SEL Info command failed\n"), "exit status 1: Get SEL Info command failed"),
         (Ran(1, OLD, "Error: Unable to establish IPMI session"), "exit status 1: Error: Unable"),
-        (Ran(0, "", ""), "exit status 0: it says nothing"),
+        (Ran(0, "", ""), "exit status 0: no error message"),
         (Ran(0, "N/A\n", ""), "not an entry of the SEL: 'N/A'"),
         (Ran(0, FATAL[:-12], ""), "not an entry of the SEL"),
         (TimeoutError("ipmitool: did not end within 54 s"), "did not end"),

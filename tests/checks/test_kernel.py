@@ -44,7 +44,7 @@ def test_a_hard_lockup_is_degraded_until_a_reboot():
         Severity.DEGRADED,
         "kernel/hard_lockup",
         "",
-        "a CPU took no interrupts any more, CPU 12",
+        "a CPU no longer takes interrupts, CPU 12",
         Clears.REBOOT,
         events=(1,),
     )
@@ -76,7 +76,7 @@ def test_an_oops_elsewhere_warns_until_a_reboot_or_a_day(lines):
 
 
 def test_the_oops_names_its_driver():
-    assert one(FAULT, OOPS, at("nvidia")).message == "the kernel made an error and killed what ran, in nvidia, 3 lines"
+    assert one(FAULT, OOPS, at("nvidia")).message == "kernel error; the running process was killed, in nvidia, 3 lines"
 
 
 def test_a_warning_in_a_driver_makes_no_driver_oops_of_a_bad_page_beside_it():
@@ -127,14 +127,14 @@ def test_what_stands_still_or_is_hot_warns_for_an_hour_and_never_drains(line, co
 
 def test_the_one_that_stands_still_is_named():
     assert one(SOFT).message == "a CPU did not schedule, python3 (pid 2254956), CPU 18, 27 s"
-    assert one(HUNG).message == "a task does not go on, php-fpm (pid 2767319), 120 s"
+    assert one(HUNG).message == "a task hangs, php-fpm (pid 2767319), 120 s"
     assert "a?b" in one(HUNG.replace("php-fpm", "a\x1bb")).message
 
 
 def test_a_process_that_was_killed_for_memory_is_its_jobs_affair():
     finding = one(KILLED, "oom_reaper: reaped process 1234 (python3), now anon-rss:0kB")
     assert (finding.severity, finding.code) == (Severity.INFO, "kernel/oom_kill")
-    assert finding.message == "killed, for there was no memory left, python3 (pid 1234), its cgroup's limit, 2 lines"
+    assert finding.message == "killed because memory ran out, python3 (pid 1234), its cgroup's limit, 2 lines"
     life = Life()
     for _ in range(50):
         life.says(KILLED)

@@ -50,7 +50,7 @@ def test_without_an_expectation_nothing_is_asked(tmp_path):
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [(None, "is not loaded"), ("coming", "has not ended its start"), ("going", "is being unloaded")],
+    [(None, "is not loaded"), ("coming", "has not finished loading"), ("going", "is being unloaded")],
 )
 def test_a_module_that_is_not_there_or_not_ready_is_degraded_after_a_minute(node, state, says):
     (finding,) = findings(kernel_modules, node(nvidia_peermem=state), EXPECTED)
@@ -91,7 +91,7 @@ def test_a_module_of_this_machine_is_asked():
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "nvidia uvm", "nvidia.ko", "x" * 64])
 def test_what_is_no_module_is_refused(name):
-    assert "is no name of a module" in (validate(Config(expected=(name,))) or "")
+    assert "is not a module name" in (validate(Config(expected=(name,))) or "")
     assert validate(EXPECTED) is None
 
 

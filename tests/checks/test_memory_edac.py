@@ -263,7 +263,7 @@ def test_a_negative_limit_is_refused():
 def test_a_file_that_vanishes_is_unknown(node, tmp_path):
     host = node()
     (tmp_path / f"{MC}/mc0/dimm0/dimm_ce_count"[1:]).unlink()
-    assert until_it_fails(memory_edac, host)[1] == f"{MC}/mc0/dimm0/dimm_ce_count: is not there"
+    assert until_it_fails(memory_edac, host)[1] == f"{MC}/mc0/dimm0/dimm_ce_count: is missing"
 
 
 @given(st.one_of(st.text(max_size=12), st.sampled_from(["", "N/A", "-1", "1.0", "٣", "0x1", str(2**32), str(2**64)])))

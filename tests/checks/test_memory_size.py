@@ -46,7 +46,7 @@ def test_three_per_cent_less_are_allowed_for(tmp_path, gib, less):
 def test_missing_memory_is_degraded(tmp_path):
     (finding,) = findings(memory_size, node(tmp_path, 1750), EXPECTED)
     assert (finding.code, finding.severity, finding.clears) == ("memory_size/too_small", Severity.DEGRADED, Clears.PASS)
-    assert finding.message == "1750.0 GiB of memory, 2000.0 GiB are expected: 12% are missing"
+    assert finding.message == "1750.0 GiB of memory; expected 2000.0 GiB: 12% missing"
 
 
 def test_the_share_is_a_setting(tmp_path):

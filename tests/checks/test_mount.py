@@ -200,7 +200,7 @@ def test_what_does_not_answer_warns_then_is_degraded_and_never_more():
 
 @pytest.mark.parametrize("name", ["data", "/data/"])
 def test_a_name_that_is_no_mount_point_is_refused(name):
-    assert "is no mount point" in (validate(Config(name=name)) or "")
+    assert "is not a mount point" in (validate(Config(name=name)) or "")
     assert validate(DATA) is None
     assert validate(Config(name="/")) is None
 
@@ -216,7 +216,7 @@ def test_a_garbled_line_beside_the_one_that_is_looked_for_is_no_matter(host):
 
 
 def test_no_table_is_unknown(tmp_path):
-    with pytest.raises(ValueError, match="mountinfo is not there"):
+    with pytest.raises(ValueError, match="mountinfo is missing"):
         run_check(mount, Host(str(tmp_path)), DATA)
 
 

@@ -45,7 +45,7 @@ def failing(number: int) -> Answer:
 
 
 def too_slow(_true: Any) -> Any:
-    raise TimeoutError("did not end within 5 s, and was killed")
+    raise TimeoutError("did not end within 5 s and was killed")
 
 
 def cut(true: bytes) -> bytes:

@@ -136,12 +136,12 @@ def test_what_a_profile_guessed_never_drains(node, tmp_path):
 
 @pytest.mark.parametrize("pci", ["", "1b:00.0", "0000:1B:00.0", "0000:1b:00", "0000:1b:00.8", "00000000:1b:00"])
 def test_what_is_no_pci_address_is_refused(pci):
-    assert "no PCI address" in (validate(Config(expected={pci: "10de:2330"})) or "")
+    assert "not a PCI address" in (validate(Config(expected={pci: "10de:2330"})) or "")
 
 
 @pytest.mark.parametrize("model", ["", "10de", "0x10de:0x2330", "10DE:2330", "10de:2330:1", "NVIDIA:H100"])
 def test_what_is_no_vendor_and_device_is_refused(model):
-    assert "no vendor and device" in (validate(Config(expected={GPU: model})) or "")
+    assert "not a vendor and device" in (validate(Config(expected={GPU: model})) or "")
     assert validate(EXPECTED) is None
 
 

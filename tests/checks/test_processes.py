@@ -339,7 +339,7 @@ def test_zombies_warn_and_never_drain(node, tmp_path):
 
 def test_a_process_that_cannot_be_read_hides_no_other(node):
     given_, error = until_it_fails(processes, node({"/proc/199/stat": "garbage\n"}, stuck(200)))
-    assert "/proc/199/stat: not the state of a process: 'garbage'" in error
+    assert "/proc/199/stat: not a process state: 'garbage'" in error
     assert codes([item for item in given_ if isinstance(item, Finding)]) == ["processes/unkillable"]
 
 
@@ -383,7 +383,7 @@ def test_a_share_of_nothing_is_refused():
 def test_garbage_is_a_sentence_or_a_process(text):
     for function in (state_of, parse):
         found, said = refusal(function, text, "/proc/1/stat")
-        assert found is not None or said.startswith("/proc/1/stat: not the state")
+        assert found is not None or said.startswith("/proc/1/stat: not a process state")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=15), st.sampled_from("RSDTtZXxKWPI"))

@@ -73,12 +73,12 @@ def test_a_real_systemd_is_understood():
     assert {finding.subject: (finding.code, finding.message) for finding in found} == {
         "broken": ("services/inactive", "broken is failed (failed, exit-code)"),
         "looping": ("services/inactive", "looping is activating (auto-restart, exit-code)"),
-        "slowstart": ("services/changing", "slowstart is activating (start) and on its way to another state"),
-        "waits": ("services/changing", "waits is inactive (dead) and on its way to another state"),
-        "slowstop": ("services/changing", "slowstop is deactivating (stop-sigterm) and on its way to another state"),
+        "slowstart": ("services/changing", "slowstart is activating (start) and changing its state"),
+        "waits": ("services/changing", "waits is inactive (dead) and changing its state"),
+        "slowstop": ("services/changing", "slowstop is deactivating (stop-sigterm) and changing its state"),
         "stopped": ("services/inactive", "stopped is inactive (dead)"),
-        "hidden": ("services/inactive", "hidden is not active, systemd says masked"),
-        "absent": ("services/inactive", "absent is not active, systemd says not-found"),
+        "hidden": ("services/inactive", "hidden is not active: masked"),
+        "absent": ("services/inactive", "absent is not active: not-found"),
     }
 
 
@@ -159,7 +159,7 @@ def test_a_unit_that_systemd_starts_again_and_again_warns_also_while_it_is_up():
         if not hasattr(item, "value")
     ]
     assert (finding.code, finding.severity) == ("services/restarting", Severity.WARNING)
-    assert finding.message == "systemd started slurmd again 4 times within an hour (it is active, running)"
+    assert finding.message == "systemd restarted slurmd 4 times within an hour (it is active, running)"
 
 
 def test_a_few_restarts_or_many_of_long_ago_are_nothing():
@@ -176,7 +176,7 @@ def test_an_old_systemd_that_counts_no_restarts_is_understood():
 
 def test_without_systemctl_it_is_unknown_whether_units_run():
     error = until_it_fails(services, host("munge", text="x"), REQUIRED)[1]
-    assert error == "there is no systemctl to ask about the units in required and wanted"
+    assert error == "there is no systemctl to query the units in required and wanted"
 
 
 def test_a_systemd_that_cannot_be_asked_is_unknown():
@@ -190,7 +190,7 @@ def test_a_systemd_that_cannot_be_asked_is_unknown():
     [
         ("", "no state of slurmd"),
         ("N/A", "no state of slurmd"),
-        (f"{shown('slurmd')}\n{shown('munge')}", "told of 2 units, asked for 1"),
+        (f"{shown('slurmd')}\n{shown('munge')}", "2 units reported, 1 requested"),
         (shown("slurmd").replace("active", "aktiv"), "no state of slurmd: 'Result=success NRestarts=0 Id=slurmd"),
         (shown("slurmd").replace("LoadState=loaded\n", ""), "no state of slurmd"),
         (shown("slurmd").replace("SubState=running", "SubState="), "no state of slurmd"),
@@ -208,7 +208,7 @@ def test_garbage_is_never_a_state(text):
 @pytest.mark.parametrize("unit", ["", "a b", "slurm*", "-p", "a/b", "getty@", "getty@.service", "é"])
 def test_what_is_no_unit_is_refused_with_a_hint(unit):
     assert validate(Config(required=(unit,))) == (
-        f'required: "{unit}" is no unit: write its name, as in "slurmd" or "data.mount"'
+        f'required: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
     )
     assert (validate(Config(wanted=(unit,))) or "").startswith("wanted: ")
 

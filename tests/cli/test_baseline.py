@@ -327,13 +327,13 @@ def test_a_gpu_that_does_not_answer_leaves_the_count_out(tmp_path):
     assert "gpu_count" not in tables_of(found) or tables_of(found)["gpu_count"] == {}
     ((setting, why),) = left_out(found, "gpu_count")
     assert setting == "expected"
-    assert "7 GPUs answer, but" in why
+    assert "7 GPUs respond, but" in why
     assert f"# left out: expected: {why}" in text_of(found).splitlines()
 
 
 def test_a_gpu_that_nvml_does_not_show_leaves_the_count_out(tmp_path):
     found = seen(node(tmp_path, "gpu.3.gone = true"))
-    assert left_out(found, "gpu_count")[0][1] == "7 GPUs answer, but GPU 0000:61:00.0 is on PCI and does not answer"
+    assert left_out(found, "gpu_count")[0][1] == "7 GPUs respond, but GPU 0000:61:00.0 is on PCI and does not respond"
 
 
 def test_a_driver_that_does_not_answer_leaves_nothing_else_out(tmp_path):
@@ -457,7 +457,7 @@ def test_a_dead_device_is_left_out(tmp_path):
     (tmp_path / "sys/bus/pci/devices/0000:02:00.0/revision").write_text("0xff\n")
     found = seen(node(tmp_path))
     assert "0000:02:00.0" not in tables_of(found)["pcie_devices"]["expected"]
-    assert left_out(found, "pcie_devices") == [("0000:02:00.0", "dead on the bus: reads give all ones")]
+    assert left_out(found, "pcie_devices") == [("0000:02:00.0", "dead on the bus: reads return all ones")]
 
 
 def test_a_disk_whose_controller_is_not_live_is_left_out(tmp_path):
@@ -477,7 +477,7 @@ def test_a_service_that_failed_is_left_out_and_one_that_is_not_installed_is_not_
 def test_a_device_file_that_is_none_is_left_out(tmp_path):
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path)))
     write(tmp_path, {"/dev/nvidia0": ""})
-    assert look(host, "device_nodes") == [LeftOut("device_nodes", "is no character device", "expected", "/dev/nvidia0")]
+    assert look(host, "device_nodes") == [LeftOut("device_nodes", "is not a character device", "expected", "/dev/nvidia0")]
 
 
 # --- mounts
@@ -534,7 +534,7 @@ def test_a_mount_that_jobs_may_need_is_written(fstype):
 
 def test_what_is_automounted_is_left_to_a_person():
     found = list(worth_watching(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
-    assert found == [LeftOut("mount", "automounted: add it by hand if jobs need it", instance="/home/ann")]
+    assert found == [LeftOut("mount", "automounted: add it manually if jobs need it", instance="/home/ann")]
 
 
 def test_worth_watching_goes_on_after_an_automounted_file_system():
@@ -704,7 +704,7 @@ def test_it_prints_a_baseline_and_writes_nothing(tree, capsys):
     assert main(["baseline", *tree]) == 0
     text = capsys.readouterr().out
     assert tomllib.loads(text)["checks"]["gpu_count"] == {"expected": 8}
-    assert "# left out: /dev/nvidia0: is no character device" in text
+    assert "# left out: /dev/nvidia0: is not a character device" in text
     assert not file_of(tree).exists()
 
 

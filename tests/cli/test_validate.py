@@ -113,7 +113,7 @@ def test_gpus_that_nothing_here_can_measure_are_not_looked_at(tmp_path):
     assert (done.returncode, told["verdict"]) == (3, "not_measured")  # the CPU alone says nothing of a GPU
     message = {result["test"]: result["message"] for result in told["results"] if result["verdict"] == "not_measured"}
     assert "PyTorch" in message["memory"]
-    assert "nccl: one GPU has nobody to talk to" in told["unmeasured"]
+    assert "nccl: this node has only one GPU" in told["unmeasured"]
     assert message["dcgm"] == "there is no dcgmi"
 
 
@@ -462,7 +462,7 @@ def test_a_floor_of_a_test_that_there_is_not_is_told(tmp_path):
     (tmp_path / "healthd.toml").write_text(floors)
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
     told = [words for words in json.loads(done.stdout)["unmeasured"] if words.startswith("floors")]
-    assert told == ["floors: there is no test gemm_bf17: what was meant has no floor"]
+    assert told == ["floors: there is no test gemm_bf17; these floors are ignored"]
 
 
 @only_root

@@ -135,7 +135,7 @@ def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon,
         assert found is not None
         assert found["severity"] == "warning"
         assert "job 4711 is" in found["message"]
-        assert "made so by rank 5" in found["message"]
+        assert "slowed by rank 5" in found["message"]
         job = condition(status, "failslow/job")
         assert job is not None
         assert (job["subject"], job["severity"]) == ("", "warning")

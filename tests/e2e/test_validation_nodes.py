@@ -136,7 +136,7 @@ def test_a_person_who_has_had_enough_leaves_no_reservation_and_no_job_behind(nod
     finally:
         nodes.hang.unlink()
     assert (process.returncode, out) == (3, "")
-    assert "it was stopped: what was begun is taken back" in err
+    assert "stopped by a signal; the reservation was removed" in err
     assert nodes.slurm.run("squeue", "-h", "-t", "pending,running") == ""
     nodes.must_be_free()
 

@@ -63,7 +63,7 @@ def test_every_name_is_explained_by_the_command(capsys, name):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}-{row.statuses}")
 def test_the_page_of_an_xid_has_every_row_under_its_action(row):
-    starts = {"RESET_GPU": "- Reset the GPU", "IGNORE": "- Nothing at once", "XID_154_EVAL": "- Do what Xid 154"}
+    starts = {"RESET_GPU": "- Reset the GPU", "IGNORE": "- No immediate", "XID_154_EVAL": "- Do the action that Xid 154"}
     (line,) = (line for line in to_do(row.code).split("\n") if line.startswith(starts[row.action]))
     rows = line.partition("): ")[2] or line.partition(": ")[2]
     named = [each for each in rows.rstrip(".").split("; ") if each.startswith(f"{row.units[0]} ")]
@@ -121,7 +121,7 @@ def test_a_sub_code_may_be_written_as_other_tools_do():
 def test_a_sub_code_in_no_row_is_unknown_to_this_version_and_warns():
     text = explain("nvlink5/149:63")
     assert text is not None
-    assert (text.severity, "unknown to this version" in text.meaning) == (Severity.WARNING, True)
+    assert (text.severity, "in no row of the table" in text.meaning) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(chec
     found = checked(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
     ((code, part, message),) = [each for each in conditions(found) if each[0].startswith("gpu_access")]
     assert (code, part) == ("gpu_access/lost", SECOND)
-    assert message == f"GPU {SECOND} is lost, nvmlDeviceGetEccMode says: GPU is lost"
+    assert message == f"GPU {SECOND} is lost (nvmlDeviceGetEccMode: GPU is lost)"
     assert found["health"] == "unhealthy"
     assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "the others look at the others"
 
@@ -120,7 +120,7 @@ def test_a_gpu_that_must_be_reset_from_the_middle_of_a_round_on_is_found_in_that
 def test_a_call_that_hangs_in_another_check_is_told_as_a_hang_of_the_driver(checked: Checked) -> None:
     hang, quick = 'hang = "nvmlDeviceGetEccMode"\nhang_seconds = 6', "[checks.gpu_ecc]\ntimeout_seconds = 1\n"
     found = checked(*FIVE, fake=hang, config=quick, STUB_HANG_CALL="nvmlDeviceGetEccMode", STUB_HANG_SECONDS="6")
-    assert conditions(found) == [("gpu_access/hang", "", "NVML has not answered for 1 s")]
+    assert conditions(found) == [("gpu_access/hang", "", "NVML has not responded for 1 s")]
     told = outcomes(found)
     assert (told["gpu_access"], told["gpu_ecc"], told["gpu_nvlink"]) == ("stuck", "timed_out", "stuck")
     assert len(found["results"]) == len(FIVE), "one result of each check, also of the one that looked twice"

@@ -41,7 +41,7 @@ def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None
     found = with_unanswered(later, FAILED)
     assert worst(found) == "failed"
     assert FAILED.results[0] in found.results, "word for word: it is no news"
-    assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not looked at again",)
+    assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not tested again",)
     assert with_unanswered(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
 
 

@@ -143,7 +143,7 @@ def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None
 def test_a_node_that_is_not_free_is_refused_before_anything_is_made(state: str) -> None:
     shown = CommandResult(0, states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", state)))
     error, sent = run(lambda argv: shown if argv[0] == "sinfo" else answer(argv))
-    assert str(error).startswith(f"n2 is {state.upper()}: each must be idle")
+    assert str(error).startswith(f"n2 is {state.upper()}: each node must be idle")
     assert len(sent) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_node_that_slurm_does_not_know_is_refused() -> None:
     error, sent = run(
         lambda argv: CommandResult(0, states(n1=("10.0.0.1", "idle"))) if argv[0] == "sinfo" else answer(argv)
     )
-    assert str(error) == "sinfo lists no node n2"
+    assert str(error) == "sinfo does not list node n2"
     assert len(sent) == 1
 
 
@@ -159,7 +159,7 @@ def test_a_node_that_slurm_does_not_know_is_refused() -> None:
 def test_rows_that_cannot_be_read_are_reported_if_a_node_is_missing(lost: int) -> None:
     table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))[:-lost]
     error, sent = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
-    assert str(error) == "sinfo lists no node n2: 1 row of sinfo could not be read"
+    assert str(error) == "sinfo does not list node n2: 1 row of sinfo could not be read"
     assert len(sent) == 1
 
 
@@ -176,9 +176,9 @@ def test_who_told_nothing_is_named() -> None:
     found, _ = run(lambda argv: silent(argv) if argv[0] == "srun" else answer(argv))
     assert isinstance(found, Found)
     assert found.problems == (
-        "n1,n2 told nothing: srun: error: n2: task 1: Exited with exit code 127",
-        "pass 1: n1>n2 told nothing: srun: error: n2: task 1: Exited with exit code 127",
-        "pass 2: n2>n1 told nothing: srun: error: n2: task 1: Exited with exit code 127",
+        "n1,n2 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
+        "pass 1: n1>n2 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
+        "pass 2: n2>n1 reported nothing: srun: error: n2: task 1: Exited with exit code 127",
     )
 
 

@@ -1,1 +1,1 @@
-"""The tools that measure, one per file: their commands and the parsers of their output."""
+"""Measuring tools, one per file: their commands and the parsers of their output."""

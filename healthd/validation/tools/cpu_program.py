@@ -1,6 +1,6 @@
-"""A matrix product on the CPU, really run: what the tests of this repository measure, and what a slow CPU shows.
+"""A real matrix product on the CPU: used by this repository's tests, and to detect a slow CPU.
 
-It is a program of its own, `python -I cpu_program.py SECONDS`, without imports of healthd: numpy where there is one
+It is a separate program, `python -I cpu_program.py SECONDS`, without imports of healthd. It uses numpy if available
 (all cores, by its BLAS), else plain Python (one core). It prints one JSON line.
 """
 
@@ -16,8 +16,7 @@ NUMPY_SIZE, PLAIN_SIZE = 1024, 64  # of the square matrices
 
 
 def by_numpy(np: Any, seconds: float) -> dict[str, Any]:
-    """Products of float32 matrices. Each must equal the first one bit by bit: same machine, same library, same
-    order."""
+    """Multiply float32 matrices. Each product must equal the first one bit by bit: same machine, library and order."""
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((NUMPY_SIZE, NUMPY_SIZE), dtype=np.float32) for _ in range(2))
     first = a @ b
@@ -33,7 +32,7 @@ def by_numpy(np: Any, seconds: float) -> dict[str, Any]:
 
 
 def in_plain_python(seconds: float) -> dict[str, Any]:
-    """The same of whole numbers, so that the result is known exactly."""
+    """Multiply matrices of whole numbers, so that the result is known exactly."""
     n = PLAIN_SIZE
     a = [array("d", [float((row * n + column) % 7) for column in range(n)]) for row in range(n)]
     columns = [array("d", [float((row + column) % 5) for row in range(n)]) for column in range(n)]

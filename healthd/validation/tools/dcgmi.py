@@ -3,8 +3,8 @@
 Categories have tests, a test has results: of one GPU ("gpu_id", before DCGM 3.1 "gpu_ids", since DCGM 4
 "entity_group" and "entity_id") or of all ("gpu_ids": "0,1,2"). A status is PASS, FAIL, WARN or SKIP, in any case.
 
-What fails in the category Deployment ("software" since DCGM 4: persistence mode, permissions, libraries) says how
-the node is set up, not that a part is broken: it is told and does not count as a failure.
+A failure in the category Deployment ("software" since DCGM 4: persistence mode, permissions, libraries) concerns the
+node's configuration and no broken part: it is reported and does not count as a failure.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4, and before
-# How long a level may take: NVIDIA says seconds, 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
+# Time limit of each level: NVIDIA gives seconds, 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
 SECONDS = {1: 60.0, 2: 600.0, 3: 3600.0, 4: 3 * 3600.0}
 MOST_RESULTS = 4096
-SOMEBODY_ELSE = ("busy or unavailable", "out of memory")  # has the GPU, or its memory: says nothing of it
+SOMEBODY_ELSE = ("busy or unavailable", "out of memory")  # the GPU or its memory is in use: proves nothing about it
 _SIMPLE = regex(r"[^a-z0-9]+")
 
 
@@ -29,11 +29,11 @@ def command(program: str, level: int) -> tuple[str, ...]:
 
 
 def parse(text: str) -> list[Measurement]:
-    """Raises NotUnderstood. What stands before and behind the JSON is passed over: dcgmi prints warnings there."""
+    """Parse the output. Raises NotUnderstood. Text around the JSON is skipped: dcgmi prints warnings there."""
     told = _document(text)
     root = next((told[key] for key in ROOTS if isinstance(told.get(key), dict)), None)
     if root is None:
-        raise NotUnderstood("this is no JSON of dcgmi diag")
+        raise NotUnderstood("not the JSON of dcgmi diag")
     source = f"DCGM {_version(told, root)}".strip()
     found: list[Measurement] = []
     for one in _results(root):
@@ -47,7 +47,7 @@ def parse(text: str) -> list[Measurement]:
 
 
 def _document(text: str) -> dict[str, Any]:
-    """The first JSON table that is one of ours."""
+    """Return the first JSON object with a known root."""
     decoder, at, tries = json.JSONDecoder(), text.find("{"), 0
     while at >= 0 and tries < 20:
         try:
@@ -57,7 +57,7 @@ def _document(text: str) -> dict[str, Any]:
         if isinstance(told, dict) and any(key in told for key in ROOTS):
             return told
         at, tries = text.find("{", at + 1), tries + 1
-    raise NotUnderstood("this is no JSON of dcgmi diag")
+    raise NotUnderstood("not the JSON of dcgmi diag")
 
 
 def _version(told: dict[str, Any], root: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _version(told: dict[str, Any], root: dict[str, Any]) -> str:
 
 
 def _results(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Category, test, result."""
+    """Yield category, test and result."""
     for category in _tables(root.get("test_categories")):
         for test in _tables(category.get("tests")):
             for result in _tables(test.get("results")):
@@ -87,13 +87,13 @@ def _measurement(category: str, test: str, result: dict[str, Any], source: str) 
         return Measurement(name, _part(result), None, "", "passed", words or "passed", source)
     if status == "fail" and not is_setup and not any(one in words.lower() for one in SOMEBODY_ELSE):
         return Measurement(name, _part(result), None, "", "failed", words or "failed", source)
-    about = f"DCGM says {status or 'nothing'}"
-    about += ", of how the node is set up" if is_setup and status in ("fail", "warn") else ""
+    about = f"DCGM reports {status or 'nothing'}"
+    about += ", about the node's configuration" if is_setup and status in ("fail", "warn") else ""
     return Measurement(name, _part(result), None, "", "not_measured", f"{about}{f': {words}' if words else ''}", source)
 
 
 def _part(result: dict[str, Any]) -> str:
-    """DCGM's own number of a GPU: it is not told which PCI address that is. "" = several, or the node."""
+    """Return DCGM's own number of a GPU, whose PCI address is not reported. "" = several, or the node."""
     for key in ("gpu_id", "gpu_ids"):
         if key in result:
             told = str(result[key])
@@ -105,7 +105,7 @@ def _part(result: dict[str, Any]) -> str:
 
 
 def _words(result: dict[str, Any]) -> str:
-    """What it says of it: warnings are texts, or since DCGM 3 tables with "warning"."""
+    """Return the details: warnings are texts, or since DCGM 3 objects with "warning"."""
     told = result.get("warnings") or result.get("info") or []
     some = told if isinstance(told, list) else [told]
     texts = [str(one.get("warning", "")) if isinstance(one, dict) else str(one) for one in some[:3]]

@@ -1,9 +1,8 @@
 """nccl-tests (github.com/NVIDIA/nccl-tests): all_reduce_perf and sendrecv_perf over all GPUs of this node.
 
-Its table has had 12 columns ("error") and 13 ("root", "#wrong"); those of the out-of-place run are counted from
-behind: time, algbw, busbw, wrong, twice. The largest size's bus bandwidth counts, the better one of both runs
-(doc/PERFORMANCE.md there says what it is). "Out of bounds values : 50 FAILED" is a wrong result, "Test NCCL
-failure" an error.
+Its table has had 12 columns ("error") and 13 ("root", "#wrong"); those of the out-of-place run are counted from the
+end: time, algbw, busbw, wrong, twice. The bus bandwidth of the largest size counts, the better one of both runs
+(see its doc/PERFORMANCE.md). "Out of bounds values : 50 FAILED" is a wrong result, "Test NCCL failure" an error.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
 
-SIZE = "8G"  # of one message: at the limit of every link (AzNHC: 8G of A100 with 40 GB, 16G of larger ones)
+SIZE = "8G"  # of one message: reaches the limit of every link (AzNHC: 8G for A100 with 40 GB, 16G for larger ones)
 MOST_LINES = 100_000
 _NUMBER = regex(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _BOUNDS = regex(r"Out of bounds values\s*:\s*([0-9]{1,12}) (OK|FAILED)")
@@ -21,19 +20,19 @@ _OWN_VERSION = regex(r"nccl-tests version ([0-9][0-9.]{0,15})")
 
 
 def command(program: str, gpus: int) -> tuple[str, ...]:
-    """One process with all GPUs; results are checked (-c 1)."""
+    """Return the command for one process with all GPUs; results are checked (-c 1)."""
     return (program, "-b", SIZE, "-e", SIZE, "-g", str(gpus), "-c", "1", "-n", "10", "-w", "3")
 
 
 def parse(text: str, test: str) -> list[Measurement]:
-    """test: nccl_all_reduce or nccl_sendrecv. Raises NotUnderstood."""
+    """Parse the output. test: nccl_all_reduce or nccl_sendrecv. Raises NotUnderstood."""
     found = _VERSION.search(text)
     own = _OWN_VERSION.search(text)
     source = f"nccl-tests {own[1]}" if own else "nccl-tests"
     source += f", NCCL {found[1].rstrip('.')}" if found else ""
     if failure := _FAILURE.search(text):
         message = printable(" ".join(failure[0].split()))[:300]
-        # Newer ones have NCCL's last error behind it ("/ Cuda failure 2 'out of memory'"), which may be a line more.
+        # Newer versions print NCCL's last error after it ("/ Cuda failure 2 'out of memory'"), maybe on the next line.
         state = "not_measured" if is_excused(text[failure.start() : failure.end() + 300]) else "failed"
         return [Measurement(test, "", None, "GB/s", state, message, source)]
     best, largest, wrong = None, -1, 0
@@ -51,16 +50,16 @@ def parse(text: str, test: str) -> list[Measurement]:
         message = "1 result was wrong" if count == "1" else f"{count} results were wrong"
         return [Measurement(test, "", best or None, "GB/s", "failed", message, source)]
     if best is None:
-        raise NotUnderstood("this is no output of nccl-tests")
+        raise NotUnderstood("not the output of nccl-tests")
     if bounds is None:
-        return [Measurement(test, "", None, "GB/s", "not_measured", "it did not come to its end", source)]
+        return [Measurement(test, "", None, "GB/s", "not_measured", "it did not complete", source)]
     if best <= 0:
         return [Measurement(test, "", None, "GB/s", "not_measured", "one GPU alone has no bus bandwidth", source)]
     return [Measurement(test, "", best, "GB/s", "measured", "", source)]
 
 
 def _row(line: str) -> tuple[int, float, int] | None:
-    """Size in bytes, the better bus bandwidth in GB/s, how many results were wrong; None: no row of the table."""
+    """Return size in bytes, the better bus bandwidth in GB/s, and the number of wrong results; None for other lines."""
     words = line.split()
     if len(words) not in (11, 12, 13) or not is_decimal(words[0]) or len(words[0]) > 15:
         return None

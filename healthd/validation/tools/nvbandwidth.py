@@ -32,16 +32,16 @@ _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
-    """As text: every version prints it, and what came before an error is not lost."""
+    """Return the command with text output: every version prints it, and lines before an error are not lost."""
     cases = [case for family in families if family in CASES for case in CASES[family]]
     return (program, *(word for case in cases for word in ("-t", case)))
 
 
 def parse(text: str) -> list[Measurement]:
-    """Raises NotUnderstood."""
+    """Parse the output. Raises NotUnderstood."""
     found = list(_measurements(text))
     if not found:
-        raise NotUnderstood(_trouble(text) or "this is no output of nvbandwidth")
+        raise NotUnderstood(_trouble(text) or "not the output of nvbandwidth")
     return found
 
 
@@ -67,8 +67,8 @@ def _measurements(text: str) -> Iterator[Measurement]:
 
 
 def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
-    """The rows of the first matrix: numbers behind the row's own number; None for N/A. It ends with SUM or a line that
-    is no row."""
+    """Yield the rows of the first matrix: numbers after the row's own number; None for N/A. It ends with SUM or another
+    line."""
     columns: int | None = None
     for line in lines:
         words = line.split()
@@ -87,14 +87,14 @@ def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
 
 
 def _value(word: str) -> float | bool | None:
-    """A number, None for N/A, False for what is neither."""
+    """Return a number, None for N/A, False for other text."""
     if word == "N/A":
         return None
     return float(word) if _NUMBER.fullmatch(word) else False
 
 
 def _trouble(text: str) -> str:
-    """A wrong copy, an error of CUDA: what the tool printed of it."""
+    """Return the tool's line about a wrong copy or an error of CUDA, "" if there is none."""
     for line in text.splitlines():
         if "CUDA_ERROR" in line or "Invalid value when checking" in line or line.startswith("ASSERT"):
             return printable(line.strip())[:300]
@@ -104,7 +104,7 @@ def _trouble(text: str) -> str:
 def _measured(
     case: str, rows: Sequence[Sequence[float | None]], names: dict[int, str], source: str
 ) -> Iterator[Measurement]:
-    """Of the CPU's row or a GPU's own copy a value a GPU; of pairs one each, without the diagonal."""
+    """Yield one value for each GPU from the CPU's row or a GPU's own copy; for pairs one each, without the diagonal."""
     for row, values in enumerate(rows if case == "device_to_device_memcpy_read_ce" else rows[:1]):
         for column, value in enumerate(values):
             if value is None or not 0 < value < math.inf:

@@ -1,4 +1,4 @@
-"""PyTorch: pytorch_program.py beside this file, run by a Python that has torch."""
+"""PyTorch: pytorch_program.py in this directory, run by a Python that has torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood
 from healthd.validation.passes import ring
 
 MEASURES = ("gemm", "memory", "pcie", "p2p")
-MOST_GPUS = 16  # that one node's PyTorch sees
+MOST_GPUS = 16  # visible to one node's PyTorch
 MOST_LINES = 20_000
 _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 
 
 def command(python: str, program: str, families: Sequence[str], seconds: float) -> tuple[str, ...]:
-    """python: one that has torch; program: the path of pytorch_program.py; seconds: how long each test measures."""
+    """Return the command. python: one with torch; program: path of pytorch_program.py; seconds: for each test."""
     wanted = {
         "families": [family for family in families if family in MEASURES],
         "seconds": seconds,
@@ -28,7 +28,7 @@ def command(python: str, program: str, families: Sequence[str], seconds: float) 
 
 
 def parse(text: str) -> list[Measurement]:
-    """All lines that were whole when it ended. Raises NotUnderstood: none was, or there is no torch, or no GPU."""
+    """Parse all complete lines. Raises NotUnderstood if there is none, or no torch, or no GPU."""
     source, found, missing = "PyTorch", [], ""
     for line in text.splitlines()[:MOST_LINES]:
         told = _object(line)
@@ -60,7 +60,7 @@ def _measurement(told: dict[str, Any], source: str) -> Measurement:
             return Measurement(test, part, None, unit, state, printable(str(told[key]))[:300], source)
     value = told.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        return Measurement(test, part, None, unit, "not_measured", "PyTorch's program told no number", source)
+        return Measurement(test, part, None, unit, "not_measured", "PyTorch's program reported no number", source)
     if "wrong" in told:
         return Measurement(test, part, float(value), unit, "failed", printable(str(told["wrong"]))[:300], source)
     return Measurement(test, part, float(value), unit, "measured", "", source)

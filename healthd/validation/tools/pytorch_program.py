@@ -1,11 +1,11 @@
-"""What GPUs can do, by PyTorch: matrix products, device memory, PCIe, copies between GPUs.
+"""Performance of GPUs, measured with PyTorch: matrix products, device memory, PCIe, copies between GPUs.
 
-It is a program of its own for a Python that has torch, without imports of healthd:
+It is a separate program for a Python that has torch, without imports of healthd:
 
     python -I pytorch_program.py '{"families": ["gemm", "memory", "pcie", "p2p"], "seconds": 1.0, "passes": {"8": ...}}'
 
-Each line that it prints is a JSON object, at once: {"source"}, {"gpus"}, {"test", "part", "value", "unit"}, the same
-with "wrong" (a wrong result), {"test", "part", "error"} (CUDA's) or {... "skipped"}. What hangs keeps no line back.
+It prints each line at once, as a JSON object: {"source"}, {"gpus"}, {"test", "part", "value", "unit"}, the same with
+"wrong" (a wrong result), {"test", "part", "error"} (CUDA's) or {... "skipped"}. A hanging test delays no line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SIZE = 8192  # of the square matrices: large enough for every GPU to be at its limit
+SIZE = 8192  # of the square matrices: large enough to reach the limit of every GPU
 MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
 P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
 POLL_SECONDS = 0.001
-WARM_UP, MOST_QUEUED = 3, 400  # CUDA queues about a thousand kernels; who queues more waits for the GPU
-LIMIT_SECONDS = 20.0  # for what takes about a second
-# An error of CUDA is the GPU's, but for these: no room, somebody else has it, this PyTorch is not made for it.
+WARM_UP, MOST_QUEUED = 3, 400  # CUDA queues about a thousand kernels; with more the caller waits for the GPU
+LIMIT_SECONDS = 20.0  # for work of about a second
+# An error of CUDA is the GPU's fault, except: no memory, the GPU is in use, this PyTorch does not support it.
 EXCUSED = (
     *("out of memory", "ALLOC_FAILED", "busy or unavailable", "no kernel image", "not supported", "NOT_SUPPORTED"),
     *("invalid device function", "invalid argument", "INVALID_VALUE", "insufficient"),
@@ -39,7 +39,7 @@ def say(**told: Any) -> None:
 
 
 def addresses(count: int) -> list[str]:
-    """The PCI address of each CUDA device as sysfs writes it (CUDA driver API, cuDeviceGetPCIBusId)."""
+    """Return the PCI address of each CUDA device in sysfs' form (CUDA driver API, cuDeviceGetPCIBusId)."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
     found = []
@@ -53,7 +53,7 @@ def addresses(count: int) -> list[str]:
 
 
 class Timed:
-    """Work on one GPU, queued between two events; it is asked whether it is over, never waited for without end."""
+    """Work on one GPU, queued between two events. It is polled for completion, with a time limit."""
 
     def __init__(self, torch: Any, number: int, work: Callable[[], object], times: int) -> None:
         self.times = times
@@ -67,7 +67,7 @@ class Timed:
                 self.end.record()
 
     def seconds(self, limit: float) -> tuple[float, ...]:
-        """Of one time; (): it is not over."""
+        """Return the seconds of one repetition; () if it is not finished."""
         until = time.monotonic() + limit
         while not self.end.query():
             if time.monotonic() > until:
@@ -79,8 +79,8 @@ class Timed:
 def side_by_side(
     torch: Any, test: str, parts: Sequence[str], works: dict[int, Callable[[], object]], seconds: float
 ) -> dict[int, float]:
-    """GPU -> seconds of one `work`, all GPUs at the same time, each for about `seconds`. Those that hang or end with an
-    error are told, each for itself."""
+    """Return GPU -> seconds of one `work`, all GPUs at the same time, each for about `seconds`. Works that hang or fail
+    are reported, each separately."""
 
     def begun(number: int, times: int) -> Any:
         return tried(test, parts[number], functools.partial(Timed, torch, number, works[number], times))
@@ -99,7 +99,7 @@ def side_by_side(
 
 
 def over(test: str, part: str, one: Timed) -> float | None:
-    """Its seconds; None: it hangs, or ended with an error, which is told."""
+    """Return its seconds; None if it hangs or failed, which is reported."""
     took = tried(test, part, functools.partial(one.seconds, LIMIT_SECONDS))
     if took == ():
         say(test=test, part=part, error=f"it did not end within {LIMIT_SECONDS:.0f} s")
@@ -107,7 +107,7 @@ def over(test: str, part: str, one: Timed) -> float | None:
 
 
 def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
-    """What `act` gives; None: it ended with an error, which is told."""
+    """Return the result of `act`; None if it failed, which is reported."""
     try:
         return act()
     except Exception as error:
@@ -132,14 +132,14 @@ def gemm(torch: Any, parts: Sequence[str], seconds: float) -> None:
             wrong = tried(test, parts[number], checks[number])
             if wrong is None:
                 continue
-            more = {"wrong": f"{wrong} of {SIZE * SIZE} numbers changed when a product was done again"} if wrong else {}
+            more = {"wrong": f"{wrong} of {SIZE * SIZE} numbers changed when a product was repeated"} if wrong else {}
             say(test=test, part=parts[number], value=value, unit="TFLOPS", **more)
         del works, checks
         torch.cuda.empty_cache()
 
 
 def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object], Callable[[], int]]:
-    """A product of two matrices, and how many numbers of it differ from those of the first one (SIZE x SIZE).
+    """Return a product of two matrices, and a function that counts its differences from the first one (SIZE x SIZE).
 
     cuBLAS: "all API routines from a given version produce the same bit-wise results at every run when executed on GPUs
     with the same architecture and the same number of SMs" (docs.nvidia.com/cuda/cublas, "Results reproducibility").
@@ -165,7 +165,7 @@ def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object],
 
 
 def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
-    """A copy within the GPU: each byte is read and written."""
+    """Copy within the GPU: each byte is read and written."""
 
     def made(number: int) -> Callable[[], object]:
         a = torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
@@ -181,15 +181,15 @@ def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
-    """One GPU after another: several share what is above them. Host memory is that of the CPU next to the GPU."""
+    """Measure one GPU after another: several share a link above them. Host memory is on the CPU next to the GPU."""
     everywhere = os.sched_getaffinity(0)
     for number, part in enumerate(parts):
         run_on(near(part) & everywhere or everywhere)
         for test in ("pcie_h2d", "pcie_d2h"):
             work = tried(test, part, functools.partial(_transfer, torch, number, test == "pcie_h2d"))
             works: dict[int, Callable[[], object]] = {} if work is None else {number: work}
-            # The best of three: a link that lost lanes or speed is slow each time, what disturbs once is not. An H100
-            # whose link gives 55 GB/s gave 45 one time in a few tens, which is below the floor.
+            # The best of three: a link that lost lanes or speed is slow each time, a disturbance is not. An H100 whose
+            # link reaches 55 GB/s gave 45 one time in a few tens, which is below the floor.
             tries: list[float] = []
             for _ in range(REPEATS):
                 took = side_by_side(torch, test, parts, works, min(seconds, 0.3) / REPEATS)
@@ -202,7 +202,7 @@ def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def run_on(cpus: set[int]) -> None:
-    """As far as it may: below healthd's unit it may not (SystemCallFilter=, @resources), and measures from any CPU."""
+    """Bind to CPUs if permitted: healthd's unit forbids it (SystemCallFilter=, @resources), and any CPU is used."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
 
@@ -215,7 +215,7 @@ def _transfer(torch: Any, number: int, to_gpu: bool) -> Callable[[], object]:
 
 
 def near(part: str) -> set[int]:
-    """The CPUs next to a PCI device, by sysfs ("0-31,64-95"); none where it does not tell."""
+    """Return the CPUs next to a PCI device, from sysfs ("0-31,64-95"); none if unknown."""
     found: set[int] = set()
     try:
         with open(f"/sys/bus/pci/devices/{part}/local_cpulist", encoding="ascii") as file:
@@ -228,7 +228,7 @@ def near(part: str) -> set[int]:
 
 
 def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Pair by pair, all pairs of a pass at the same time; the median of three."""
+    """Measure pairs, all pairs of a pass at the same time; the median of three."""
     for megabytes in P2P_MEGABYTES:
         size = megabytes * 1_000_000
         for pairs in passes:
@@ -243,7 +243,7 @@ def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int
                     works[sender, receiver] = work
             took: dict[tuple[int, int], list[float]] = {pair: [] for pair in works}
             broken: set[tuple[int, int]] = set()
-            for _ in range(REPEATS + 1):  # the first one makes the peers known to each other
+            for _ in range(REPEATS + 1):  # the first one enables peer access
                 queued: dict[tuple[int, int], Timed] = {}
                 for pair, work in works.items():
                     part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"

@@ -216,7 +216,7 @@ def test_a_setting_of_the_node_is_no_broken_part_and_what_is_skipped_was_not_loo
         ("dcgm_software", "dcgm_memory", "dcgm_pcie"), "not_measured"
     )
     assert "Persistence mode for GPU 0 is disabled" in found["dcgm_software"].message
-    assert found["dcgm_pcie"].message == "DCGM says skip"
+    assert found["dcgm_pcie"].message == "DCGM reports skip"
     allowed = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.5.2_allowed.json"))}
     assert (allowed["dcgm_memory"].state, allowed["dcgm_pcie"].state) == ("passed", "passed")
     assert (allowed["dcgm_pcie"].part, allowed["dcgm_pcie"].source) == ("DCGM 0", "DCGM 4.5.2")

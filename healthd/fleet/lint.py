@@ -1,7 +1,7 @@
-"""What SQL a question may use, so that DuckDB and Spark answer it alike and no join drowns a large store. Pure.
+"""Lint of queries: SQL that DuckDB and Spark answer alike, without joins that are too large for a large store. Pure.
 
-Allowed is one SELECT over tables that are known by name, with JOIN ... ON, GROUP BY, window functions and the functions
-of FUNCTIONS. The rest is refused with the line that it stands in and what to write instead.
+Allowed is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions of FUNCTIONS.
+Anything else is rejected with its line and an alternative.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-# What both engines have under this name and with this result, for whole numbers and text.
+# Functions with the same name and result in both engines, for whole numbers and text.
 FUNCTIONS = frozenset(
     [
         "abs",
@@ -83,12 +83,12 @@ _BEFORE_A_BRACKET = frozenset(
 )
 _ENDS_A_FROM = frozenset(["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"])
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
-# Equal names of these sort make a join over a range of time cheap: a bin of time, or what names one job or stream.
+# Equality of such columns makes a join over a time range cheap: a time bin, or the identifier of a job or stream.
 _NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
-_SMALL = ("asked", "numbers")  # what CROSS JOIN may multiply by
+_SMALL = ("asked", "numbers")  # tables allowed in a CROSS JOIN
 
 _ALL = "name the columns, and say UNION ALL only between two SELECTs"
-# Words that are refused -> what to write instead.
+# Rejected words -> alternative.
 _WORDS = {
     "anti": "say WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
     "asof": "an ASOF JOIN is DuckDB's: join by an equal time bin and take the newest with row_number()",
@@ -110,7 +110,7 @@ _WORDS = {
         ("timestamp", "date", "current_date", "current_timestamp"), "times are whole seconds since the epoch, UTC"
     ),
 }
-# Functions that only one engine has, or each has in its own way -> what to write instead.
+# Functions that exist in one engine only, or differ between them -> alternative.
 _FUNCTIONS = {
     "explode": "join `numbers`",
     "generate_series": "join `numbers`",
@@ -139,7 +139,7 @@ _REFUSED_SIGNS = {
 
 
 class Token(NamedTuple):
-    """`word`: a name or keyword in lower case, or the sign, text or number as it stands. `depth`: of brackets."""
+    """word: a name or keyword in lower case, or the sign, text or number unchanged. depth: of brackets."""
 
     kind: str
     word: str
@@ -153,7 +153,7 @@ class Refusal(NamedTuple):
 
 
 def tokens(sql: str) -> list[Token]:
-    """The SQL without blanks and comments."""
+    """Return the tokens of the SQL without blanks and comments."""
     found, line, depth = [], 1, 0
     for match in _TOKEN.finditer(sql):
         kind, text = str(match.lastgroup), match[0]
@@ -166,14 +166,14 @@ def tokens(sql: str) -> list[Token]:
 
 
 def tables_of(sql: str) -> set[str]:
-    """The names after FROM and JOIN, but for those that a WITH of the same SQL makes."""
+    """Return the names after FROM and JOIN, except those defined by a WITH of the same SQL."""
     read = tokens(sql)
     named = (read[number + 1] for number in _reading(read) if number + 1 < len(read))
     return {name.word for name in named if name.kind == "word"} - _made(read)
 
 
 def refusals(sql: str, known: Collection[str]) -> list[Refusal]:
-    """Why this is no question, by its lines; empty if it may be asked. `known`: the tables that there are."""
+    """Return the errors of a query by line; empty if it is allowed. known_tables: the available tables."""
     read = tokens(sql)
     if not read:
         return [Refusal(1, "there is no SQL in it")]
@@ -182,7 +182,7 @@ def refusals(sql: str, known: Collection[str]) -> list[Refusal]:
 
 
 def _made(read: list[Token]) -> set[str]:
-    """What WITH names: `name AS (` or `name(a, b) AS (`."""
+    """Return the names defined by WITH: `name AS (` or `name(a, b) AS (`."""
     made = set()
     for number, token in enumerate(read):
         if token.word == "as" and _word(read, number + 1) == "(" and number:
@@ -252,7 +252,7 @@ def _cast(read: list[Token], bracket: int) -> Iterator[Refusal]:
 
 
 def _reading(read: list[Token]) -> Iterator[int]:
-    """Where FROM and JOIN stand, but for IS DISTINCT FROM."""
+    """Yield the positions of FROM and JOIN, except IS DISTINCT FROM."""
     for number, token in enumerate(read):
         if token.kind == "word" and token.word in ("from", "join") and _word(read, number - 1) != "distinct":
             yield number
@@ -305,7 +305,7 @@ def _joins(read: list[Token]) -> Iterator[Refusal]:
 
 
 def _condition(read: list[Token], join: int) -> list[Token] | None:
-    """The tokens of a join's ON; [] of a USING; None if it has neither."""
+    """Return the tokens of a join's ON; [] for USING; None if it has neither."""
     depth = read[join].depth
     begin = next(
         (
@@ -332,7 +332,7 @@ def _condition(read: list[Token], join: int) -> list[Token] | None:
 
 
 def _equality(condition: list[Token], at: int) -> bool:
-    """Whether `a.x = b.y` stands around this place, of two tables."""
+    """Return True if `a.x = b.y` with two tables is at this position."""
     around = condition[max(at - 3, 0) : at + 4]
     return (
         condition[at].word == "="

@@ -1,4 +1,4 @@
-"""`healthd fleet report`: every answer of one store, read once, as one page."""
+"""`healthd fleet report`: all answers of one store on one page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FILE = "report.html"
 
 
 class NotOurs(HealthdError):
-    """What stands in the report's place is no report."""
+    """A file in place of the report was not written by healthd."""
 
 
 class Source(NamedTuple):
@@ -72,14 +72,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An answer of the report.
+    """A chapter of the report.
 
-    way        what behind `healthd fleet` asks for it; "": its name
-    of_store   whether that takes the store's flags too
+    command            arguments of `healthd fleet` for the same answer; "": its name
+    takes_store_flags  True if that command takes the store's options too
     """
 
     name: str
-    title: str  # where the store has no answer
+    title: str  # used if the store has no answer
     answer: Callable[[Study], Document]
     view: Callable[[Document], View]
     way: str = ""
@@ -92,9 +92,15 @@ def parts(
     nccl_folders: Sequence[str] = (),
     compared: tuple[str, Callable[[], Document]] | None = None,
 ) -> tuple[Part, ...]:
-    """In the order of the report. price: of a GPU-hour; sla: percent of time that nodes should be up; nccl_folders: of
-    flight-recorder dumps; compared: the arguments of `healthd fleet compare`, and what gives its
-    document or raises what answers() takes."""
+    """Return the chapters in the order of the report.
+
+    Args:
+        price: of a GPU-hour.
+        sla: percent of time that nodes should be up.
+        nccl_folders: folders of flight recorder dumps.
+        compared: the arguments of `healthd fleet compare`, and a function that returns its document or raises an error
+        of `compute_answers`.
+    """
     found = [
         Part("states", "What became of the jobs", states.states, states_view.view),
         Part(
@@ -136,9 +142,11 @@ def _stalled(folder: str, _: Study) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """documents: name of a part -> its document
-    unanswered: name -> why it has none; the store lacks what the answer needs, or the answer failed
-    failed: name -> why, of those that failed: not enough memory or disk, a damaged file
+    """Documents of a report.
+
+    documents   name of a chapter -> its document
+    unanswered  name -> why there is no document: missing data, or an error
+    failed      name -> why, for errors only: not enough memory or disk, a damaged file
     """
 
     documents: dict[str, Document]
@@ -147,7 +155,7 @@ class Answers:
 
 
 def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
-    """Compute every part. One that fails leaves the others. memory_mib: the limit to name where it did not suffice."""
+    """Compute every chapter. An error in one does not affect the others. memory_mib: the limit, for messages."""
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in those:
         try:
@@ -162,7 +170,7 @@ def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
 
 
 def document(study: Study, found: Answers) -> dict[str, Document]:
-    """Return what --json prints: under `report` the opening, the sources and what has no answer; then each answer."""
+    """Return the document of --json: the opening, the sources and missing answers under `report`, then each answer."""
     notes = [f"There is no answer to {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
@@ -177,7 +185,7 @@ def document(study: Study, found: Answers) -> dict[str, Document]:
 def html(
     documents: Mapping[str, Document], those: Sequence[Part], flags: str, made_by: str, command: str, with_: Assets
 ) -> str:
-    """The page. flags: of each command that tells a chapter as numbers; made_by, command: how the page was made."""
+    """Return the page. flags: options for the command of each chapter. made_by, command: how the page was made."""
     head = documents["report"]
     chapters = [_chapter(part, documents) for part in those]
     common = _common([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
@@ -200,7 +208,7 @@ def _way(part: Part, flags: str) -> str:
     return " ".join(filter(None, words))
 
 
-# What holds of every report.
+# Limits of every report.
 LIMITS = (
     "Where healthd did not run or its lines are missing, faults were not recorded: there may have been some.",
     "Prometheus records a condition at each scrape: a condition between two scrapes is missing.",
@@ -210,8 +218,10 @@ LIMITS = (
 
 
 def write(folder: str, text: str) -> str:
-    """The path of the report, which is replaced whole or not at all; the mode of one that is there stays, a new one is
-    its owner's alone, as the store is. Raises NotOurs, ownership.Untrusted, OSError."""
+    """Write the report atomically and return its path. Raises UnknownReport, ownership.Untrusted, OSError.
+
+    An existing report keeps its mode; a new one is readable by its owner only, like the store.
+    """
     path = os.path.join(folder, FILE)
     with ownership.folder(folder, make_mode=0o700):
         pass
@@ -228,7 +238,7 @@ def write(folder: str, text: str) -> str:
 
 
 def assets() -> Assets:
-    """What the page needs to draw, from the packages that are installed."""
+    """Load the page's style and scripts from the installed packages."""
     import vl_convert  # not installed where Spark computes the answers
 
     ours = Path(__file__).with_name("page")
@@ -251,7 +261,7 @@ def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
 
 
 def _common(notes: Sequence[str]) -> tuple[str, ...]:
-    """Those that several chapters have, each once."""
+    """Return the notes that several chapters share, each once."""
     return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
 
 

@@ -1,7 +1,7 @@
-"""The five sentences that a report opens with, for who pays: what ran, what was lost, how often a large job is
-interrupted, what breaks most, what to do. Pure: of the documents that `--json` prints.
+"""The five opening sentences of a report, for management: usage, loss, interruptions, main cause, recommendation.
 
-Each is true for any store: what is not known is said to be, with the reason.
+Computed from the documents that `--json` prints. The sentences are true for any store: unknown facts are reported as
+unknown, with the reason. Pure.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from healthd.common.text import printable
 from healthd.fleet.answers.causes import CAUSES, USER_PROGRAM
 from healthd.fleet.answers.document import Document, number, percent, span
 
-LARGE_GPUS = 1024  # the job whose interruptions are told: what trains a large model
+LARGE_GPUS = 1024  # size of the job whose interruptions are given: typical for training a large model
 GPUS_OF_A_NODE = 8
 DAY = 86400
 LONGEST_SECONDS = 1000 * 365 * DAY  # as in `rate`
-MOST_NODES = 3  # that are named in a sentence; the chapter has all
-# What an answer says that it lacks, for who knows neither stores nor commands.
+MOST_NODES = 3  # nodes named in a sentence; the chapter has all
+# Missing data in words for readers who know neither stores nor commands.
 PLAINLY = {
     "the store has no jobs": "no job's records were read",
     "the store has no events": "no health check's records were read",
@@ -27,7 +27,7 @@ PLAINLY = {
 
 
 def opening(told: Mapping[str, Document], untold: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """told: name of an answer -> its document; untold: name -> why there is none."""
+    """Return the opening. documents: name of an answer -> its document. missing: name -> why there is none."""
     return (
         _ran(told.get("states"), _why("states", untold)),
         _lost(told.get("goodput"), told.get("states"), _why("goodput", untold)),
@@ -38,7 +38,7 @@ def opening(told: Mapping[str, Document], untold: Mapping[str, str]) -> tuple[st
 
 
 def _why(name: str, untold: Mapping[str, str]) -> str:
-    """ ": no job's records were read", or nothing. Which command would mend it stands in the chapter."""
+    """Return ": no job's records were read", or "". The chapter has the command that adds the data."""
     if name not in untold:
         return ""
     reason = untold[name].partition(": healthd ")[0]
@@ -98,7 +98,7 @@ def _interrupted(rate: Document | None, why: str) -> str:
 
 
 def _between(nodes: float, per_thousand_node_days: float) -> str:
-    """The time between two interruptions: 1 / (N r_f), as `rate` has it."""
+    """Return the time between two interruptions: 1 / (N r_f), as in `rate`."""
     return span(DAY * 1000 / (nodes * per_thousand_node_days))
 
 

@@ -1,7 +1,7 @@
-"""Times and durations as Slurm and people write them, to whole seconds.
+"""Parsing of times and durations as written by Slurm and people, in whole seconds.
 
-A time without its zone is read in the zone that was said for its file. The hour that a clock shows twice when summer
-time ends has no one meaning, and the hour that it leaves out none: both are refused and named, never guessed.
+A time without a zone is read in the zone given for its file. The hour that occurs twice when summer time ends is
+ambiguous, and the hour skipped when it begins does not exist: both are rejected with a message, never guessed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import zoneinfo
 from healthd.common.errors import HealthdError
 from healthd.common.text import described, is_decimal, regex
 
-# What sacct prints for no time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
+# Printed by sacct for a missing time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
 MIN_SECONDS, MAX_SECONDS = 0, 4_102_444_800  # 1970 to 2100
-# Before it no cluster ran Slurm, whose first release is of 2002: that is the clock of a node whose battery is empty,
-# which begins in 1970 or 2000. And what lies further than a day behind the last ingest has a clock that is ahead, or is
-# planned.
+# No cluster ran Slurm before this time, since its first release was in 2002. Earlier times come from nodes with an
+# empty clock battery, whose clocks begin in 1970 or 2000. Times more than a day after the last ingest come from a clock
+# that is ahead, or are planned.
 CLOCK_SET_SECONDS, CLOCK_AHEAD_SECONDS = 1_000_000_000, 86_400
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d{1,9})?)?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?)?")
@@ -27,15 +27,15 @@ _DURATION = regex(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?(?:\.\d{1,6}
 
 
 class TimeError(HealthdError, ValueError):
-    """A text is no time, or not one time."""
+    """A text is not a time, or is ambiguous."""
 
 
 class NoTime(TimeError):
-    """A text is no time."""
+    """A text is not a time."""
 
 
 def zone(name: str) -> datetime.tzinfo:
-    """A zone of the tz database, or "UTC", which needs none. Raises TimeError."""
+    """Return a zone of the tz database, or UTC, which needs no database. Raises TimeError."""
     if name == "UTC":
         return datetime.timezone.utc
     try:
@@ -45,8 +45,10 @@ def zone(name: str) -> datetime.tzinfo:
 
 
 def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
-    """Seconds since the epoch; None for Slurm's words for "no time", and for 0. `where`: the zone of a time that says
-    none. Raises TimeError."""
+    """Return seconds since the epoch; None for Slurm's words for "no time", and for 0. Raises TimeError.
+
+    default_zone: the zone of times without one.
+    """
     text = text.strip()
     if text in NO_TIME:
         return None
@@ -76,7 +78,7 @@ def _of_utc(local: datetime.datetime) -> int:
 
 
 def _offset(local: datetime.datetime, where: datetime.tzinfo, text: str) -> int:
-    """East of Greenwich, seconds. PEP 495: fold=0 and fold=1 differ where a time is twice, or not at all."""
+    """Return the offset east of Greenwich in seconds. PEP 495: fold=0 and fold=1 differ for ambiguous times."""
     first, second = (local.replace(tzinfo=where, fold=fold).utcoffset() for fold in (0, 1))
     assert first is not None
     assert second is not None
@@ -94,7 +96,7 @@ def _bounded(number: int, text: str) -> int:
 
 
 def duration(text: str) -> int:
-    """Whole seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
+    """Return the seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise TimeError(f"no duration: {described(text)}")
@@ -109,7 +111,7 @@ def duration(text: str) -> int:
 
 
 def limit(text: str) -> int | None:
-    """Seconds of a time limit in minutes, as TimelimitRaw has it; None: there is none. Raises TimeError."""
+    """Return the seconds of a time limit in minutes (TimelimitRaw); None: unlimited. Raises TimeError."""
     text = text.strip()
     if text in ("", "UNLIMITED", "Partition_Limit"):
         return None

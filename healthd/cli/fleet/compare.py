@@ -1,4 +1,4 @@
-"""`healthd fleet compare A B`: what differs between two periods, partitions, models, switches, accounts or clusters."""
+"""`healthd fleet compare A B`: differences between two periods, partitions, models, switches, accounts or clusters."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def compared(args: argparse.Namespace, a: str, b: str) -> Document:
-    """Return the document of two sides. `args`: the flags of a store.
+    """Return the document of two sides. args: the store's options.
 
     Raises:
-        Stop: wrong use, also two sides that are the same.
+        Stop: wrong use, also two equal sides.
         StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
-        Unanswerable: the store lacks what the comparison needs.
+        Unanswerable: the store lacks data for the comparison.
     """
     from healthd.fleet.answers import compare
 
@@ -53,7 +53,7 @@ def compared(args: argparse.Namespace, a: str, b: str) -> Document:
 
 
 def _side(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The flags of one side: what its name says, beside what both have in common. Raises Stop."""
+    """Return the options of one side: its own choice, and the options common to both. Raises Stop."""
     from healthd.fleet.answers.compare import choice, period
     from healthd.fleet.answers.document import WrongChoice
 

@@ -1,4 +1,4 @@
-"""`healthd fleet`: the centre's store. What was told and accounted comes in, and leaves when it is old."""
+"""`healthd fleet ingest` and `prune`: add data to the centre's store, and remove old data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from healthd.fleet.ingest import Asked, Came
 
-_MOST_FAILED = 20  # sentences of files that cannot be read: a folder may have one for each node
+_MOST_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
 HOW = 'README.md, "The fleet, at the centre", says how to install it'
 
 
 @contextmanager
 def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
-    """What goes wrong with the store or a source in the block ends the command with its sentence. who: the command."""
+    """End the command with a message on errors of the store or a source. command: the command."""
     from healthd.common.errors import HealthdError
 
     try:
@@ -37,7 +37,7 @@ def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
 
 
 def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
-    """Whole seconds of a date or time; where it names no zone: in `zone`, or UTC. Raises Stop."""
+    """Parse a date or time to whole seconds; without a zone in `zone`, or UTC. Raises Stop."""
     from datetime import timezone
 
     from healthd.fleet import times

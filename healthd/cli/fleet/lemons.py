@@ -1,4 +1,4 @@
-"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained, one after another."""
+"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 WHO = "healthd fleet lemons: --apply"
-OLD_SECONDS = 86400.0  # after that a node may have been repaired, and nobody told the store
+OLD_SECONDS = 86400.0  # older data may miss a repair of the node
 
 
 def _lemons_flags(parser: Parser) -> None:
@@ -71,13 +71,13 @@ def _lemons(args: argparse.Namespace) -> int:
 
 
 def is_old(lemons: Document, now: float) -> bool:
-    """Whether what the store knows does not end within a day of now. A time that is to come is no better."""
+    """Return True if the store's data does not end within a day of now, before or after."""
     known_until = lemons["window"]["known_until"]
     return known_until is None or abs(now - known_until) > OLD_SECONDS
 
 
 def require_now(lemons: Document, until: int | None, now: float) -> None:
-    """A drain acts on the nodes as they are now: so must what it stands on. until: what --to says."""
+    """Require current data and a current period, since a drain acts on the current nodes. until: the time of --to."""
     from healthd.fleet.answers import document
 
     if until is not None and not now <= until <= now + OLD_SECONDS:
@@ -92,8 +92,9 @@ def require_now(lemons: Document, until: int | None, now: float) -> None:
 
 
 def require_this_cluster(lemons: Document, said: str, settings: Settings) -> None:
-    """Names of nodes are alike in many clusters: the store's has to be the one whose slurmctld is asked. said: by
-    --cluster."""
+    """Require that the store's cluster is the local one: many clusters use the same node names. given_cluster:
+    --cluster.
+    """
     from healthd.common.slurm import commands
     from healthd.common.slurm.slurm_conf import parse_cluster_name
 
@@ -111,7 +112,7 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
 
 
 def answered(argv: Argv, command_seconds: float) -> str:
-    """What Slurm prints. Raises Stop where it does not answer."""
+    """Return the output of a Slurm command. Raises Stop if it fails."""
     from healthd.agent.slurm import blocking
     from healthd.common.slurm.commands import Command
     from healthd.common.slurm.output import what_failed
@@ -123,8 +124,11 @@ def answered(argv: Argv, command_seconds: float) -> str:
 
 
 def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> list[dict[str, Any]]:
-    """[{node, drained, words}]. The first that Slurm does not answer for ends it: what was done is told. most: how many
-    of the cluster's nodes may be out as lemons."""
+    """Drain the nodes and return [{node, drained, words}]. max_drained: limit of lemons that are drained in the
+    cluster.
+
+    The first error of Slurm ends it with a message on the drains so far.
+    """
     from healthd.agent.slurm import blocking, drain_lemon
     from healthd.common.slurm.output import SlurmTrouble
 

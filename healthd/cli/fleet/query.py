@@ -1,4 +1,4 @@
-"""`healthd fleet query`: the questions that the centre's store answers."""
+"""`healthd fleet query`: queries of the centre's store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from healthd.fleet.engine import Answer, Asked, Files
     from healthd.fleet.questions import Question
 
-MOST_ROWS = 500  # of a table for people
-ROWS_AT_ONCE = 1000  # that CSV is written of
+MOST_ROWS = 500  # printed in a table
+ROWS_AT_ONCE = 1000  # written at once as CSV
 
 
 def _arguments(parser: Parser) -> None:
@@ -34,7 +34,7 @@ def _arguments(parser: Parser) -> None:
 
 
 def add_times(parser: Parser) -> None:
-    """The period."""
+    """Add the options for the period."""
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
     parser.add_argument(
         "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
@@ -42,7 +42,7 @@ def add_times(parser: Parser) -> None:
 
 
 def add_engine(parser: Parser) -> None:
-    """Which engine answers, with how many threads and how much memory."""
+    """Add the options for the engine, its threads and its memory."""
     parser.add_argument(
         "--engine",
         metavar="duckdb|spark|spark://HOST:PORT",
@@ -64,9 +64,9 @@ def _engine(text: str) -> str:
     return text
 
 
-# Each thread is one of the operating system, whatever there is to do: 32,000 of them stood a machine still.
+# Every thread is created, even without work for it: 32,000 threads blocked a machine.
 MOST_THREADS = 256
-LEAST_MIB = 256  # with less an empty store is not even opened
+LEAST_MIB = 256  # less is not enough to open an empty store
 
 
 def threads(text: str) -> int:
@@ -155,8 +155,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def time_asked(args: argparse.Namespace, folder: str, files: Files, who: str) -> tuple[int, int]:
-    """[from, to) of --from and --to; where they were not said, all that the store tells of. who: the command, for its
-    sentences. Raises Stop."""
+    """Return [from, to) of --from and --to, or the period that the store covers. command: for messages. Raises Stop."""
     from healthd.fleet.engine import NUMBERS, times_known
 
     if not any(files.values()):
@@ -196,7 +195,7 @@ def _answered(
 
 
 def _json(question: Question, engine: str, asked: Asked, answer: Answer) -> Iterator[str]:
-    """docs/fleet.md, "As JSON": a row a line."""
+    """Yield the JSON of a result, one row per line: docs/fleet.md, "As JSON"."""
     import json
 
     head = {

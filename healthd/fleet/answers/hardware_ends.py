@@ -1,4 +1,4 @@
-"""The jobs that the nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
+"""Jobs that nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
 
 hardware_ends.sql has the rule and its source.
 """
@@ -12,7 +12,7 @@ WORDS = dict(zip(ENDED, ("NODE_FAIL", "FAILED beside a failing check", "REQUEUED
 
 
 def notes(study: Study) -> list[str]:
-    """What limits the table."""
+    """Return the limits of the table as sentences."""
     if study.has("events") or study.has("scraped_conditions"):
         return []
     return ["No health check is in the store: of what the hardware ended only NODE_FAIL is known."]

@@ -1,6 +1,6 @@
-"""Which rank holds up a stuck job: from what its ranks wrote of their NCCL collectives. No store is needed.
+"""The rank that holds up a stuck job, from the ranks' records of their NCCL collectives. Needs no store.
 
-The rule stands in healthd/fleet/collectives/waits.py, what is read in files.py there.
+The rule is in healthd/fleet/collectives/waits.py, the input formats in files.py there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from healthd.fleet.collectives.rank_view import View, file_name
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 
 MOST_NAMED = 5
-MOST_WITHOUT_DUMP = 4096  # so many of them are listed
+MOST_WITHOUT_DUMP = 4096  # number of ranks to list
 
 
 def nccl(folder: str) -> Document:
-    """kind: missing, network, memory, hang, mismatch, none; suspects: ranks; groups: [{group, collective, entered,
-    missing, ...}]; failures: failed requests; hangs: ranks whose watchdog made no progress.
+    """Return the document of `healthd fleet nccl`. Raises Unanswerable if the folder has no record of a rank.
 
-    Raises Unanswerable if nothing in the folder tells of a rank."""
+    kind: missing, network, memory, hang, mismatch, none. suspects: ranks. groups: [{group, collective, entered,
+    missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
+    """
     try:
         read = files.read(folder)
     except files.NoFolder as error:
@@ -42,14 +43,14 @@ def nccl(folder: str) -> Document:
 
 
 def of(judged: Judgement, read: files.Folder) -> Document:
-    """The document of a judgement. Pure."""
+    """Return the document of a judgement. Pure."""
     views = {view.rank: view for view in read.views}
     used = [view for rank, view in views.items() if rank not in judged.aside]
     reasons = [_reason(blame, judged, views) for blame in judged.suspects]
     failures, hangs = failure_rows(read.failures), hang_rows(read.hangs)
     suspects = [blame.rank for blame in judged.suspects]
     kind = judged.kind
-    if kind in ("none", "network"):  # the ranks' own records name nobody
+    if kind in ("none", "network"):  # the ranks' own records name no suspect
         singled = single_out(hangs, len({*views, *judged.unseen, *(row["rank"] for row in hangs)}))
         kind = kind_of(failures) or ("hang" if singled or (hangs and kind == "none") else kind)
         suspects = singled if kind == "hang" else suspects
@@ -75,15 +76,15 @@ def of(judged: Judgement, read: files.Folder) -> Document:
 
 
 def found(nccl: Document) -> bool:
-    """Also where ranks wait, and what was read does not tell for whom."""
+    """Return True if there is a verdict, or ranks wait for an unknown reason."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
 
 
-# --- its parts
+# --- parts of the document
 
 
 def _group(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
-    """entered, missing: of whom it is known. left: who is through; unknown: of whom neither is known."""
+    """Return a group's ranks. left: ranks that finished. unknown: ranks that may have entered or missed it."""
     group, place = groups[stall.place.group], stall.place
     return {
         "group": group.name,
@@ -117,7 +118,9 @@ def _reason(blame: Blame, judged: Judgement, views: dict[int, View]) -> dict[str
 
 
 def _mismatch(judged: Judgement) -> dict[str, Any] | None:
-    """Where ranks enter different collectives under one number; or the ring in which they wait for each other."""
+    """Return the ranks that entered different collectives under one number, or the ring of ranks that wait for each
+    other.
+    """
     if judged.difference is not None:
         group = judged.groups[judged.difference.place.group]
         said = [{"says": words, "ranks": list(ranks)} for words, ranks in judged.difference.said.items()]
@@ -166,13 +169,13 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
 
 
 def ranks_of(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0-11, 13"."""
+    """Return "rank 3" or "ranks 0-11, 13"."""
     ordered = sorted(set(ranks))
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges(ordered)}" if ordered else "no rank"
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """ "0-11, 13" of what is ordered; of very many pieces the first ones."""
+    """Format sorted ranks as "0-11, 13". Of more than 12 ranges only the first 10 are written."""
     pieces: list[list[int]] = []
     for rank in ranks:
         if pieces and pieces[-1][1] == rank - 1:

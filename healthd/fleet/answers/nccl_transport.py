@@ -1,4 +1,4 @@
-"""What logs of ranks have beside their collectives: failed InfiniBand requests and hanging watchdogs. Pure."""
+"""Failed InfiniBand requests and hanging watchdogs in the logs of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.fleet.collectives.rank_log import Failure, Hang
 from healthd.fleet.collectives.rank_view import file_name
 
 MOST_SHOWN = 16
-# The cause first: at the other end of a connection that broke, requests are flushed or their retries are exhausted.
+# Causes first: when a connection breaks, the other end flushes its requests or exhausts their retries.
 _ORDER = (
     transport.MEMORY,
     transport.ADAPTER,
@@ -25,7 +25,7 @@ FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transpo
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Return a row for each kind of failed request, the cause before what follows from it."""
+    """Return a row for each kind of failed request, causes before consequences."""
     rows = [_failure(one) for one in failures]
     return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
 
@@ -63,9 +63,9 @@ def _failure(one: Failure) -> dict[str, Any]:
 
 
 def kind_of(failures: Sequence[dict[str, Any]]) -> str:
-    """Return the source of the first failed request, one of FAILURE_KINDS, and "" for none.
+    """Return the source of the first failed request, one of FAILURE_KINDS, or "" for none.
 
-    A flushed request and one without a more exact source are "network".
+    A flushed request, and one without a more specific source, are "network".
     """
     if not failures:
         return ""
@@ -74,7 +74,7 @@ def kind_of(failures: Sequence[dict[str, Any]]) -> str:
 
 
 def single_out(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
-    """Return the hanging ranks that are suspects: none if every one of several ranks hangs, for all may wait then."""
+    """Return the hanging ranks that are suspects. If all of several ranks hang, none is: they may all be waiting."""
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
 
@@ -118,7 +118,7 @@ def hangs_verdict(nccl: Document) -> str:
 
 
 def failure_sentence(row: Document) -> str:
-    """Return a failed request with both of its ends, as a sentence."""
+    """Return a failed request with both its ends as a sentence."""
     times = f" ({row['count']:,} times)" if row["count"] > 1 else ""
     request = f"{row['request']}: " if row["request"] else ""
     vendor = f", vendor error {row['vendor_error']}" if row["vendor_error"] is not None else ""
@@ -126,7 +126,7 @@ def failure_sentence(row: Document) -> str:
 
 
 def hang_sentence(row: Document) -> str:
-    """Return which rank hangs for how long, as a sentence."""
+    """Return which rank hangs and for how long, as a sentence."""
     where = f" on {row['host']}" if row["host"] else ""
     since = f" for {row['seconds']:,} s" if row["seconds"] else ""
     stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"
@@ -134,7 +134,6 @@ def hang_sentence(row: Document) -> str:
 
 
 def failures_advice(nccl: Document) -> str:
-    """Return what to do about failed requests."""
     source = nccl["failures"][0]["source"]
     if source == transport.MEMORY:
         return (
@@ -150,7 +149,6 @@ def failures_advice(nccl: Document) -> str:
 
 
 def hangs_advice() -> str:
-    """Return what to do about a hanging rank."""
     return (
         "Next: read the stack of such a process (`py-spy dump`, gdb) while it hangs, and run `healthd scan` on its "
         "node's kernel log."

@@ -73,7 +73,7 @@ _FORMS = {
     "AveVMSize ConsumedEnergy ConsumedEnergyRaw Flags Layout MaxDiskRead MaxDiskReadNode MaxDiskReadTask MaxDiskWrite "
     "MaxDiskWriteNode MaxDiskWriteTask MaxPages MaxPagesNode MaxPagesTask MaxRSS MaxRSSNode MaxRSSTask MaxVMSize "
     "MaxVMSizeNode MaxVMSizeTask MinCPUNode MinCPUTask ReqMem SLUID OriginalSLUID",
-    "": "",  # behind the last delimiter of --parsable
+    "": "",  # after the last delimiter of --parsable
 }
 _FORM_OF = {name.lower(): regex(form) for form, names in _FORMS.items() for name in names.split() or [""]}
 _FIELD = {name.lower(): name for name in FIELDS}
@@ -102,7 +102,7 @@ def text_rows(
 ) -> Iterator[Row | None]:
     """Yield the jobs of a text, and None for each row that is not stored (a step).
 
-    Raises NotReadable if a column is missing.
+    Raises UnreadableSource if a column is missing.
     """
     header: tuple[str, ...] | None = None
     pick: Callable[[list[str]], tuple[str, ...]] = tuple
@@ -332,11 +332,11 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
             reading.read(count)
 
 
-# --- jobs on their way into a step: clean text in the store's temporary folder, then rows of three tables
+# --- staging of jobs: clean text in the store's temporary folder, then rows of three tables
 
 
 class StagedJobs:
-    """What was read of one piece. `first`, `last`: the time that its jobs speak of; None: there is none."""
+    """Jobs read from one piece. first, last: time span of its jobs; None: no job."""
 
     def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
         self.clusters: set[str] = set()
@@ -374,7 +374,7 @@ class StagedJobs:
 
 @contextmanager
 def staged_jobs(step: Step) -> Iterator[StagedJobs]:
-    """Jobs that are added in the block are staged at its end. Raises StoreError."""
+    """Stage the jobs added in the block at its end. Raises StoreError."""
     folder = step.store.temporary
     paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
     try:

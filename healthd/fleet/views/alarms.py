@@ -22,7 +22,7 @@ from healthd.fleet.view import COUNT, Column, Form, Table, View, described, inte
 
 
 def fine(value: float | None) -> str:
-    """Write a share that may be far below 1 %, with two digits that count."""
+    """Format a share that may be far below 1 %, with two significant digits."""
     return "-" if value is None else f"{number(100 * value, 2)} %"
 
 
@@ -53,7 +53,7 @@ def view(alarms: Document) -> View:
 
 
 def _rows(alarms: Document) -> list[dict[str, Any]]:
-    """Return a row for each check, and one for each of its codes where it has several."""
+    """Return a row for each check, and for each of its codes if it has several."""
     rows = []
     for check in alarms["checks"]:
         codes = check["codes"]

@@ -1,4 +1,4 @@
-"""What ended the jobs that failed."""
+"""Causes of the failed jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from healthd.fleet.figures import (
 )
 from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, described
 
-MOST_CAUSES = 6  # in the figure by week: nobody can tell more lines apart
+MOST_CAUSES = 6  # in the figure by week: more lines cannot be distinguished
 MOST_JOBS = 20
 DOMAINS = {
     "hardware": "hardware",
@@ -173,7 +173,7 @@ def _costs(found: Document) -> Figure | None:
 
 
 def _weeks(found: Document) -> Figure | None:
-    """Draw the largest causes but the program's, and the dates at which a check of one of them came or changed."""
+    """Draw the largest causes except the user's program, and the dates at which checks were enabled or changed."""
     jobs: dict[str, int] = defaultdict(int)
     for row in found["weeks"]:
         jobs[row["cause"]] += row["jobs"]
@@ -211,7 +211,7 @@ def _weeks(found: Document) -> Figure | None:
 
 
 def _dates(found: Document) -> list[Record]:
-    """Return a record for each day on which a check came or changed: of several, how many."""
+    """Return a record for each day on which a check was enabled or changed: its name, or how many."""
     days: dict[int, list[str]] = defaultdict(list)
     for row in found["check_dates"]:
         days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")

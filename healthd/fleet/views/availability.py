@@ -1,4 +1,4 @@
-"""How long the nodes were in service."""
+"""Time that the nodes were in service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT_REASONS = ("up", "healthd", "people", "slurm", "unknown", "down", "not obs
 
 
 def precise(value: float | None) -> str:
-    """Write an availability: "99.53 %". It is never rounded up to a whole that it is not."""
+    """Format an availability as "99.53 %", rounded down so that less than 100 % never appears as 100 %."""
     return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
 
 
@@ -66,7 +66,7 @@ def view(availability: Document) -> View:
 
 
 def _named(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
-    """Return the row of the fleet, and those of its models where there are several."""
+    """Return the row of the fleet, and those of its models if there are several."""
     models = availability["by_model"] if len(availability["by_model"]) > 1 else []
     return [
         {**availability["fleet"], "name": fleet},
@@ -105,7 +105,7 @@ def _repairs(fleet: Row) -> list[str]:
 
 
 def _planned(planned: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each kind of time that does not count."""
+    """Return a sentence for each kind of excluded time."""
     found = []
     for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
         some = [row for row in planned if row["what"] == what]
@@ -132,7 +132,7 @@ def _sla(sla: Row) -> list[str]:
 
 
 def _out(availability: Document) -> Figure:
-    """Draw the time that nodes were not up, by model: the time that they were up would leave the rest no room."""
+    """Draw the time that nodes were not up, by model. Including the time up would leave no room for the rest."""
     named = _named(availability, "fleet", "not known")
     records: list[Record] = [
         {"of": row["name"], "what": words, "share": row["shares"][kind] or 0.0}

@@ -1,4 +1,4 @@
-"""Which check is the first evidence, and how long until the drain."""
+"""First evidence by check, and the time until the drain."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def view(checks: Document) -> View:
 
 
 def _drains(checks: Document) -> list[Row]:
-    """Return a row for all drains, for each by whom, and for each check that was their first evidence."""
+    """Return a row for all drains, for each origin, and for each check with the first evidence."""
     drains = checks["drains"]
     if not drains["all"]["drains"]:
         return []
@@ -127,7 +127,7 @@ _TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.ite
 
 
 def _ticks(longest: float) -> list[int]:
-    """Return the ticks of an axis of durations, up to the first that is not shorter than the longest."""
+    """Return the ticks of an axis of durations, up to the first one that is at least `maximum`."""
     ticks = list(_TICKS)
     return ticks[: bisect.bisect_left(ticks, longest) + 1]
 
@@ -142,7 +142,7 @@ def _delays(checks: Document) -> Figure | None:
     if not drawn:
         return None
     drains = checks["drains"]["all"]
-    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a logarithm cannot show.
+    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a plain logarithm cannot show.
     seconds = quantity(
         "seconds",
         "from the first evidence to the drain",

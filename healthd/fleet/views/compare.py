@@ -1,4 +1,4 @@
-"""What differs between two sides."""
+"""Differences between two sides."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import COLOURS, Figure, Of, category, intervals, mark_at, nominal, points, quantity, records
 from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
 
-ANY_FACTOR = 1000  # a ratio beyond it is written "any"
-WIDEST = 20.0  # an interval beyond so many times, either way, is cut in the figure
+ANY_FACTOR = 1000  # a larger ratio is written "any"
+WIDEST = 20.0  # intervals beyond this factor, in either direction, are cut in the figure
 
 
 def _between(interval: Sequence[float | None] | None) -> str:
@@ -67,7 +67,7 @@ def sentences(compare: Document) -> list[str]:
 
 
 def short(title: str) -> str:
-    """Return the title of a measure for an axis; the table below the figure has it in full."""
+    """Shorten the title of a measure for an axis; the table has it in full."""
     return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to nodes' failures")
 
 

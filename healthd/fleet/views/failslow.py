@@ -1,4 +1,4 @@
-"""Slow jobs, and what they cost."""
+"""Slow jobs and their cost."""
 
 from __future__ import annotations
 

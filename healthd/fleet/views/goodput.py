@@ -1,4 +1,4 @@
-"""Work lost to failures of the nodes."""
+"""Work lost to node failures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _sentences(goodput: Document) -> list[str]:
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
-    """As in the paper: lost goodput by the size of the jobs, the second order beside the first."""
+    """Draw lost goodput by job size, second order beside first, as in the paper."""
     if not rows:
         return None
     records: list[Record] = [

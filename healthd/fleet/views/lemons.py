@@ -1,4 +1,4 @@
-"""Nodes that keep failing: which they are, what they cost the large jobs, and how the signals spread (figure 11)."""
+"""Nodes that keep failing: their list, their cost for large jobs, and the distribution of the signals (figure 11)."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _gain(gain: Row) -> str:
 
 
 def _shared(count: float) -> str:
-    """Write a count to which each node adds a share: "5", "3.1"."""
+    """Format a count to which each node adds a share: "5", "3.1"."""
     return f"{count:,.1f}".removesuffix(".0")
 
 
 def _node(one: Row, medians: dict[str, float]) -> Detail:
-    """Return a node that stands out, with the command that drains it and the failures that count."""
+    """Return a lemon with the command that drains it and the failures that count."""
     name = one["node"] if len(medians) == 1 else f"{one['cluster']}/{one['node']}"
     if one["out_since"] is not None:
         command = f"already out of service since {moment(one['out_since'])} UTC"
@@ -98,7 +98,7 @@ def _node(one: Row, medians: dict[str, float]) -> Detail:
 
 
 def _curves(lemons: Document) -> Figure | None:
-    """Draw each signal over its greatest value, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
+    """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
     greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
     signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
     if not signals:
@@ -121,7 +121,7 @@ def _curves(lemons: Document) -> Figure | None:
             for one in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
-    # One legend, below the figure: beside it, two of them ran off the page and over the heading of a narrow one.
+    # One legend, below the figure: next to it, two legends ran off the page and over the heading of a narrow page.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
     look: dict[str, Any] = {"title": None, "legend": legend}
     place: dict[str, Any] = {

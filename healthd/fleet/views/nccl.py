@@ -1,4 +1,4 @@
-"""What holds up a stuck job."""
+"""Ranks that hold up a stuck job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.fleet.figures import Figure, Record, category, colours, nominal, po
 from healthd.fleet.view import Column, Form, Table, View, described
 
 MOST_GROUPS, MOST_SUSPECTS = 12, 16
-MOST_DRAWN = 256  # ranks: beyond, a square of one is no more seen
+MOST_DRAWN = 256  # ranks; with more, the square of one rank is too small to see
 STANDS = ("entered", "waits in it", "left it", "missing", "not known")
 RANKS = Form(lambda ranks: ranges(ranks) or "-", right=False)
 GROUPS = (
@@ -52,7 +52,7 @@ def _sentences(nccl: Document) -> list[str]:
 
 
 def _ranks(nccl: Document) -> Figure | None:
-    """Draw where each rank of the first groups stands, unless the job is too large to be drawn."""
+    """Draw the state of each rank in the first groups, unless the job is too large."""
     if nccl["ranks"] > MOST_DRAWN:
         return None
     records: list[Record] = []
@@ -83,19 +83,19 @@ def _ranks(nccl: Document) -> Figure | None:
 
 
 def named(group: Mapping[str, Any]) -> str:
-    """ "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
+    """Return "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
     name, description = group["group"], group["description"]
     return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
 
 
 def operation(row: Mapping[str, Any]) -> str:
-    """ "all_to_all 20537", "send 11981 of rank 0 to rank 12"."""
+    """Return "all_to_all 20537" or "send 11981 of rank 0 to rank 12"."""
     between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
 
 
 def verdict(nccl: Document) -> str:
-    """The answer in one or two sentences."""
+    """Return the answer in one or two sentences."""
     suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
     if kind == "mismatch":
         wrong = nccl["mismatch"]
@@ -149,7 +149,7 @@ def verdict(nccl: Document) -> str:
 
 
 def reason(one: dict[str, Any]) -> str:
-    """Why a rank is a suspect, in a sentence."""
+    """Return why a rank is a suspect, as a sentence."""
     who = f"rank {one['rank']}{' on ' + one['host'] if one['host'] else ''}"
     place = f"{one['collective'] or 'collective'} {one['sequence']} of {named(one)}"
     waiting = f", in which {ranks_of(one['waiting'])} {'waits' if len(one['waiting']) == 1 else 'wait'}"
@@ -170,7 +170,7 @@ def reason(one: dict[str, Any]) -> str:
 
 
 def advice(nccl: Document) -> str:
-    """What to do next."""
+    """Return what to do next."""
     if nccl["kind"] == "missing":
         hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
         if hosts:
@@ -194,7 +194,7 @@ def advice(nccl: Document) -> str:
 
 
 def more_sentences(nccl: Document) -> list[str]:
-    """Return the failed requests and the hanging ranks as sentences, of many the first."""
+    """Return the first failed requests and hanging ranks as sentences."""
     found = []
     for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
         found += [sentence(row) for row in rows[:MOST_SHOWN]]

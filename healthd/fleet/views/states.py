@@ -1,4 +1,4 @@
-"""What became of the jobs: their states, the GPUs' time and its use."""
+"""Outcome of the jobs: their states, the GPU time and its use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _completed(row: Row) -> float:
 
 
 def _sentences(states: Document) -> list[str]:
-    """What ran, what the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
+    """Describe the jobs that ended, those that nodes ended, the use of the GPUs, and the mix of sizes."""
     ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
     jobs = sum(row["jobs"] for row in states["by_state"])
     gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600

@@ -1,7 +1,7 @@
--- The validations of the chosen nodes that failed or were slow.
+-- Validations of the chosen nodes that failed or were slow.
 --
 -- columns
---   stands   it is not cleared
+--   stands   the condition is not cleared
 
 SELECT
   conditions.cluster, conditions.node, conditions.code, count(*) AS times, min(conditions.first_time) AS first_time,

@@ -20,7 +20,7 @@ DRAINS = 100
 INJECTED = "[kernel_log]\naccept_injected = true\n"
 # What comes round only on a drained idle node would keep the drain until the next round: nobody waits for that here.
 # Nor for a person, whom a node that drains again and again waits for.
-DRAINED = "[checks.gpu_processes]\nenabled = false\n[slurm]\nown_faults_an_hour = 0\n"
+DRAINED = "[checks.gpu_processes]\nenabled = false\n[slurm]\nown_faults_per_hour = 0\n"
 
 
 def drains_from_file() -> list[Figure]:

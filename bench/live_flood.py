@@ -117,7 +117,7 @@ def flood(floods: int, seconds: float) -> None:
 
 def memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    jobs = Jobs(Watched(jobs=1, ranks=1024), lambda pid, job, local: "")
+    jobs = Jobs(Watched(max_jobs=1, max_ranks=1024), lambda pid, job, local: "")
     began = time.process_time()
     for at in range(400):
         for rank in range(1024):

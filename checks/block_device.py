@@ -273,7 +273,7 @@ def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
         return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {pci or name}")
     words = TROUBLE.get(event.code, "")
     return (
-        _Said(Severity.WARNING, "trouble", name, f"the NVMe controller {name} {words}", f"disk {pci or name}")
+        _Said(Severity.WARNING, "command_error", name, f"the NVMe controller {name} {words}", f"disk {pci or name}")
         if words
         else None
     )
@@ -298,7 +298,7 @@ def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | N
         return _data_lost(event, disk, node, config)
     part = disk or event.field("port") or event.field("scsi") or "a disk"
     words = TROUBLE.get(event.code, "")
-    return _Said(Severity.WARNING, "trouble", part, f"{part} {words}", _part_of(part, node)) if words else None
+    return _Said(Severity.WARNING, "command_error", part, f"{part} {words}", _part_of(part, node)) if words else None
 
 
 def _part_of(disk: str, node: Inventory) -> str:
@@ -466,7 +466,7 @@ EXPLAIN = {
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
-    "block_device/trouble": Explain(
+    "block_device/command_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel log says that a disk or its controller did not answer in time, was reset or failed a command, and "

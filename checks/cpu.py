@@ -134,13 +134,13 @@ def _governors(host: Host, config: Config, past: Past, unreadable: list[str]) ->
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
-    last = past.last(Observation("cpu_governor_turn", 0))
+    last = past.last(Observation("cpu_governors_read_part", 0))
     turn = int(last.value) % GOVERNOR_TURNS + 1 if last and last.value else 0  # 0: all
     found = _read_governors(host, policies[turn - 1 :: GOVERNOR_TURNS] if turn else policies, unreadable)
     if turn and not set(found) <= {*config.governors}:
         turn, found = 0, _read_governors(host, policies, unreadable)
     is_right = set(found) <= {*config.governors} and not unreadable
-    yield Observation("cpu_governor_turn", (turn or GOVERNOR_TURNS) if is_right else 0)
+    yield Observation("cpu_governors_read_part", (turn or GOVERNOR_TURNS) if is_right else 0)
     others = sorted(Counter(governor for governor in found if governor not in config.governors).items())
     if others:
         has = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in others)
@@ -176,7 +176,7 @@ OBSERVATIONS = {
         "Times since the boot that a CPU package was slowed down for its heat; the label is its first CPU.",
         ("cpu",),
     ),
-    "cpu_governor_turn": Meaning(
+    "cpu_governors_read_part": Meaning(
         "Which share of the CPUs' governors was read last: 0 if all, else the turn; for healthd itself.",
     ),
 }

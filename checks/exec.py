@@ -136,12 +136,12 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
     first = _run(host, config, _nhc_command(config, all_checks=False), seconds)
     yield Observation("exec_exit_status", first.status, labels=(("name", config.name),))
     failed = _nhc_failures(first.stdout)
-    trouble: Exception | None = None
+    problem: Exception | None = None
     if failed:
         try:
             failed |= _nhc_failures(_run(host, config, _nhc_command(config, all_checks=True), seconds).stdout)
         except (OSError, RuntimeError) as error:
-            trouble = error
+            problem = error
     elif first.status < 0:
         raise RuntimeError(f"{config.name}: NHC was ended by {_signal_name(-first.status)}")
     elif first.status == NHC_USAGE:
@@ -158,8 +158,8 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
     for check, message in failed.items():
         subject = f"{config.name}: {check}" if check else config.name
         yield Finding(config.critical_severity, "exec/critical", printable(subject)[:MAX_SUBJECT], message)
-    if trouble is not None:
-        raise trouble
+    if problem is not None:
+        raise problem
 
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:

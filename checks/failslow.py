@@ -8,8 +8,8 @@ is read.
 What a job says of itself is a user's word, and anybody may say anything: it never is more than a WARNING, whatever the
 settings say. What root reads from counters may be made worse by a site.
 
-The last remedy for a slow job is a new start without the slow node (FALCON's S4). With `act` healthd takes the node out
-once the job has lost by its slowness as much as a new start costs (ski rental: healthd/failslow/mitigation/planner.py).
+The last remedy for a slow job is a new start without the slow node (FALCON's S4). With `action` healthd takes the node
+out once the job has lost as much as a new start costs (ski rental: healthd/failslow/mitigation/planner.py).
 That rests on counters alone, and only where a part of this node shows a fault that came at that time (a clock held
 down, lanes, errors of a port; healthd/failslow/live/evidence.py): each node of a gang sees the same slow rhythm, most
 of them are well, and what a job can cause by its own load is no such fault. Congestion makes many nodes slow at once,
@@ -62,9 +62,9 @@ class Config(CheckSettings, frozen=True):
     sample_seconds     how often
     slow_percent       a job counts as slow that takes so much longer than it did
     counters_percent   the same of what sampled counters show, which vary more
-    jobs               so many jobs of this node are watched at once, and
-    ranks              so many ranks of each
-    act                "drain" or "requeue" the jobs of a node whose sampled counters show such a loss; "" = never
+    max_jobs           so many jobs of this node are watched at once, and
+    max_ranks          so many ranks of each
+    action             "drain" or "requeue" the jobs of a node whose sampled counters show such a loss; "" = never
     restart_seconds    what a new start of a job costs it: so much must be lost first, also before a job is advised so
     loss_window_seconds   how long after the loss the node is tried again
     """
@@ -74,9 +74,9 @@ class Config(CheckSettings, frozen=True):
     sample_seconds: Period = 0.5
     slow_percent: Annotated[float, between(5, 900)] = 10.0
     counters_percent: Annotated[float, between(5, 900)] = 20.0
-    jobs: Annotated[int, between(1, 256, " jobs")] = 16
-    ranks: Annotated[int, between(1, 1024, " ranks")] = 128
-    act: str = ""
+    max_jobs: Annotated[int, between(1, 256, " jobs")] = 16
+    max_ranks: Annotated[int, between(1, 1024, " ranks")] = 128
+    action: str = ""
     restart_seconds: Seconds = 600.0
     loss_window_seconds: Seconds = 3600.0
 
@@ -85,10 +85,10 @@ def validate(config: Config) -> str | None:
     for source in config.sample:
         if source not in SOURCES:
             return f'sample: "{source}" cannot be sampled; {", ".join(SOURCES)} can'
-    if config.act not in ("", *ACTS):
-        return f'act: "{config.act}" cannot be done; {" and ".join(ACTS)} can, "" is neither'
-    if config.act and not config.sample:
-        return "act: needs `sample`: what jobs say of themselves drains no node"
+    if config.action not in ("", *ACTS):
+        return f'action: "{config.action}" cannot be done; {" and ".join(ACTS)} can, "" is neither'
+    if config.action and not config.sample:
+        return "action: needs `sample`: what jobs say of themselves drains no node"
     for code in FROM_CLIENTS:
         if config.severity.get(code, Severity.WARNING) > Severity.WARNING:
             return f'severity: "{code}" rests on what jobs say of themselves: it cannot be more than "warning"'
@@ -114,9 +114,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield from _findings(slow)
     lost = [job for job in slow if job.source == "counters" and job.node_changed]
     lost = [job for job in lost if _lost_seconds(job, host.now()) >= config.restart_seconds]
-    if config.act and lost and document.paused_until <= host.now():  # who asked for silence wants no drain either
+    if config.action and lost and document.paused_until <= host.now():  # who asked for silence wants no drain either
         yield Finding(
-            ACTS[config.act],
+            ACTS[config.action],
             "failslow/loss",
             "",
             "; ".join(f"{_says(job)}, and lost {_lost_seconds(job, host.now()) / 60:.0f} min by it" for job in lost),
@@ -239,7 +239,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.WINDOW,
         "By the counters of this node, a job has lost as much time as a restart costs, and a part of the "
-        "node shows a fault that began at that time. Only with `act`: requeue makes it critical, drain degraded.",
+        "node shows a fault that began at that time. Only with `action`: requeue makes it critical, drain degraded.",
         "Going on costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may be "
         "temporary, so the node is tried again after loss_window_seconds. A job that slowed down for a reason of its "
         "own, on a node whose part had a small fault at that time, looks the same. Therefore it is off by default.",
@@ -247,7 +247,7 @@ EXPLAIN = {
         "nodes have this at once, check the switch that they share.",
         also=(Severity.DEGRADED,),
         shared=True,
-        needs="act",
+        needs="action",
         window="loss_window_seconds",
     ),
 }

@@ -161,7 +161,7 @@ def _is_nvswitch(function: PciFunction) -> bool:
 def _left_out(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
     return Finding(
         Severity.DEGRADED,
-        "gpu_fabric/left_out",
+        "gpu_fabric/no_fabric",
         gpu.pci,
         f"the GPU says that it has no NVLink fabric, {joined} of its kind have joined theirs",
         confirm_seconds=config.confirm_seconds,
@@ -282,7 +282,7 @@ EXPLAIN = {
         f"{_LOOK} Reset all GPUs of the node or reboot. If it stays: the switches, the cables (NVL72), the GPU.",
         confirm="confirm_seconds",
     ),
-    "gpu_fabric/left_out": Explain(
+    "gpu_fabric/no_fabric": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The GPU says that it has no NVLink fabric, while others of its model on this node have joined theirs.",
@@ -310,6 +310,6 @@ ENDS_JOB = {
     "gpu_fabric/not_joined": EndsJob.ALWAYS,
     "gpu_fabric/degraded": EndsJob.NEVER,
     "gpu_fabric/unhealthy": EndsJob.ALWAYS,
-    "gpu_fabric/left_out": EndsJob.ALWAYS,
+    "gpu_fabric/no_fabric": EndsJob.ALWAYS,
     "gpu_fabric/manager": EndsJob.ALWAYS,
 }

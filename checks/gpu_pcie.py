@@ -99,7 +99,7 @@ def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) 
         yield Observation("gpu_pcie_link_generation", link.generation, labels=labels)
     narrow = _less(link.width, link.max_width, f"GPU {gpu.pci}: lanes")
     slow = _less(link.generation, link.max_generation, f"GPU {gpu.pci}: PCIe generation")
-    seen = Observation("gpu_pcie_link_lanes_most", link.width or 0, labels=labels)
+    seen = Observation("gpu_pcie_link_lanes_max", link.width or 0, labels=labels)
     before = past.last(seen)
     seen = replace(seen, value=max(seen.value, before.value if before else 0.0))
     if link.width is not None:
@@ -212,7 +212,7 @@ _CARD_TODO = (
 OBSERVATIONS = {
     "gpu_pcie_link_lanes": Meaning("Lanes of the GPU's PCIe link now.", ("pci",)),
     "gpu_pcie_link_generation": Meaning("PCIe generation of the GPU's link now; an idle GPU lowers it.", ("pci",)),
-    "gpu_pcie_link_lanes_most": Meaning("The most lanes that the GPU's link was seen to have.", ("pci",)),
+    "gpu_pcie_link_lanes_max": Meaning("The most lanes that the GPU's link was seen to have.", ("pci",)),
     "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU sent again, by the driver's count.", ("pci",)),
 }
 

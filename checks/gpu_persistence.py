@@ -3,7 +3,7 @@
 Rules: without persistence mode the driver shuts a GPU down with its last user (NVIDIA, driver persistence): each start
 then takes seconds a GPU, and closing forgets the ECC errors since the last one. Where the mode is on but no process
 holds the driver (the old way, nvidia-smi -pm 1), healthd itself asks the GPUs only once an hour ([nvml]
-unheld_interval_seconds).
+idle_interval_seconds).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
         message = ", ".join(_words(host, pid, program) for pid, program in left)
         yield Finding(
             Severity.DEGRADED,
-            "gpu_processes/left",
+            "gpu_processes/leftover",
             gpu.pci,
             f"held by {message}",
             confirm_seconds=config.confirm_seconds,
@@ -93,7 +93,7 @@ def _words(host: Host, pid: int, program: str | None) -> str:
 
 
 EXPLAIN = {
-    "gpu_processes/left": Explain(
+    "gpu_processes/leftover": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "A process holds a GPU of a drained node on which no job runs: left by a job, or started past Slurm.",

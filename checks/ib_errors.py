@@ -54,10 +54,10 @@ TRANSPORT = ("local_ack_timeout_err", "roce_slow_restart")
 
 class Config(CheckSettings, frozen=True):
     """ports                     ("mlx5_0/1", ...); () = all ports of the node
-    symbols_per_hour          more symbol errors than this within an hour are degraded
-    symbols_per_second        more than this between two runs warn
+    symbol_errors_per_hour          more symbol errors than this within an hour are degraded
+    symbol_errors_per_second        more than this between two runs warn
     recoveries_per_minute     more link recoveries than this between two runs warn
-    received_per_second       more packets received with errors than this between two runs warn
+    receive_errors_per_second       more packets received with errors than this between two runs warn
     ack_timeouts_per_second   more packets without an acknowledgement than this between two runs warn
     slow_restarts_per_second  more slow restarts of RoCE than this between two runs warn
     boot_seconds              nothing counts so long after a boot
@@ -65,10 +65,10 @@ class Config(CheckSettings, frozen=True):
     """
 
     ports: tuple[str, ...] = ()
-    symbols_per_hour: Count = 120
-    symbols_per_second: Rate = 10.0
+    symbol_errors_per_hour: Count = 120
+    symbol_errors_per_second: Rate = 10.0
     recoveries_per_minute: Rate = 5.0
-    received_per_second: Rate = 10.0
+    receive_errors_per_second: Rate = 10.0
     ack_timeouts_per_second: Rate = 1.0
     slow_restarts_per_second: Rate = 10.0
     boot_seconds: Seconds = 1800.0
@@ -76,9 +76,9 @@ class Config(CheckSettings, frozen=True):
 
 
 def validate(config: Config) -> str | None:
-    rates = (config.symbols_per_second, config.recoveries_per_minute, config.received_per_second)
+    rates = (config.symbol_errors_per_second, config.recoveries_per_minute, config.receive_errors_per_second)
     transport = (config.ack_timeouts_per_second, config.slow_restarts_per_second)
-    if min(config.symbols_per_hour, *rates, *transport) < 0:
+    if min(config.symbol_errors_per_hour, *rates, *transport) < 0:
         return "what is allowed must not be negative"
     return infiniband.misnamed("ports", config.ports)
 
@@ -139,7 +139,9 @@ def _link(host: Host, name: str) -> Observation:
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
         raise ValueError(f"state: not a state: {state[:40]!r}")
-    return Observation("ib_errors_link", DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),))
+    return Observation(
+        "ib_errors_link_downs_seen", DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),)
+    )
 
 
 def _symbols(name: str, new: float, past: Past) -> Observation:
@@ -159,7 +161,7 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
     is forgotten, after two days or a boot. Raises ValueError if the driver told it before and no longer does.
     """
     labels = (("port", name), ("counter", counter))
-    mark = Observation("ib_counter_not_told", 1, labels=labels)
+    mark = Observation("ib_counter_unsupported", 1, labels=labels)
     if past.last(mark):
         return None
     folder = "hw_counters" if counter in TRANSPORT else "counters"
@@ -178,11 +180,11 @@ def _judge(counter: str, new: float, hourly: float, rate: float, config: Config)
         yield Severity.DEGRADED, "buffer_overrun", f"{new:.0f} new buffer overrun errors"
     elif counter == "link_error_recovery" and rate * 60 > config.recoveries_per_minute:
         yield Severity.WARNING, "recovery_rate", f"its link recovers from errors {rate * 60:.0f} times a minute"
-    elif counter == "port_rcv_errors" and rate > config.received_per_second:
+    elif counter == "port_rcv_errors" and rate > config.receive_errors_per_second:
         yield Severity.WARNING, "receive_rate", f"{rate:.0f} packets a second are received with errors"
-    elif counter == "symbol_error" and hourly > config.symbols_per_hour:
+    elif counter == "symbol_error" and hourly > config.symbol_errors_per_hour:
         yield Severity.DEGRADED, "symbols", f"{hourly:.0f} symbol errors within an hour"
-    elif counter == "symbol_error" and rate > config.symbols_per_second:
+    elif counter == "symbol_error" and rate > config.symbol_errors_per_second:
         yield Severity.WARNING, "symbol_rate", f"{rate:.0f} symbol errors a second"
     elif counter == "local_ack_timeout_err" and rate > config.ack_timeouts_per_second:
         yield Severity.WARNING, "ack_timeout_rate", f"{rate:.0f} packets a second were not acknowledged in time"
@@ -197,7 +199,7 @@ _TODO = (
 _MATTERS = "Packets are sent again, or the link fails next: jobs over several nodes get slow or die."
 
 OBSERVATIONS = {
-    "ib_errors_link": Meaning(
+    "ib_errors_link_downs_seen": Meaning(
         "Times that the port's link went down, -1 while it is down; for healthd itself.",
         ("port",),
     ),
@@ -205,7 +207,9 @@ OBSERVATIONS = {
         "Symbol errors of the port while its link stayed up, without those of link training.",
         ("port",),
     ),
-    "ib_counter_not_told": Meaning("Always 1: the driver does not tell this counter of the port.", ("port", "counter")),
+    "ib_counter_unsupported": Meaning(
+        "Always 1: the driver does not tell this counter of the port.", ("port", "counter")
+    ),
     "ib_errors_total": Meaning("Errors of the port, by the adapter's counter.", ("port", "counter")),
 }
 

@@ -87,7 +87,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
         raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")
     entries = [parse(line) for line in ran.stdout.split("\n") if line.strip()]
-    reading = Observation("ipmi_sel_newest_entry", entries[-1].mark if entries else 0)
+    reading = Observation("ipmi_sel_newest_entry_hash", entries[-1].mark if entries else 0)
     last = past.last(reading, any_boot=True)
     yield reading
     new = entries if last else []
@@ -140,7 +140,7 @@ _TODO = (
 )
 
 OBSERVATIONS = {
-    "ipmi_sel_newest_entry": Meaning(
+    "ipmi_sel_newest_entry_hash": Meaning(
         "A mark of the newest entry of the BMC's event log, for healthd itself: it says only whether there "
         "is a new one.",
     ),

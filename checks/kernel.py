@@ -77,7 +77,7 @@ RULES = {
     ("netdevice", "unregister"): Rule(
         "netdevice", Severity.WARNING, Clears.WINDOW, "a network interface cannot be removed: something holds it"
     ),
-    ("unread", ""): Rule("unread", Severity.WARNING, Clears.WINDOW, "healthd fails to read this line"),
+    ("unread", ""): Rule("rule_failed", Severity.WARNING, Clears.WINDOW, "healthd fails to read this line"),
 }
 
 
@@ -177,7 +177,7 @@ def _window_seconds(rule: Rule, config: Config) -> float:
 
 def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -> str:
     parts = [rule.words]
-    if rule.code == "unread":
+    if rule.code == "rule_failed":
         parts.append(printable(event.text[:200]))
     if why := event.field("why"):
         parts.append(printable(why))
@@ -306,7 +306,7 @@ EXPLAIN = {
         "ipmitool sdr type Temperature; fans, filters, the inlet's temperature, thermal paste.",
         window="window_seconds",
     ),
-    "kernel/unread": Explain(
+    "kernel/rule_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A rule of healthd made a mistake with a kernel line. What the line says is not judged: it may be any fault.",

@@ -47,7 +47,7 @@ ENDING_SECONDS = 1.0  # the part of the timeout that is kept to kill the command
 
 class Config(CheckSettings, frozen=True):
     """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
-    statuses         exit statuses of a command that worked; with any other status the run fails
+    exit_statuses    exit statuses of a command that worked; with any other status the run fails
     file             the file that is searched, instead of a command
     requires         a regular expression that at least one line must match, "" = none
     forbids          a regular expression that no line may match, "" = none
@@ -56,7 +56,7 @@ class Config(CheckSettings, frozen=True):
     """
 
     command: tuple[str, ...] = ()
-    statuses: tuple[ExitStatus, ...] = (0,)
+    exit_statuses: tuple[ExitStatus, ...] = (0,)
     file: AbsolutePathOrNone = ""
     requires: str = ""
     forbids: str = ""
@@ -127,7 +127,7 @@ def _output(host: Host, config: Config) -> _Text:
         raise
     if ran is None:
         raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
-    if ran.status not in config.statuses:
+    if ran.status not in config.exit_statuses:
         error_output = printable(ran.stderr.strip().partition("\n")[0])[:MAX_SHOWN]
         raise RuntimeError(f"{config.name}: {config.command[0]} ended with status {ran.status}: {error_output}")
     whole = len(ran.stdout.encode()) < MAX_OUTPUT_BYTES

@@ -65,7 +65,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if total < config.expected_bytes * (1 - config.max_missing_share):
         missing = 1 - total / config.expected_bytes
         message = f"{_gib(total)} of memory, {_gib(config.expected_bytes)} are expected: {missing:.0%} are missing"
-        yield Finding(Severity.DEGRADED, "memory_size/less", "", message, expects="expected_bytes")
+        yield Finding(Severity.DEGRADED, "memory_size/too_small", "", message, expects="expected_bytes")
 
 
 def parse(meminfo: str) -> int:
@@ -90,7 +90,7 @@ OBSERVATIONS = {
 }
 
 EXPLAIN = {
-    "memory_size/less": Explain(
+    "memory_size/too_small": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The kernel has less memory than the site expects of this node.",
@@ -103,5 +103,5 @@ EXPLAIN = {
 }
 
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.MEMORY)
-ENDS_JOB = {"memory_size/less": EndsJob.ALWAYS}
-PERMANENT = ("memory_size/less",)
+ENDS_JOB = {"memory_size/too_small": EndsJob.ALWAYS}
+PERMANENT = ("memory_size/too_small",)

@@ -72,7 +72,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         if model is None:
             code, message = "gone", f"PCI device {pci} ({expected}) is not there"
         elif model != expected:
-            code, message = "another", f"PCI device {pci} is {model}, {expected} is expected"
+            code, message = "changed", f"PCI device {pci} is {model}, {expected} is expected"
         else:
             continue
         yield Finding(
@@ -115,7 +115,7 @@ EXPLAIN = {
         confirm="confirm_seconds",
         expects="expected",
     ),
-    "pcie_devices/another": Explain(
+    "pcie_devices/changed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "At this PCI address is another device than the baseline has.",

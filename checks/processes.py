@@ -18,7 +18,7 @@ such a user. Where neither can be read, or no connections, it drains, as any oth
 
 To read all of 2,000 processes takes 18 ms of CPU. So a look reads some, the next look goes on behind them, and where
 anything is suspicious all are read, as in the first look. A stuck process is therefore seen within
-(processes / processes_per_look) looks, the kernel's own threads not counted, and found `killed_seconds` later. Of more
+(processes / processes_per_run) looks, the kernel's own threads not counted, and found `killed_seconds` later. Of more
 zombies than allowed at least one share of processes has so large a part that all are counted.
 """
 
@@ -82,16 +82,16 @@ MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enoug
 class Config(CheckSettings, frozen=True):
     """killed_seconds        a killed process may hang for so long
     max_zombies_per_core  more zombies than this for each CPU warn
-    processes_per_look    so many processes are read in one look, unless something is suspicious
+    processes_per_run    so many processes are read in one look, unless something is suspicious
     """
 
     killed_seconds: Seconds = 300.0
     max_zombies_per_core: Count = 50
-    processes_per_look: Processes = 200
+    processes_per_run: Processes = 200
 
 
 def validate(config: Config) -> str | None:
-    return None if config.processes_per_look > 0 else "processes_per_look must be 1 or more"
+    return None if config.processes_per_run > 0 else "processes_per_run must be 1 or more"
 
 
 class Process(NamedTuple):
@@ -120,10 +120,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if not pids:
         yield NothingToCheck("no process of a user")  # a captured tree
         return
-    last = past.last(Observation("processes_looked_up_to_pid", 0))
+    last = past.last(Observation("processes_scanned_up_to_pid", 0))
     at = bisect.bisect_right(pids, last.value) if last else 0
     order = pids[at:] + pids[:at]
-    now = min(len(pids), config.processes_per_look) if last and last.value else len(pids)
+    now = min(len(pids), config.processes_per_run) if last and last.value else len(pids)
     seen = Seen([], [], [], [])
     _look(host, order[:now], seen)
     allowed = config.max_zombies_per_core * _cores(host) if seen.zombies else 0
@@ -132,7 +132,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if found or many:
         _look(host, order[now:], seen)
         found = bool(seen.stuck or seen.in_user_fuse)
-    yield Observation("processes_looked_up_to_pid", 0 if found else order[now - 1])  # 0: all
+    yield Observation("processes_scanned_up_to_pid", 0 if found else order[now - 1])  # 0: all
     for process in sorted(seen.stuck, key=lambda p: (p.start, p.pid))[:MOST_FINDINGS]:
         yield Finding(
             Severity.DEGRADED,
@@ -305,7 +305,7 @@ def _words(host: Host, process: Process) -> str:
 
 
 OBSERVATIONS = {
-    "processes_looked_up_to_pid": Meaning(
+    "processes_scanned_up_to_pid": Meaning(
         "The process id up to which the last look went: 0 if all were looked at; for healthd itself.",
     ),
 }

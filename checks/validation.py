@@ -56,7 +56,7 @@ DcgmLevel = Annotated[int, between(0, 4)]
 
 class Config(CheckSettings, frozen=True):
     """before_resume   whether `healthd validate` is run on a drained, idle node before its resume
-    seconds         how long that may take
+    before_resume_seconds   how long that may take
     epilog          whether the epilog runs a quick one
     epilog_seconds  how long that may take; HEALTHD_EPILOG_SECONDS of /etc/default/healthd must be 5 more
     floors          test -> the least that is well, in the test's unit; below it a part is slow
@@ -66,7 +66,7 @@ class Config(CheckSettings, frozen=True):
     """
 
     before_resume: bool = False
-    seconds: Annotated[float, between(LEAST_SECONDS, MOST_SECONDS, " seconds (a day)")] = 600.0
+    before_resume_seconds: Annotated[float, between(LEAST_SECONDS, MOST_SECONDS, " seconds (a day)")] = 600.0
     epilog: bool = False
     epilog_seconds: Annotated[float, between(0.1, LONGEST_EPILOG_SECONDS, " seconds")] = 5.0
     floors: dict[str, Annotated[float, between(1e-6, 1e9)]] = field(default_factory=dict)
@@ -85,8 +85,8 @@ def validate(config: Config) -> str | None:
 def before_resume(config: Config) -> Program | None:
     if not config.before_resume:
         return None
-    arguments = ("validate", "--why", "idle", "--seconds", f"{config.seconds:g}")
-    return Program(arguments, config.seconds + ENDING_SECONDS)
+    arguments = ("validate", "--why", "before_resume", "--seconds", f"{config.before_resume_seconds:g}")
+    return Program(arguments, config.before_resume_seconds + ENDING_SECONDS)
 
 
 def after_job(config: Config) -> Program | None:
@@ -120,7 +120,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
     """One of a part: what each of its tests says. The words are evidence: the same ones again are no news to a person
     who has said "repaired", or has resumed the node."""
-    message = "; ".join(f"{result.test}: {result.says}" for result in results)[:MOST_WORDS]
+    message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MOST_WORDS]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)
 
@@ -131,8 +131,8 @@ OBSERVATIONS = {
     ),
     "validation_duration_seconds": Meaning("How long the last validation of this node took, in seconds."),
     "validation_results": Meaning(
-        "How many results of a test the last validation of this node had with a verdict: ok, slow, failed, not_looked; "
-        "a pair that did not occur has no series.",
+        "How many results of a test the last validation of this node had with a verdict: ok, slow, failed, "
+        "not_measured; a pair that did not occur has no series.",
         ("test", "verdict"),
     ),
 }

@@ -103,7 +103,7 @@ def follow(found: Mapping[str, object], iteration: int, job: Job, shared: Shared
     shared.counts[:] = split(list(shared.seconds), job.micro_batches).micro_batches
     if shared.moved_at.value < 0:
         shared.moved_at.value = iteration
-    print(f"iteration {iteration}: {found['says']}: {list(shared.counts)}", flush=True)
+    print(f"iteration {iteration}: {found['message']}: {list(shared.counts)}", flush=True)
 
 
 def run(job: Job, begin: Callable[[], None] = lambda: None) -> Shared:

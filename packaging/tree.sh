@@ -1,8 +1,8 @@
 #!/bin/bash
-# What a package of healthd holds, laid into DESTDIR: a virtual environment of one Python at /opt/healthd, and what a
-# node needs beside it. packaging/debian/rules and packaging/rpm/healthd.spec call it, where healthd's tree is.
-#   packaging/tree.sh wheels PYTHON                    the wheels of healthd and of what it needs; needs a network
-#   packaging/tree.sh install PYTHON DESTDIR ZSH       from these, without one. ZSH: where completions for zsh are
+# Install the contents of a healthd package into DESTDIR: a virtual environment at /opt/healthd and the other files of a
+# node. packaging/debian/rules and packaging/rpm/healthd.spec call it from the source tree.
+#   packaging/tree.sh wheels PYTHON                    build the wheels of healthd and its dependencies; needs a network
+#   packaging/tree.sh install PYTHON DESTDIR ZSH       install them; needs no network. ZSH: directory of zsh completions
 set -euo pipefail
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONHASHSEED=0
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH
@@ -13,7 +13,7 @@ healthd='healthd[web,completion]' # TLS for the metrics page, TAB completion
 wheels() {
   export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
   "$python" -m venv $work/tools
-  # systemd-python is a source package, with a setup.py alone
+  # systemd-python is a source package with only a setup.py
   $work/tools/bin/python -m pip wheel --quiet --use-pep517 --wheel-dir $work/wheels ".${healthd#healthd}"
 }
 
@@ -24,7 +24,7 @@ completion() { # SHELL FILE
 
 install_into() { # DESTDIR ZSH
   local destdir=$1 venv=$1/opt/healthd share=$1/usr/share page part
-  # Without pip, by the pip of the environment that made the wheels.
+  # Without pip: use the pip of the environment that built the wheels.
   "$python" -m venv --without-pip "$venv"
   "$venv/bin/python" "$(echo $work/tools/lib/python3*/site-packages/pip)" install --quiet --no-compile --no-index \
     --find-links $work/wheels "$healthd"
@@ -40,9 +40,9 @@ install_into() { # DESTDIR ZSH
     if [ -d packaging/$part ] && [ ! -e "$share/healthd/$part" ]; then cp -r packaging/$part "$share/healthd/"; fi
   done
   for part in packaging/systemd/healthd-*-checks.conf; do
-    if [ -e "$part" ]; then install -m 644 -t "$share/healthd" "$part"; fi # a drop-in for who needs it
+    if [ -e "$part" ]; then install -m 644 -t "$share/healthd" "$part"; fi # optional drop-in
   done
-  ln -s /usr/share/healthd "$venv/share/healthd" # where README.md and the pages of docs/ look
+  ln -s /usr/share/healthd "$venv/share/healthd" # the path in README.md and docs/
   mkdir -p "$destdir/usr/bin"
   ln -s /opt/healthd/bin/healthd "$destdir/usr/bin/healthd"
   install -D -m 644 packaging/debian/healthd.toml "$destdir/etc/healthd/healthd.toml"
@@ -50,14 +50,14 @@ install_into() { # DESTDIR ZSH
     if [ -e "$part" ]; then install -D -m 644 -t "$destdir/usr/lib/systemd/system-preset" "$part"; fi
   done
 
-  # Nothing tells where it was built. A path longer than a script's first line may be makes another kind of script.
+  # Remove the build path. A path too long for a shebang line produces another kind of script.
   grep -rIlZ --exclude-dir=__pycache__ "$destdir" "$venv" | xargs -0r sed -i "s|$destdir||g"
   head -n 1 "$venv/bin/healthd" | grep -q '^#!/opt/healthd/bin/python' || { echo "the path $destdir is too long" >&2; exit 1; }
-  # Compiled once, here: no node does. Python holds it against each file's content, for an image may change the times.
+  # Compile here, not on the nodes. Check hashes instead of times, because an image may change the times.
   find "$venv" -name __pycache__ -prune -exec rm -rf {} +
   "$python" -m compileall -q --invalidation-mode checked-hash -s "$destdir" -p / "$venv/lib"
   find "$destdir" -type d -empty -delete
-  if grep -rl "$destdir" "$destdir"; then echo "these files tell where they were built" >&2; exit 1; fi
+  if grep -rl "$destdir" "$destdir"; then echo "these files contain the build path" >&2; exit 1; fi
 }
 
 case $1 in

@@ -1,5 +1,5 @@
-"""Writes docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
-tests/packaging/test_alerts.py fails where the page is older than the rules. It needs PyYAML, of the extra `docs`.
+"""Write docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
+tests/packaging/test_alerts.py fails if the page is outdated. It needs PyYAML, from the extra `docs`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/alerts.md"
 RULES = ROOT / "packaging/prometheus"
-BASE = "https://healthd.example.org/docs/"  # what a site replaces
+BASE = "https://healthd.example.org/docs/"  # a site replaces this
 HEAD = """\
 # Alerts
 
-`scripts/alerts_page.py` wrote this page from `packaging/prometheus/healthd.alerts.yml`. On the machine of your
-Prometheus (the files are in `/usr/share/healthd/prometheus` too):
+## Install the rules
+
+On the machine of your Prometheus (the files are in `/usr/share/healthd/prometheus` too):
 
 ```sh
 cp packaging/prometheus/healthd.*.yml /etc/prometheus/
@@ -26,35 +27,39 @@ sed -i 's|https://healthd.example.org/docs|https://wiki.YOURS/healthd|' /etc/pro
 promtool check rules /etc/prometheus/healthd.*.yml
 ```
 
-The second line says where your people find these pages: put `docs/` there. Name both files under `rule_files:` in
-prometheus.yml, and call the job that scrapes healthd `healthd`; `packaging/prometheus/prometheus.yml` is an
-example. `packaging/prometheus/alertmanager.yml` is one of how they are best routed: all of a node in one message.
-Is your job called otherwise: `sed -i 's/job="healthd"/job="YOURS"/g'` in both files.
+The second line sets the address of the runbooks: publish `docs/` there. Then:
 
-## What is told, and what is not
+1. Name both files under `rule_files:` in prometheus.yml. `packaging/prometheus/prometheus.yml` is an example.
+2. Name the job that scrapes healthd `healthd`. If your job has another name, run
+   `sed -i 's/job="healthd"/job="YOURS"/g'` on both files.
+3. Route the alerts: `packaging/prometheus/alertmanager.yml` is an example that sends one message per node.
 
-- **critical** wakes somebody: jobs are being lost now, or many nodes are broken or unseen. **warning** is a ticket:
-  a node that healthd has drained waits for the morning. **info** is a list. ([Prometheus' own
-  practice](https://prometheus.io/docs/practices/alerting/): as few alerts as possible, and only what a person can
-  do something about.)
-- Faults are told a node and a family, not a code: a GPU that falls off the bus gives five codes and one alert,
-  which names them.
-- One cause on many nodes is one alert: where 5 nodes and more than 2 % of the cluster have a problem, or more than
-  half of it (2 nodes at least), `HealthdManyNodes` speaks after the time that the alert of one node waits, and while
-  it does the alerts of the nodes are silent. A file server that dies under 2,000 nodes is one message.
-- A node that does not answer gives `HealthdTargetDown` and nothing else.
-- Faults of a node where healthd is paused are not told: somebody works there. A forgotten pause is told.
-- Only what counts is a fault: confirmed, acknowledged by nobody, and from no log that users can forge. `healthd
-  ack` is the way to silence one.
-- A fault that becomes worse stays the same alert: `for:` does not begin anew.
+`scripts/alerts_page.py` writes this page from `packaging/prometheus/healthd.alerts.yml`.
 
-What is wrong with which node, as one table: `healthd fleet status --problems`.
+## Rules of alerting
+
+- **critical** pages someone: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
+  ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few and
+  actionable alerts ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
+- The text of a fault names the codes and parts, and states whether the node is drained and with which reason, how many
+  jobs healthd requeued within the last hour, and whether someone must act tonight.
+- There is one alert per node and family of codes. A GPU that falls off the bus opens five codes and fires one alert.
+- One cause on many nodes fires one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or more
+  than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as the alert of one node.
+  The alerts of the nodes are then silent. A file server that fails under 2,000 nodes sends one message.
+- A node that does not answer fires `HealthdTargetDown` and nothing else.
+- Faults of a node where healthd is paused fire no alert. A forgotten pause does.
+- Only effective conditions fire: confirmed, not acknowledged, and not from a log that users can forge. `healthd ack`
+  silences one.
+- A fault that becomes worse stays the same alert: its `for:` does not restart.
+
+`healthd fleet status --problems` shows all nodes with problems as one table.
 
 ## Planned work
 
-On nodes that stay up: `healthd pause --for 4h --why TEXT` on each; their faults are told to nobody until it ends.
-Nodes that go down for less than 15 minutes (a rolling reboot) tell nobody either. For longer, silence them, and the
-alert of many nodes with them:
+For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each: their faults fire no alert until the pause
+ends. Nodes that are down for less than 15 minutes (a rolling reboot) fire none either. For longer work, silence the
+alert of the nodes and the alert of many nodes:
 
 ```sh
 amtool silence add --duration=4h --comment='new firmware' alertname=HealthdTargetDown node=~'gpu-(1|2|3)'
@@ -63,81 +68,79 @@ amtool silence add --duration=4h --comment='new firmware' alertname=HealthdManyN
 
 ## All alerts
 
-NODE, CODE and N are what stands there when it fires; the name leads to what to do.
+The alert replaces NODE, CODE and N with values; "..." is a list. Texts about drains and requeued jobs
+depend on the state of the node and are left out. The name of the alert links to its runbook.
 
 """
 TAIL = """
 ### HealthdReloadFailed
 
-healthd goes on with the settings it had; a restart would fail. On the node: `healthd config check
-/etc/healthd/healthd.toml` names the file, the line and the setting. After the correction `systemctl reload
+healthd continues with its old settings; a restart would fail. On the node, `healthd config check
+/etc/healthd/healthd.toml` prints the file, the line and the setting. After the correction run `systemctl reload
 healthd`.
 
 ### HealthdStreamLoses
 
-Lines wait in memory while the disk under `state_dir` takes none, and some were dropped: `df /var/lib/healthd`,
-`dmesg | tail`. What was lost is missing in the fleet's history only: health and drains do not depend on it.
-[events.md](events.md) says what is kept how.
+Lines wait in memory while the disk under `state_dir` accepts no writes, and some were dropped. Check `df
+/var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do not
+depend on them. [events.md](events.md) describes what is kept.
 
 ### HealthdManyNodes
 
-Look for what these nodes share before you look at one of them: a file server (`storage`), slurmctld or its network
+Find what these nodes share before you inspect a single node: a file server (`storage`), slurmctld or its network
 (`slurm`, `target_down`), a switch (`network`), cooling or a power feed (`thermal`), a roll-out (`unknown`, `gpu`).
-`healthd fleet status --problems` lists them. For shared causes healthd itself stops at its [fleet
-limit](fleet-limit.md), so the cluster goes on; the nodes come back by themselves when the cause is over.
+`healthd fleet status --problems` lists the nodes. healthd drains nodes for a shared cause only up to its [fleet
+limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes when the cause is gone.
 
 ### HealthdManyNodesToTidy
 
-The same for what loses no job tonight: settings that were refused (`reload`), drains and acknowledged faults that
-nobody came back to (`drained_long`, `ack`), a disk that takes no events (`stream`), something that warns on all
-nodes (`warning`: perhaps a threshold that is wrong here).
+The same for problems that lose no jobs: rejected settings (`reload`), forgotten drains and acknowledged faults
+(`drained_long`, `ack`), a disk that accepts no events (`stream`), a warning on all nodes (`warning`: perhaps a
+threshold that does not fit this cluster).
 
 ### HealthdNodesGone
 
-The list of nodes of this cluster is empty or cut short, while others go on: look at its file under
-`file_sd_configs`, and at what writes it (`packaging/prometheus/prometheus.yml` has a way that keeps the old file
-where sinfo fails). A cluster that was really taken away: `amtool silence add --duration=1d
---comment='taken away' alertname=HealthdNodesGone cluster=c1`; after a day it is forgotten.
+The list of nodes of this cluster is empty or truncated, while other clusters are complete. Check its file under
+`file_sd_configs` and the job that writes the file; `packaging/prometheus/prometheus.yml` shows a way that keeps the
+old file if sinfo fails. If the cluster was removed on purpose: `amtool silence add --duration=1d
+--comment='removed' alertname=HealthdNodesGone cluster=c1`. The alert ends after a day.
 
 ### HealthdNotScraped
 
-Prometheus has no target of the job `healthd`. `promtool check config /etc/prometheus/prometheus.yml`; is the list
-of nodes (`file_sd_configs`) there, and not empty? Is the job called otherwise, change its name in both rule files.
+Prometheus has no target of the job `healthd`. Run `promtool check config /etc/prometheus/prometheus.yml`, and check
+that the list of nodes (`file_sd_configs`) exists and is not empty. If your job has another name, change the name in
+both rule files.
 """
 _ACTION = re.compile(r"(\{\{.*?\}\})", re.S)
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The alerts as Prometheus reads them, in their order."""
+    """Return the alerts in the order of the file."""
     groups = yaml.safe_load((RULES / "healthd.alerts.yml").read_text("utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def readable(template: str) -> str:
-    """A text of a rule with words in place of what it looks up."""
-    said, depth = [], 0
+    """Return the text of a rule with words in place of looked-up values. Lists become "..."; conditions are dropped."""
+    parts, depth = [], 0
     for part in _ACTION.split(template):
         words = part.strip("{} \n").split() if part.startswith("{{") else []
         if not words:
-            said.append(part if depth == 0 else "")
+            parts.append(part if depth == 0 else "")
         elif words[0] in ("range", "with", "if"):
-            said.append("..., " if words[0] == "range" and depth == 0 else "")
+            listed = "CODE PART" if "topk(1, condition:" in part else "..."
+            parts.append(listed if words[0] == "range" and depth == 0 else "")
             depth += 1
         elif words[0] == "end":
             depth -= 1
         elif depth == 0:
             label = words[0].removeprefix("$labels.")
-            said.append({"humanizeDuration": "TIME", "$value": "N"}.get(words[0], label.upper()))
-    return (
-        " ".join("".join(said).split())
-        .replace("..., .", "...")
-        .replace("..., type", "...; type")
-        .replace(" ..., Look", " Look")
-    )
+            parts.append({"humanizeDuration": "TIME", "$value": "N"}.get(words[0], label.upper()))
+    return " ".join("".join(parts).split()).replace("....", "...")
 
 
 def link(rule: dict[str, Any]) -> str:
-    """Where its page is, from docs/."""
+    """Return the path of the runbook, relative to docs/."""
     url = str(rule["annotations"]["runbook_url"])
     path = url.removeprefix(BASE)
     return "runbooks/README.md" if "{{" in path else path.removeprefix("alerts.md")
@@ -145,7 +148,7 @@ def link(rule: dict[str, Any]) -> str:
 
 def page() -> str:
     lines = ["| alert | severity, after | when | what to do |", "| --- | --- | --- | --- |"]
-    waits: dict[str, list[str]] = {}  # an alert may be several rules, that differ in what they wait for
+    waits: dict[str, list[str]] = {}  # one alert may have several rules with different `for:`
     for rule in alerts():
         waits.setdefault(rule["alert"], []).append(rule.get("for", "at once"))
     for rule in {rule["alert"]: rule for rule in alerts()}.values():

@@ -118,15 +118,15 @@ def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
         yield "healthd_condition_acknowledged", 0, labels
     if drains:
         reason = f"healthd: {drains[0].code} {drains[0].subject}"
-        yield "healthd_slurm_drained_by", 1, {"owner": "ours"}
-        yield "healthd_slurm_drain_info", 1, {"owner": "ours", "reason": reason}
+        yield "healthd_slurm_drained_by", 1, {"owner": "healthd"}
+        yield "healthd_slurm_drain_info", 1, {"owner": "healthd", "reason": reason}
         yield "healthd_slurm_drained_since_timestamp_seconds", BEGIN + drains[0].drained[0] * 3600, {}  # type: ignore[index]
     if node == "gpu-002":
-        yield "healthd_slurm_drain_info", 1, {"owner": "foreign", "reason": "firmware update, jm"}
-        yield "healthd_slurm_drained_by", 1, {"owner": "foreign"}
+        yield "healthd_slurm_drain_info", 1, {"owner": "other", "reason": "firmware update, jm"}
+        yield "healthd_slurm_drained_by", 1, {"owner": "other"}
     wanted = worst >= 2
     held = wanted and not drains and mode == "act"
-    yield "healthd_slurm_drain_wanted", wanted, {}
+    yield "healthd_slurm_drain_desired", wanted, {}
     yield "healthd_decision_withheld", wanted and not drains, {}
     action = "drain_requeue" if drains and worst == 3 else "drain" if drains else "leave"
     yield from (
@@ -135,14 +135,14 @@ def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
     )
     if held and number % 8 == 0:
         of = {"partition": "batch", "kind": "shared"}
-        yield "healthd_fleet_limit_held", 1, of
-        yield "healthd_fleet_limit_nodes_held", 5, of
+        yield "healthd_fleet_limit_drain_waiting", 1, of
+        yield "healthd_fleet_limit_nodes_drained", 5, of
         yield "healthd_fleet_limit_nodes_allowed", 5, of
     began = at - (at + number * 7) % 300
     yield "healthd_round_started_timestamp_seconds", began, {}
     yield "healthd_round_interval_seconds", 300, {}
     yield "healthd_source_up", float(node != "gpu-023" or hour < 16), {"source": "kernel_log"}
-    yield "healthd_slurm_trouble", 0, {}
+    yield "healthd_slurm_problem", 0, {}
     yield "healthd_config_last_reload_successful", float(node != "gpu-047"), {}
     yield "healthd_paused", float(node == "gpu-002"), {}
     yield "healthd_stream_lines_waiting", 0, {}

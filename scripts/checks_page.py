@@ -1,4 +1,4 @@
-"""Writes from the checks themselves: docs/checks.md, the list in README.md, and which checks docs/peers.md has not.
+"""Writes from the checks themselves: docs/checks.md, their number in README.md, and which checks docs/peers.md has not.
 
 Run it after a check changes.
 
@@ -29,28 +29,28 @@ from healthd.common.model import Explain  # noqa: E402
 
 SAMPLE, PAGE, README = ROOT / "conf/healthd.toml", ROOT / "docs/checks.md", ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
-LIST = re.compile(r"(?s)(?<=<!-- checks: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
+COUNT = re.compile(r"(?m)^\d+ checks; ")
 HEAD = """\
-# The checks
+# Checks
 
-What each check looks at and why, what it finds, and what it can be told. `scripts/checks_page.py` wrote this page from
-the checks; `healthd explain CODE` says more of each code: why it matters, and what an engineer should do. The words are
-those of [severity.md](severity.md): warning never touches Slurm, degraded drains, critical also requeues. The severity
-is the usual one: some findings are milder at first, and the settings can say another.
+Look up what a check does, what it finds, and its settings. For each code, `healthd explain CODE` also prints why the
+fault matters and what to do. `scripts/checks_page.py` writes this page from the code.
 
 There are {checks} checks: {run} run by themselves ({idle} of them only while the node is drained and idle), {listen}
 only read the kernel log. `mount`, `exec` and `match` run once for each of their tables, and not at all without one.
-`healthd status` counts them in the same way: those that passed, those with nothing to check here, and the rest by the
-reason.
+`healthd status` counts the same checks: those that passed, those with nothing to check here, and the others by reason.
 
-"Clears after" is what `healthd status` prints. Clean runs: the check finds nothing `clear_after` times in a row. Time
-without a repeat does not count while the node is drained, unless the part was reset or the node rebooted.
-`healthd repaired CODE PART` ends every condition. A milder finding of a code may end in another way: `healthd explain`.
+**Severity** is the usual severity of the code ([severity.md](severity.md)): a warning never touches Slurm, degraded
+drains, critical also requeues. Some findings are milder at first, and the settings can change the severity.
 
-All checks have the settings `enabled`, `interval_seconds` (the daemon's, 300), `timeout_seconds` (10), `clear_after`
-(2), `enforce` and `severity`. What stands below is each check's own, at its default, as in
-[conf/healthd.toml](../conf/healthd.toml). Seconds are accepted up to a year (31622400); what other numbers may be is
-said below their table, and `healthd config check FILE` refuses all others with a sentence.
+**Clears after** is what `healthd status` prints. "Clean runs": the check finds nothing `clear_after` times in a row.
+Time without a repeat does not count while the node is drained, unless the part was reset or the node rebooted. `healthd
+repaired CODE PART` ends every condition. A milder finding of a code may end differently: see `healthd explain`.
+
+**Settings.** All checks have `enabled`, `interval_seconds` (the daemon's, 300), `timeout_seconds` (10), `clear_after`
+(2), `enforce` and `severity`. The blocks below show the other settings with their defaults, as in
+[conf/healthd.toml](../conf/healthd.toml). Seconds are accepted up to a year (31622400); the limits of other numbers are
+listed below each block. `healthd config check FILE` reports values that are not accepted.
 """
 
 
@@ -87,7 +87,7 @@ def _section(check: Check) -> str:
             f"### {check.name}\n",
             f"{_text(summary)} {_when(check)}".rstrip() + "\n",
             f"{_text(rules.strip())}\n",
-            "| code | severity | clears after | means |",
+            "| code | severity | clears after | meaning |",
             "| --- | --- | --- | --- |",
             *codes,
             "",
@@ -100,10 +100,10 @@ def _section(check: Check) -> str:
 def _when(check: Check) -> str:
     usual = check.config().interval_seconds
     if not check.runs:
-        return "At each line of the kernel log."
+        return "Runs on each line of the kernel log."
     if check.when == "idle":
-        return "Only while healthd wants or holds a drain and Slurm shows the node drained and idle."
-    return f"Every {duration(usual)}." if usual else ""
+        return "Runs only while healthd has decided or made a drain and Slurm shows the node drained and idle."
+    return f"Runs every {duration(usual)}." if usual else ""
 
 
 def _settings(name: str) -> list[str]:
@@ -154,13 +154,8 @@ def _text(text: str) -> str:
 
 
 def readme(checks: dict[str, Check], text: str) -> str:
-    lines = ["| | | looks at |", "| --- | --- | --- |"]
-    for heading, names in groups().items():
-        for name in names:
-            title = heading if name == names[0] else ""
-            lines.append(f"| {title} | `{name}` | {_cell(checks[name].summary)} |")
-    text = re.sub(r"(?m)^\d+ checks; ", f"{len(checks)} checks; ", text)
-    return LIST.sub(lambda _: "\n".join([*lines, ""]), text)
+    """Return README.md with the current number of checks."""
+    return COUNT.sub(f"{len(checks)} checks; ", text)
 
 
 ALONE = re.compile(r"(?s)(?<=<!-- not compared: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
@@ -169,7 +164,8 @@ ALONE = re.compile(r"(?s)(?<=<!-- not compared: scripts/checks_page.py -->\n).*?
 def peers(checks: dict[str, Check], text: str) -> str:
     compared = ALONE.sub("", text)
     alone = [f"`{name}`" for name in checks if not re.search(rf"`{name}[`/.]", compared)]
-    said = f"Not compared with theirs yet: {', '.join(alone)}." if alone else "Each check of healthd stands in a table."
+    missing = f"Checks that no table below lists yet: {', '.join(alone)}."
+    said = missing if alone else "Each check of healthd is in a table."
     return ALONE.sub(lambda _: f"{said}\n", text)
 
 

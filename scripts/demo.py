@@ -99,7 +99,7 @@ def wait_for(
             break
         time.sleep(0.05)
     log = Path(daemon.args[daemon.args.index("--runtime-dir") + 1]).parent / "healthd.log"  # type: ignore[union-attr,index,operator]
-    last = {name: (status or {}).get(name) for name in ("health", "unknown", "troubles")}
+    last = {name: (status or {}).get(name) for name in ("health", "unknown", "problems")}
     raise SystemExit(f"the demo waited 120 s in vain; the last status: {last}\n{log.read_text()}")
 
 

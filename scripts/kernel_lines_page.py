@@ -33,27 +33,32 @@ CHECKS = registry.built_in()
 # What a program says of an Xid in a log of its own is not the driver's line.
 QUOTED = {"k0023"}
 HEAD = """\
-# What is read of the kernel log
+# Recognised kernel lines
 
-`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of
-`healthd/agent/kernel_log/rules/`, anchored at the start of the kernel's message; everything else is skipped. `healthd
-scan FILE` shows what a log holds, `healthd explain CODE` what a code means.
+Look up which kernel lines healthd recognises and how it judges them. A rule of `healthd/agent/kernel_log/rules/`
+matches from the start of the kernel's message; all other lines are ignored. `healthd scan FILE` lists the faults in a
+log, and `healthd explain CODE` prints what a code means. `scripts/kernel_lines_page.py` writes this page from the code.
 """
 CAPTURED = """\
-## The captured lines
+## Captured lines
 
-`tests/data/kernel_lines*.jsonl` hold lines that other people's machines printed, each with its public source. The first
-file is what the rules were written from; the others were collected afterwards, without a look at the rules. *as that
-kind*: an event of that kind was read from it; *another*: only events of other kinds; *missed*: nothing. Of Xids and
-SXids code, address, pid and name must be right too. A program's log that quotes an Xid is none of the kernel's: nothing
-is read of it, or it is shown as unproven, *as meant*. A benign line is right where nothing else is read.
+`tests/data/kernel_lines*.jsonl` contain lines that machines of others printed, each with its public source. The rules
+were written from the first file; the lines of the other files were collected afterwards, without regard to the rules.
+
+| column | meaning |
+| --- | --- |
+| as that kind | an event of that kind, for (S)Xids with the right code, address, pid and name; for benign: nothing |
+| as meant | a program's log that quotes an Xid is not the kernel's: nothing was read, or it was marked as unproven |
+| another | only events of other kinds; for benign: any event |
+| wrong | an Xid or SXid with a wrong code, address, pid or name |
+| missed | nothing was read |
 """
 RULES = """\
-## What each kind says
+## Lines of each kind
 
-The severity is that of a single line in a log of a machine of which nothing else is known (`healthd scan`): the daemon
-knows the node and judges some of them worse, as [checks.md](checks.md) says. *-*: no check makes a finding of it alone.
-The example is a captured line; there is none for every code.
+The severity is that of a single line in a log of an unknown machine (`healthd scan`). The daemon
+knows the node and judges some lines more severely ([checks.md](checks.md)). *-* means that no check reports this line
+by itself. The example is a captured line; not every code has one.
 """
 
 
@@ -139,7 +144,7 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
         yield f"{number} rule{'s' if number > 1 else ''}.\n"
         mine = sorted((key, value) for key, value in examples.items() if key[0] == kind)
         if not mine:
-            yield "No line of it was captured.\n"
+            yield "No line of this kind was captured.\n"
             continue
         yield _row(("code of the line", "`explain`", "severity", "clears after", "example"))
         yield _row(["---"] * 5)

@@ -18,7 +18,7 @@ from healthd.agent.settings import registry  # noqa: E402
 
 PAGE = ROOT / "docs/metrics.md"
 TABLES = re.compile(r"(?s)(?<=<!-- metrics: scripts/metrics_page.py -->\n).*(?=<!-- end -->)")
-HEAD = "| Metric | Type | Labels | Unit | What its value says |\n| --- | --- | --- | --- | --- |\n"
+HEAD = "| Metric | Type | Labels | Unit | Value |\n| --- | --- | --- | --- | --- |\n"
 UNITS = {
     "timestamp_seconds": "seconds since the epoch",
     "bytes_per_second": "bytes a second",
@@ -45,8 +45,8 @@ def rows(named: dict[str, tuple[tuple[str, ...], str]]) -> Iterator[str]:
 
 def tables() -> str:
     own = {name: (family.labels, family.text) for name, family in FAMILIES.items()}
-    parts = ["### healthd's own\n\n", HEAD, *rows(own), "\n### What the checks read\n\n"]
-    parts.append("Where a check finds nothing to read (no such part, no such driver) its series are not there.\n\n")
+    parts = ["### healthd itself\n\n", HEAD, *rows(own), "\n### Readings of the checks\n\n"]
+    parts.append("A check without anything to read (no such part, no such driver) has no series.\n\n")
     for name, check in sorted(registry.built_in().items()):
         if meanings := check.declares.OBSERVATIONS:
             read = {told: (meaning.labels, meaning.text) for told, meaning in meanings.items()}

@@ -1,4 +1,4 @@
-"""Writes a new check: the example of CONTRIBUTING.md under another name, its test, its table, and the written pages.
+"""Write a new check: the example of docs/development.md under another name, its test, its table, and the pages.
 
     .venv/bin/python scripts/new_check.py NAME [--under HEADING]
 
@@ -25,8 +25,8 @@ USAGE = 64
 
 
 def example() -> tuple[str, str, str]:
-    """The check, its test and its table, as CONTRIBUTING.md shows them."""
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    """The check, its test and its table, as docs/development.md shows them."""
+    text = (ROOT / "docs/development.md").read_text("utf-8")
     check, test = re.findall(r"(?s)```python\n(.*?)```", text)[:2]
     (table,) = re.findall(r"(?s)```toml\n(.*?)```", text)
     return check, test, table

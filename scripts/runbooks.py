@@ -98,8 +98,9 @@ def _does(run: dict[str, Any], check: Check) -> Iterator[str]:
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):
             yield f"{row['setting']} = {duration(row['value'])}."
-    if run["expects"]:
-        yield f"Only where [checks.{check.name}] {run['expects']} says what should be there (healthd baseline --write)."
+    if run["required_setting"]:
+        setting = f"[checks.{check.name}] {run['required_setting']}"
+        yield f"Only where {setting} says what should be there (healthd baseline --write)."
 
 
 def _text(text: str) -> str:

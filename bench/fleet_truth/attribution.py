@@ -27,11 +27,12 @@ PRECISION, RECALL = 0.97, 0.95
 # Levels as the naive rule has them: all that stood in the window, whether it began there or not.
 _STANDING = """
 SELECT jobs.db_index, job_nodes.node, conditions.code, conditions.severity
-FROM jobs JOIN job_nodes USING (cluster, db_index) CROSS JOIN asked
+FROM jobs JOIN job_nodes USING (cluster, db_index) CROSS JOIN parameters
 JOIN conditions ON conditions.cluster = jobs.cluster AND conditions.node = job_nodes.node
   AND conditions.first_time <= jobs.end_time + 300
   AND greatest(conditions.last_time, coalesce(conditions.cleared_time, conditions.last_time)) >= jobs.end_time - 600
-WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= parameters.from_time
+  AND jobs.end_time < parameters.to_time
 """
 
 

@@ -205,7 +205,7 @@ class Faults:
         self._streams.start(now, node, True, clean, since)
         self._streams.over(now + 30, node, keys, "reboot")
         if clean:
-            self._streams.slurm(now + 35, node, "decision", decision="resume", words="resume: all checks pass")
+            self._streams.slurm(now + 35, node, "decision", decision="resume", text="resume: all checks pass")
             self._streams.slurm(now + 35, node, "resume", stage="sent")
             self._streams.slurm(now + 36, node, "resume", stage="confirmed")
         else:
@@ -231,7 +231,7 @@ class Faults:
             return
         reason = f"healthd: {sign.code}{' ' if of else ''}{of}: {sign.message}"
         say = self._streams.slurm
-        say(now, node, "decision", decision="drain", words=f"drain: {sign.code}")
+        say(now, node, "decision", decision="drain", text=f"drain: {sign.code}")
         say(now, node, "drain", stage="sent", reason=reason)
         say(now + 1, node, "drain", stage="confirmed", reason=reason)
         self._outages.begin(now, node, "DRAIN", reason, "root", why)

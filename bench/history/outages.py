@@ -26,7 +26,7 @@ class Outages:
         self._books, self._truth, self._draw = books, truth, draw
         self._out: dict[int, tuple[int, str, str, str, str]] = {}
         self._tickets = (folder / "tickets.csv").open("w", encoding="ascii", newline="\n")
-        self._tickets.write("node,opened,closed,words\n")
+        self._tickets.write("node,opened,closed,text\n")
         self.tickets = self.states = 0
 
     def __contains__(self, node: int) -> bool:

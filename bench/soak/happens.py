@@ -66,7 +66,7 @@ def a_fault_that_drains(node: Node, random: Random) -> None:
     for job in jobs:
         node.cluster.wait_job(job, "PENDING", timeout=600)
         node.wanted.requeued.add(job)
-        node.until(lambda s: s["slurm"]["trouble"] == "", "Slurm does as it is told")
+        node.until(lambda s: s["slurm"]["problem"] == "", "Slurm does as it is told")
     meanwhile(node, random)
     node.cluster.run("scancel", *jobs, check=False)
     for code, parts in (("gpu_xid/31", warnings), ("gpu_xid/79", [part])):
@@ -297,7 +297,7 @@ def a_pause(node: Node, random: Random) -> None:
     if is_brief:
         node.wanted.tell("pause ended")
     else:
-        node.command("pause ended", command="resume-checks")
+        node.command("pause ended", command="unpause")
     node.until(lambda s: s["pause"] is None, "the pause is over")
 
 

@@ -32,7 +32,7 @@ profile = "none"
 baseline_file = ""
 [slurm]
 requeue = "node"
-own_faults_an_hour = 0  # each node breaks again and again, and nobody shall have to resume it
+own_faults_per_hour = 0  # each node breaks again and again, and nobody shall have to resume it
 [fleet]
 limit_percent = 100
 own_hardware_limit_percent = 100
@@ -177,13 +177,13 @@ class Node:
         for path in self.machine.root.glob("proc/[0-9]*/cgroup"):
             shutil.rmtree(path.parent)
         if self.daemon.status()["pause"] is not None:
-            self.command("pause ended", command="resume-checks")
+            self.command("pause ended", command="unpause")
         self.rounds(3)  # what ends by itself has ended
         for found in self.daemon.status()["conditions"]:
             self.command("repaired", command="repaired", code=found["code"], part=found["subject"])
         self.until(lambda s: not s["conditions"], "nothing stands")
         self.until_resumed()
-        self.until(lambda s: not s["slurm"]["trouble"] and s["decision"]["action"] == "leave", "Slurm is left alone")
+        self.until(lambda s: not s["slurm"]["problem"] and s["decision"]["action"] == "leave", "Slurm is left alone")
         rounds(self.daemon, 2)
         self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
 
@@ -194,12 +194,12 @@ class Node:
             for s in find([str(self.folder / "state")], self.tally)
             for told in read(s, self.cursor, self.tally)
         ]
-        self.daemon.until(lambda s: not s["troubles"], "no trouble is left", PATIENCE_SECONDS)
+        self.daemon.until(lambda s: not s["problems"], "no trouble is left", PATIENCE_SECONDS)
         status = self.daemon.status()
         wrong = what_is_wrong(self.events, self.commands(), self.wanted)
         wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.seen.holes()]
         wrong += [f"dropped: {status['dropped']}"] if status["dropped"] else []
-        wrong += [f"trouble: {status['troubles']}"] if status["troubles"] else []
+        wrong += [f"trouble: {status['problems']}"] if status["problems"] else []
         log = self.daemon.log.read_text(errors="replace")
         wrong += [log[log.index("Traceback") - 200 :][:3000]] if "Traceback" in log else []
         return wrong

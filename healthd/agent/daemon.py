@@ -46,8 +46,8 @@ from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.reporting import systemd
 from healthd.agent.reporting.status import (
+    Problem,
     Snapshot,
-    Trouble,
     command_for_kernel_log,
     decision_words,
     labelled,
@@ -553,7 +553,7 @@ class Daemon:
             meanings=self.configured.meanings,
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
-            troubles=self.troubles(),
+            problems=self.problems(),
             processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.watching.pids},
         )
 
@@ -562,7 +562,7 @@ class Daemon:
         folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
-    def troubles(self) -> tuple[Trouble, ...]:
+    def problems(self) -> tuple[Problem, ...]:
         """Return what is wrong with healthd itself. What a person has to act on comes first."""
         settings, publisher, replies, kernel = self.settings, self.publisher, self.replies, self.hearing.kernel.status
         stream, lost = replies.delivery.status, self.memory.ledger.outbox.dropped
@@ -570,35 +570,35 @@ class Daemon:
         here, there = (f"ls -ld {folder}; df -h {folder}" for folder in map(shlex.quote, (runtime_dir, state_dir)))
         reload = "systemctl reload healthd" if systemd.is_managed() else f"kill -HUP {os.getpid()}"
         found = (
-            Trouble(replies.files.trouble, "systemctl restart healthd"),
-            Trouble(
+            Problem(replies.files.problem, "systemctl restart healthd"),
+            Problem(
                 labelled("the settings were not read again", self.reload_trouble),
                 f"healthd config check {file} && {reload}",
             ),
-            Trouble(labelled("slurm", self.hand.status.trouble), "scontrol ping"),
-            Trouble(f"{runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "", here),
-            Trouble(publisher.verdict_trouble, here),
-            Trouble(labelled("before a resume", self.before_resume.trouble), "healthd validate"),
-            Trouble(
+            Problem(labelled("slurm", self.hand.status.problem), "scontrol ping"),
+            Problem(f"{runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "", here),
+            Problem(publisher.verdict_trouble, here),
+            Problem(labelled("before a resume", self.before_resume.problem), "healthd validate"),
+            Problem(
                 labelled(
-                    f"{state_dir}: a reboot would lose what healthd knows: no copy of it", replies.ledger_copy.trouble
+                    f"{state_dir}: a reboot would lose what healthd knows: no copy of it", replies.ledger_copy.problem
                 ),
                 there,
             ),
-            Trouble(labelled(f"{state_dir}: {stream.waiting} events wait", stream.trouble), there),
-            Trouble(f"{lost} events are lost to the stream: too many wait for the disk" if lost else ""),
-            Trouble(
-                f"kernel log: {kernel.trouble}" if kernel.trouble or not kernel.alive else "",
+            Problem(labelled(f"{state_dir}: {stream.waiting} events wait", stream.problem), there),
+            Problem(f"{lost} events are lost to the stream: too many wait for the disk" if lost else ""),
+            Problem(
+                f"kernel log: {kernel.problem}" if kernel.problem or not kernel.alive else "",
                 command_for_kernel_log(kernel),
             ),
-            Trouble(self.watching.trouble, "journalctl -u healthd -n 50"),
-            *(Trouble(sentence, "ss -ltnp") for sentence in publisher.metrics_troubles),
-            Trouble(publisher.web_trouble, f"healthd config check {file}"),
-            Trouble(replies.textfile.trouble, "healthd doctor"),
-            *(Trouble(text, "systemctl status healthd; cat /proc/loadavg") for text in shortage.troubles(self.now())),
-            *(Trouble(text, "journalctl -u healthd -p err -n 50") for text in guard.troubles(self.now())),
+            Problem(self.watching.problem, "journalctl -u healthd -n 50"),
+            *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_troubles),
+            Problem(publisher.web_trouble, f"healthd config check {file}"),
+            Problem(replies.textfile.problem, "healthd doctor"),
+            *(Problem(text, "systemctl status healthd; cat /proc/loadavg") for text in shortage.problems(self.now())),
+            *(Problem(text, "journalctl -u healthd -p err -n 50") for text in guard.problems(self.now())),
         )
-        return tuple(trouble for trouble in found if trouble.sentence)
+        return tuple(problem for problem in found if problem.sentence)
 
     # --- what people say
 

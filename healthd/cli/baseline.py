@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def _baseline_arguments(parser: Parser) -> None:
-    parser.add_argument("--diff", action="store_true", help="what has changed since the baseline was written")
-    parser.add_argument("--write", action="store_true", help="write it to the settings' baseline_file, as root")
+    parser.add_argument("--diff", action="store_true", help="show changes since the baseline was written")
+    parser.add_argument("--write", action="store_true", help="write it to baseline_file of the settings, as root")
     parser.add_argument(
-        "--force", action="store_true", help="with --write: replace what is there, write what is incomplete"
+        "--force", action="store_true", help="with --write: replace an existing file, or write an incomplete one"
     )
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.look(parser)
 
 
@@ -154,13 +154,15 @@ COMMANDS = {
     "baseline": Command(
         _baseline_arguments,
         _baseline,
-        "What this node has now, as a settings file that the checks then hold it to: GPUs, ports and their rates, "
-        "disks, memory, CPUs, mounts, device nodes, services. What looks broken now is left out, with the reason.\n"
-        "What could not be looked at keeps its old lines in the file; where there are none, nothing is written without "
-        "--force.\n"
-        "Exit status: 0 done, or nothing has changed; 1 something has, or refused; 3 could not look; 64 wrong use.",
-        "  healthd baseline                        # look at it first\n"
+        "Print this node's hardware as a settings file that the checks compare with later: GPUs, ports and their "
+        "rates, disks, memory, CPUs, mounts, device nodes, services. Parts that look broken are left out, with the "
+        "reason.\n"
+        "Parts that cannot be read keep their old lines in the file. If there are no old lines, nothing is written "
+        "without --force.\n"
+        "Exit status: 0 done, or no change; 1 something changed, or refused; 3 something could not be read; 64 usage "
+        "error.",
+        "  healthd baseline                        # print it first\n"
         "  healthd baseline --write && systemctl reload healthd\n"
-        "  healthd baseline --diff                 # what has changed since\n",
+        "  healthd baseline --diff                 # changes since then\n",
     ),
 }

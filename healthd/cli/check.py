@@ -34,11 +34,13 @@ HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best
 
 
 def _check_arguments(parser: Parser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all that are enabled)")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--replay", metavar="FILE", help="look at what healthd record wrote, not at this machine")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument("--replay", metavar="FILE", help="evaluate a recording of healthd record")
     flags.look(parser)
-    parser.add_argument("--runtime-dir", metavar="DIR", help="of the daemon, asked of checks that only listen")
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon, for checks that only read the kernel log"
+    )
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -83,9 +85,9 @@ def _limits(settings: Settings) -> tuple[str, ...]:
     of_the_daemon = _limits_of_the_daemon(settings) if slurm else None
     if of_the_daemon is not None:
         return of_the_daemon
-    trouble = _slurm_trouble(settings.node_name) if slurm else ""
+    problem = _slurm_problem(settings.node_name) if slurm else ""
     log = _log_trouble(settings.kernel_log.source)
-    return limits(settings.mode, settings.kernel_log.source, not log, log, trouble)
+    return limits(settings.mode, settings.kernel_log.source, not log, log, problem)
 
 
 def _limits_of_the_daemon(settings: Settings) -> tuple[str, ...] | None:
@@ -115,7 +117,7 @@ def _log_trouble(source: str) -> str:
     return "" if readable else f"{source} is missing or cannot be read"
 
 
-def _slurm_trouble(node_name: str) -> str:
+def _slurm_problem(node_name: str) -> str:
     """Return why the daemon could not use Slurm here, "" if it could."""
     import shutil
 
@@ -241,7 +243,7 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
             "since": status["started"],
             "kernel_log": log,
             "conditions": [c for c in status["conditions"] if c["check"] in names],
-            "trouble": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('trouble') or log['source']}",
+            "problem": "" if log["alive"] else f"the daemon reads no kernel log: {log.get('problem') or log['source']}",
         }
     except (NoAnswer, RefusedByDaemon) as error:
         return unheard(names, str(error))
@@ -249,19 +251,19 @@ def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
         return unheard(names, "the daemon is of another version, and answers what this one cannot read")
 
 
-def unheard(names: Sequence[str], trouble: str) -> Document:
-    return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "trouble": trouble}
+def unheard(names: Sequence[str], problem: str) -> Document:
+    return {"checks": list(names), "since": None, "kernel_log": None, "conditions": [], "problem": problem}
 
 
 def together(document: Document, heard: Document) -> dict[str, Any]:
     """Return the document of the round with the daemon's answer. Without a daemon these checks are unknown."""
-    unknown = [f"{name} only listens to the kernel log: {heard['trouble']}" for name in heard["checks"]]
-    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["trouble"] else [])]
+    unknown = [f"{name} only listens to the kernel log: {heard['problem']}" for name in heard["checks"]]
+    health = [document["health"], _health(heard["conditions"]), *(["unknown"] if heard["problem"] else [])]
     return {
         **document,
         "health": max(health, key=HEALTH.index),
-        "unknown": [*document["unknown"], *(unknown if heard["trouble"] else [])],
-        "listening": dict(heard),
+        "unknown": [*document["unknown"], *(unknown if heard["problem"] else [])],
+        "from_daemon": dict(heard),
     }
 
 
@@ -280,10 +282,10 @@ def _health(conditions: Sequence[Document]) -> str:
 
 def _record_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="where to write it, mode 0600 (default: NODE-TIME.rec, here)"
+        "file", metavar="FILE", nargs="?", help="output file, mode 0600 (default: NODE-TIME.rec in this directory)"
     )
-    parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all that are enabled)")
-    parser.add_argument("--force", action="store_true", help="replace FILE if there is one")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
+    parser.add_argument("--force", action="store_true", help="replace an existing FILE")
     flags.look(parser)
 
 
@@ -389,23 +391,23 @@ COMMANDS = {
     "check": Command(
         _check_arguments,
         _check,
-        "Run the checks once, now. Needs no daemon and changes nothing: findings count at face value.\n"
-        "In mode drain or act, a node that cannot be read from Slurm is at best a warning, as in healthd status.\n"
-        "A NAME that only listens to the kernel log looks at nothing: the daemon is asked what it has heard.\n"
-        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown, also where no daemon listens; 64 wrong "
-        "use.",
+        "Run the checks once. This needs no daemon and changes nothing. Findings are reported without confirmation.\n"
+        "In mode drain or act, the result is at best a warning if Slurm's state of the node cannot be read.\n"
+        "For a NAME that only reads the kernel log, the running daemon is queried.\n"
+        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or no answer from the daemon, 64 usage "
+        "error.",
         "  healthd check\n  healthd check gpu_ecc gpu_nvlink\n  healthd check --json | jq -r '.conditions[].message'\n"
         "  healthd check --replay gpu-042.rec\n",
     ),
     "record": Command(
         _record_arguments,
         _record,
-        "Run the checks once, as check does, and keep all that they read in FILE: files, NVML's answers, what "
-        "programs printed, the lines of the kernel log that mean something. healthd check --replay FILE judges it "
-        "on any machine, with the settings of then or, with --config, with others.\n"
-        "FILE is NODE-TIME.rec in this directory, if none is named. It names the node, its parts with their serial "
-        "numbers, and processes. No environment, no user's files.\n"
-        "Exit status: 0 written, whatever was found; 1 not written; 64 wrong use.",
+        "Run the checks once and save everything that they read in FILE: files, NVML answers, program output, "
+        "relevant lines of the kernel log. healthd check --replay FILE evaluates the recording on any machine, "
+        "with the recorded settings or with those of --config.\n"
+        "The file contains the node's name, serial numbers of its parts, and process names, but no environment "
+        "variables and no user files.\n"
+        "Exit status: 0 written, whatever was found; 1 not written; 64 usage error.",
         "  healthd record\n  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
     ),
 }

@@ -188,7 +188,7 @@ def _argcomplete() -> ModuleType:
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="whose script is printed")
+    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="shell to print the script for")
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -200,10 +200,10 @@ COMMANDS = {
     "completion": Command(
         _arguments,
         _completion,
-        "Print the script that completes commands, options, names of checks and codes in your shell.\n"
-        'It needs argcomplete: pip install "healthd[completion]". The packages have it, and install the scripts.',
+        "Print the shell script that completes commands, options, check names and codes.\n"
+        'It needs argcomplete: pip install "healthd[completion]". The packages include it and install the scripts.',
         "  . <(healthd completion bash)      # in this shell\n"
-        "  mkdir -p /usr/local/share/bash-completion/completions    # for all, as root\n"
+        "  mkdir -p /usr/local/share/bash-completion/completions    # all users, as root\n"
         "  healthd completion bash > /usr/local/share/bash-completion/completions/healthd\n"
         "  healthd completion zsh > /usr/local/share/zsh/site-functions/_healthd\n"
         "  healthd completion fish > ~/.config/fish/completions/healthd.fish\n",

@@ -48,18 +48,18 @@ def _config_check(args: argparse.Namespace) -> int:
         complain(f"{args.config}: warning: {warning}")
     for name, run in loaded.checks.items():
         program = next(iter(getattr(run, "command", ())), "")
-        if program.startswith("/") and (trouble := _trouble(program)):
-            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {trouble}")
+        if program.startswith("/") and (problem := _trouble(program)):
+            complain(f"{args.config}: warning: {place_of(*name, 'command')}: {program} {problem}")
     if path := loaded.settings.metrics.web_config:
         from healthd.agent.metrics.certificates import WebFiles
         from healthd.agent.metrics.web_config import WebConfigError
 
         try:
-            trouble = WebFiles(path).trouble()
+            problem = WebFiles(path).problem()
         except WebConfigError as error:
-            trouble = f"there would be no metrics page: {error}"
-        if trouble:
-            complain(f"{args.config}: warning: metrics.web_config: {trouble}")
+            problem = f"there would be no metrics page: {error}"
+        if problem:
+            complain(f"{args.config}: warning: metrics.web_config: {problem}")
     counted = registry.counted(checks, loaded)
     return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {counted}\n")
 
@@ -76,8 +76,8 @@ def _trouble(program: str) -> str:
 
 
 def _config_show_arguments(parser: Parser) -> None:
-    parser.add_argument("--changed", action="store_true", help="only what is not at its default")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--changed", action="store_true", help="only settings that are not at their default")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.daemon(parser)
 
 
@@ -99,8 +99,8 @@ COMMANDS = {
     "config check": Command(
         _config_check_arguments,
         _config_check,
-        "Read a settings file and print everything that is wrong with it, a line each.\n"
-        "Exit status: 0 the file is right (warnings are printed), 64 it is not.",
+        "Print every error in a settings file, one per line.\n"
+        "Exit status: 0 no errors (warnings are printed), 64 errors.",
         "  healthd config check\n"
         "  healthd config check new.toml && healthd reload\n"
         "  healthd config check new.toml --node gpu-042\n",
@@ -108,7 +108,7 @@ COMMANDS = {
     "config show": Command(
         _config_show_arguments,
         _config_show,
-        "Every setting in force, and where it comes from.",
+        "Print every setting in force and its source.",
         "  healthd config show --changed\n  healthd config show --changed --node-name gpu-042\n",
     ),
 }

@@ -1,4 +1,4 @@
-"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, resume-checks, reload."""
+"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, unpause, reload."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _answer(
 
 
 def _status_arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--watch", metavar="SECONDS", nargs="?", const="2", help="refresh every 2 s, or SECONDS, until Ctrl-C"
     )
@@ -111,13 +111,15 @@ def _sends(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[
 
 
 def _code_arguments(parser: Parser, code: str = "ib_link/down", part: str = "mlx5_3/1") -> None:
-    parser.add_argument("code", metavar="CODE", help=f"{code}, as status shows it")
-    parser.add_argument("part", metavar="PART", nargs="?", help=f"{part} (default: every part with that code)")
+    parser.add_argument("code", metavar="CODE", help=f"code from healthd status, such as {code}")
+    parser.add_argument(
+        "part", metavar="PART", nargs="?", help=f"part, such as {part} (default: every part with that code)"
+    )
 
 
 def _repaired_arguments(parser: Parser) -> None:
     _code_arguments(parser, "gpu_xid/79", "0000:1b:00.0")
-    parser.add_argument("--why", metavar="TEXT", help="what was done: for the log, and for status")
+    parser.add_argument("--why", metavar="TEXT", help="what was repaired, for the log and healthd status")
     flags.client(parser)
 
 
@@ -132,8 +134,10 @@ def _unack_arguments(parser: Parser) -> None:
 
 
 def _pause_arguments(parser: Parser) -> None:
-    parser.add_argument("--for", metavar="TIME", dest="time", required=True, help="30m, 2h, 1d, 90s; at most a week")
-    parser.add_argument("--why", metavar="TEXT", required=True, help="for whoever looks at the node meanwhile")
+    parser.add_argument(
+        "--for", metavar="TIME", dest="time", required=True, help="duration: 30m, 2h, 1d, 90s; at most 7d"
+    )
+    parser.add_argument("--why", metavar="TEXT", required=True, help="reason, shown by healthd status")
     flags.client(parser)
 
 
@@ -159,65 +163,65 @@ COMMANDS = {
     "status": Command(
         _status_arguments,
         _status,
-        "What the running daemon believes: health, conditions with the next command to type, the last round, and what "
-        "Slurm has.\n"
-        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or not running, 64 wrong use; with "
-        "--watch that of the last look.",
+        "Show the node's health, open conditions with the next command to run, the last round of checks and the state "
+        "in Slurm.\n"
+        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or not running, 64 usage error; "
+        "with --watch that of the last refresh.",
         "  healthd status\n  healthd status --watch\n"
         "  healthd status --json | jq '.conditions[] | {code, subject, job}'\n",
     ),
     "ack": Command(
         _ack_arguments,
         _sends(lambda args: protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)),
-        "Acknowledge a condition: healthd does not drain for it until the time is over, lifts a drain that it made for "
-        "this condition alone, and shows who acknowledged it and why. The condition counts again when the time is "
-        "over, when it gets worse, or after healthd unack. A new ack replaces the old one.",
+        "Acknowledge a condition: healthd does not drain for it until the time is over, and lifts a drain that it made "
+        "for this condition alone. Status shows who acknowledged it and why. The condition has its full effect again "
+        "after that time, if it gets worse, or after healthd unack. A new ack replaces the old one.",
         '  healthd ack ib_link/down mlx5_3/1 --for 2h --why "cable is on its way"\n',
     ),
     "unack": Command(
         _unack_arguments,
         _sends(lambda args: protocol.unack(args.code, args.part)),
-        "End an acknowledgement before its time: the condition counts again, and drains the node if it is open and "
-        "degraded or critical.",
+        "End an acknowledgement early. The condition has its full effect again: if it is degraded or critical, the "
+        "node drains.",
         "  healthd unack ib_link/down mlx5_3/1\n",
     ),
     "repaired": Command(
         _repaired_arguments,
         _sends(lambda args: protocol.repaired(args.code, args.part, args.why)),
-        "Tell the daemon that something is repaired. It ends the condition, looks at everything again, and "
-        "resumes the node in Slurm once every check has passed.",
+        "Report a repair. healthd clears the condition, runs all checks, and resumes the node in Slurm once every "
+        "check has passed.",
         '  healthd repaired gpu_xid/79 0000:1b:00.0 --why "reseated, ticket 12"\n',
     ),
     "pause": Command(
         _pause_arguments,
         _sends(lambda args: protocol.pause(_seconds(args, "pause"), args.why)),
-        "Leave Slurm alone for a while. Checks go on; what opens meanwhile acts only if a check still finds it "
-        "afterwards.",
+        "Change nothing in Slurm for a while. Checks continue. Conditions that open during the pause take effect only "
+        "if a check still finds them afterwards.",
         '  healthd pause --for 30m --why "driver upgrade"\n',
     ),
     "reload": Command(
         flags.client,
         _reload,
-        "The daemon reads the settings and the site's checks again, as `systemctl reload healthd` does. If something "
-        "is wrong with them, the old ones stay in force, and the exit status is 1.",
+        "Read the settings and the site's checks again, as `systemctl reload healthd` does. If they have an error, the "
+        "daemon keeps the old ones, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
-    "resume-checks": Command(
+    "unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_CHECKS)),
-        "End the pause now. All checks look at once.",
+        _sends(lambda _: protocol.plain(protocol.UNPAUSE)),
+        "End the pause now and run all checks.",
     ),
     "failslow pause": Command(
         _pause_arguments,
-        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)),
-        "Say nothing new of slow jobs on this node for a while: a benchmark that is meant to be slow, a job that is "
-        "debugged. What is said already stays until it is over; faults, and what they do in Slurm, stay as they are. "
-        "It outlives a restart of the daemon, not a reboot.",
+        _sends(lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)),
+        "Report no new slow jobs on this node for a while, for example during a benchmark or a debugging session. Slow "
+        "jobs that are already reported stay until they end. Faults and their effect in Slurm do not change. The "
+        "pause survives a restart of the daemon, but not a reboot.",
         '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
     ),
-    "failslow resume-detection": Command(
+    "failslow unpause": Command(
         flags.client,
-        _sends(lambda _: protocol.plain(protocol.RESUME_DETECTION)),
-        "Slow jobs on this node are told again from now on.",
+        _sends(lambda _: protocol.plain(protocol.FAILSLOW_UNPAUSE)),
+        "Report slow jobs on this node again.",
     ),
 }

@@ -30,8 +30,10 @@ PATIENCE_SECONDS = 5.0
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="the daemon's (default: as in the settings)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
+    )
     flags.look(parser)
 
 
@@ -85,8 +87,8 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
     if isinstance(can_load, parallel.Unanswered):
         hang = _what_hangs(args)
         loaded, checks = _untouched()
-        says = f"{', '.join(hang) or _file(args)}: {can_load.why}: what follows is for the defaults"
-        settings_line, is_right = replace(can_load, why=says).line("settings"), False
+        message = f"{', '.join(hang) or _file(args)}: {can_load.why}: what follows is for the defaults"
+        settings_line, is_right = replace(can_load, why=message).line("settings"), False
         if hang == [_file(args)]:  # so it was not asked where the daemon is, either
             directory = functools.partial(_given_or, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = parallel.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
@@ -123,12 +125,12 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         loaded, checks = load_settings(args)
         flags.require_scenario(loaded)
     except ConfigError as error:
-        says = fails("settings", f"{error}: what follows is for the defaults", f"healthd config check {file}")
+        message = fails("settings", f"{error}: what follows is for the defaults", f"healthd config check {file}")
         checks = registry.built_in()
         try:
-            return settle({}, "the defaults", {}, checks, layers.below), checks, says, False
+            return settle({}, "the defaults", {}, checks, layers.below), checks, message, False
         except ConfigError:  # the default baseline is what is wrong
-            return settle({}, "the defaults", {}, checks, layers.without_baseline), checks, says, False
+            return settle({}, "the defaults", {}, checks, layers.without_baseline), checks, message, False
     late = warnings(Configured(loaded, checks))
     if late:
         return loaded, checks, limited("settings", late[0], f"healthd config check {file}"), True
@@ -262,9 +264,10 @@ COMMANDS = {
     "doctor": Command(
         _arguments,
         _doctor,
-        "What of healthd works on this node, what does not, and the command that mends it. Changes nothing, and needs "
-        "no daemon; as root it sees all.\n"
-        "Exit status: 0 all works, 1 something is limited, 2 something that healthd needs does not work, 64 wrong use.",
-        "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state == \"fails\") | .says'\n",
+        "Show which functions of healthd work on this node, which do not, and the command that fixes each problem. It "
+        "changes nothing and needs no daemon; run it as root for complete results.\n"
+        "Exit status: 0 everything works, 1 something is limited, 2 something that healthd needs does not work, 64 "
+        "usage error.",
+        "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state==\"failed\") | .message'\n",
     ),
 }

@@ -26,14 +26,18 @@ _MOST_SENTENCES = 20
 
 def _events_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "place", metavar="FILE|DIR", nargs="*", help="other streams than this node's; - is standard input"
+        "place", metavar="FILE|DIR", nargs="*", help="event streams to read instead of this node's; -: standard input"
     )
-    parser.add_argument("--since", metavar="TIME", help="2d, 30m; 2026-11-22, 2026-11-22T13:00, also with Z or +01:00")
-    parser.add_argument("--until", metavar="TIME", help="the same")
-    parser.add_argument("--code", metavar="GLOB", help="only events of such codes: gpu_xid/*")
-    parser.add_argument("--json", action="store_true", help="the lines as they are (docs/events.md)")
-    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
-    parser.add_argument("--state-dir", metavar="DIR", help="where this node's stream is (default: as in the settings)")
+    parser.add_argument(
+        "--since", metavar="TIME", help="start: 2d, 30m, 2026-11-22 or 2026-11-22T13:00, also with Z or +01:00"
+    )
+    parser.add_argument("--until", metavar="TIME", help="end, in the same format")
+    parser.add_argument("--code", metavar="GLOB", help="only events with matching codes: gpu_xid/*")
+    parser.add_argument("--json", action="store_true", help="print the original lines (docs/events.md)")
+    parser.add_argument("--follow", action="store_true", help="continue with new events until Ctrl-C")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="directory of this node's stream (default: as in the settings)"
+    )
     flags.config(parser)
 
 
@@ -140,7 +144,7 @@ def _or_none(shown: Iterator[str], tally: Tally) -> Iterator[str]:
     first = next(shown, None)
     if first is not None:
         yield first
-    elif not tally.trouble:
+    elif not tally.problem:
         yield "no event\n"
     yield from shown
 
@@ -183,7 +187,7 @@ class _Said:
 
     def now(self, tally: Tally) -> int:
         """The exit status."""
-        for sentence in tally.trouble:
+        for sentence in tally.problem:
             if sentence not in self.sentences:
                 self.sentences.add(sentence)
                 if len(self.sentences) <= _MOST_SENTENCES:
@@ -199,11 +203,11 @@ COMMANDS = {
     "events": Command(
         _events_arguments,
         _events,
-        "What happened on this node: when checks began, what they found, what was decided and done, when healthd was "
-        "away. A folder is a node's, or one that has a folder for each node; rotated and gzip files are read with "
-        "it, each event once.\n"
-        "Exit status: 0 done, 1 events of that time are missing or cannot be read, 3 a file or folder cannot be read, "
-        "64 wrong use.",
+        "Show what happened on this node: findings, decisions, actions, and times when healthd did not run. DIR is one "
+        "node's stream, or a directory with one subdirectory per node. Rotated and gzipped files are included; "
+        "duplicates are dropped.\n"
+        "Exit status: 0 done, 1 events of the period are missing or unreadable, 3 a file or directory cannot be read, "
+        "64 usage error.",
         "  healthd events --since 2d\n"
         "  healthd events --code 'gpu_*' --since 2026-11-01 --until 2026-11-08\n"
         "  healthd events --follow --json | jq -r .message\n"

@@ -22,11 +22,11 @@ MOST_SHOWN = 80  # characters of words that mean nothing
 
 def _explain_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a line of the kernel log, a Reason; or a check"
+        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a kernel log line, a Reason, or a check"
     )
-    parser.add_argument("--json", action="store_true", help="the document (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings of this node (default: {DEFAULT_FILE}, if there is one)"
+        "--config", metavar="FILE", help=f"settings of this node (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
@@ -63,7 +63,7 @@ def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     if loaded is None:
         return None
     here = explanation.Here(loaded, _running(loaded, args))
-    return {**explanation.of_code(words, words, "", text, owner, here), "settings_trouble": ""}
+    return {**explanation.of_code(words, words, "", text, owner, here), "settings_problem": ""}
 
 
 def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -72,11 +72,11 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
     from healthd.agent.settings.config import ConfigError
     from healthd.cli import explain_query as typed
 
-    loaded, trouble = None, ""
+    loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
     except ConfigError as error:  # the person who is woken needs the texts all the same
-        checks, trouble = registry.built_in(), str(error)
+        checks, problem = registry.built_in(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
 
@@ -86,9 +86,9 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
         check = checks[found.name]
         return explanation.of_check(words, check, codes_json({check.name: check}))
     if isinstance(found, typed.OthersReason):
-        return explanation.of_others_reason(words, *found.meaning)
+        return explanation.of_foreign_reason(words, *found.meaning)
     if isinstance(found, typed.HarmlessLine):
-        return explanation.of_kernel_line(words, found.says)
+        return explanation.of_kernel_line(words, found.message)
     if isinstance(found, typed.Several):
         known = (row for row in codes_json(checks) if row["code"] in found.codes)
         return explanation.of_several(words, found.why, known)
@@ -96,8 +96,8 @@ def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
         owner = checks.get(found.code.partition("/")[0])
         here = explanation.Here(loaded, _running(loaded, args))
         document = explanation.of_code(words, found.code, found.part, text, owner, here, found.line)
-        return {**document, "settings_trouble": trouble}
-    raise Stop(_no_such(words, found.near if isinstance(found, typed.Unknown) else (), trouble))
+        return {**document, "settings_problem": problem}
+    raise Stop(_no_such(words, found.near if isinstance(found, typed.Unknown) else (), problem))
 
 
 def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
@@ -120,9 +120,9 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
         return None
 
 
-def _no_such(words: str, near: Sequence[str], trouble: str) -> str:
+def _no_such(words: str, near: Sequence[str], problem: str) -> str:
     short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
-    unread = f" (the site's own checks are not known: {trouble})" if trouble else ""
+    unread = f" (the site's own checks are not known: {problem})" if problem else ""
     *others, last = (f'"{name}"' for name in near) if near else ("",)
     hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else "; see healthd list"
     return f'healthd explain: there is no code "{short}"{hint}{unread}'
@@ -150,8 +150,8 @@ def _correlate(
 
 
 def _list_arguments(parser: Parser) -> None:
-    parser.add_argument("--codes", action="store_true", help="the codes of findings instead")
-    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--codes", action="store_true", help="list the codes of findings instead")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.config(parser)
 
 
@@ -196,7 +196,7 @@ def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[st
     for name, check in checks.items():
         tables = {**loaded.disabled, **loaded.checks}
         mine = {run: config for run, config in tables.items() if run.check == name}
-        common = {"summary": check.summary, "runs": check.runs, "listens": check.listens, "when": check.when}
+        common = {"summary": check.summary, "runs": check.runs, "reads_kernel_log": check.listens, "when": check.when}
         if not mine:
             yield {"check": name, "instance": "", "state": "not_set_up", **common, **_times(None, None)}
         for run, config in mine.items():
@@ -225,11 +225,11 @@ COMMANDS = {
     "explain": Command(
         _explain_arguments,
         _explain,
-        "What a code means, why it matters, what healthd does with it here, by the settings of this node, what ends "
-        "it, and what an engineer should do.\n"
-        "WORDS: a code as healthd status has it; 79, or xid 79, or sxid 12028; a line of the kernel log; the Reason of "
-        "a drained node, healthd's or another's, also as sinfo -R cuts it. With the name of a check: its codes. "
-        "nvlink5/149:4 is what an Xid 149 names as 149:4.",
+        "Explain a code: its meaning, why it matters, what healthd does with this node's settings, what clears it, and "
+        "what to do.\n"
+        "WORDS: a code from healthd status; 79, xid 79 or sxid 12028; a kernel log line; the Reason of a drained node, "
+        "written by healthd or not, also as truncated by sinfo -R. The name of a check lists its codes. "
+        "nvlink5/149:4 is sub-code 4 of Xid 149.",
         "  healthd explain gpu_xid/79\n"
         "  healthd explain xid 79\n"
         "  healthd explain 'NVRM: Xid (PCI:0000:61:00): 94, pid=4711, name=python3'\n"
@@ -239,7 +239,7 @@ COMMANDS = {
     "list": Command(
         _list_arguments,
         _list,
-        "The checks: what they look at, how often they run, how long they may take.",
+        "List the checks: what each one covers, its interval and its timeout.",
         "  healthd list\n  healthd list --codes\n"
         "  healthd list --json | jq -r '.checks[] | select(.state == \"on\").check'\n",
     ),

@@ -54,7 +54,7 @@ class Several(NamedTuple):
 class HarmlessLine(NamedTuple):
     """A line of the kernel log that is no fault; `says`: a sentence."""
 
-    says: str
+    message: str
 
 
 class Unknown(NamedTuple):

@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
-        self.add_argument("-h", "--help", action="store_true", help="this text")
+        self.add_argument("-h", "--help", action="store_true", help="print this help")
 
     def format_help(self) -> str:
         """Each line of the description is a paragraph, as wide as the terminal."""
@@ -93,38 +93,44 @@ class Command(NamedTuple):
 
 def config(parser: Parser) -> None:
     """The settings' file."""
-    parser.add_argument("--config", metavar="FILE", help=f"the settings (default: {DEFAULT_FILE}, if there is one)")
+    parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it exists)")
 
 
 def look(parser: Parser) -> None:
     """What to look at."""
     config(parser)
-    parser.add_argument("--root", metavar="DIR", help="look at the files below DIR instead of this machine's")
+    parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts below DIR")
     parser.add_argument(
-        "--fake-nvml", metavar="MACHINE|FILE", help="instead of GPUs: a machine like dgx-h100, or a scenario file"
+        "--fake-nvml", metavar="MACHINE|FILE", help="simulate a machine like dgx-h100, or a scenario file"
     )
-    parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="what such machines have: auto (default), none, dgx-h100, ..."
-    )
-    parser.add_argument("--baseline", metavar="FILE", help='what this node has ("": nothing is known)')
+    parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
+    parser.add_argument("--baseline", metavar="FILE", help='baseline of this node ("": none)')
 
 
 def daemon(parser: Parser) -> None:
     """All flags of the daemon."""
     look(parser)
-    parser.add_argument("--state-dir", metavar="DIR", help="where the ledger's copy is kept")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="socket, verdict file and live ledger; one daemon each")
-    parser.add_argument("--kernel-log", metavar="kmsg|journal|PATH|off", help="PATH: a file or fifo to follow")
-    parser.add_argument("--mode", metavar="observe|drain|act", help="what it may do in Slurm (default: observe)")
-    parser.add_argument("--node-name", metavar="NAME", help="this node's name in Slurm (default: the host's)")
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, help="how often the checks run")
-    parser.add_argument("--listen", metavar="ADDR:PORT|off", help="where the metrics page is")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory of the event stream and the copy of the ledger")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="directory of socket, verdict file and live ledger")
+    parser.add_argument(
+        "--kernel-log",
+        metavar="kmsg|journal|PATH|off",
+        help="source of kernel messages; PATH: a file or FIFO to follow",
+    )
+    parser.add_argument(
+        "--mode", metavar="observe|drain|act", help="what healthd may change in Slurm (default: observe)"
+    )
+    parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, help="interval of the checks")
+    parser.add_argument("--listen", metavar="ADDR:PORT|off", help="address of the metrics page")
 
 
 def client(parser: Parser) -> None:
     """Where the running daemon is."""
-    parser.add_argument("--runtime-dir", metavar="DIR", help="the daemon's (default: as in the settings)")
-    parser.add_argument("--config", metavar="FILE", help=f"its settings (default: {DEFAULT_FILE}, if there is one)")
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it exists)")
 
 
 def _seconds(text: str) -> float:

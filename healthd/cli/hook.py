@@ -138,7 +138,7 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
 
 
 def _hook_epilog_arguments(parser: Parser) -> None:
-    parser.add_argument("--wait", metavar="SECONDS", default="10", help="at most so long (default: 10)")
+    parser.add_argument("--wait", metavar="SECONDS", default="10", help="maximum wait (default: 10)")
     flags.client(parser)
 
 
@@ -170,11 +170,11 @@ COMMANDS = {
     "hook epilog": Command(
         _hook_epilog_arguments,
         _hook_epilog,
-        "For Slurm's epilog: the job ended, look at the GPUs now; and wait for that. Exit status 0, always.",
+        "Check the GPUs after a job and wait for the result, for Slurm's epilog. Exit status: always 0.",
     ),
     "hook healthcheck": Command(
         flags.client,
         _hook_healthcheck,
-        "For HealthCheckProgram: what the daemon has decided. Exit status: 0 usable, 2 drained, 3 no daemon.",
+        "Print the daemon's decision, for HealthCheckProgram. Exit status: 0 usable, 2 drained, 3 no daemon.",
     ),
 }

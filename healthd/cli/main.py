@@ -1,7 +1,7 @@
 """The command line: `healthd COMMAND ...`. Each command loads only what it uses: the module of its family, which
 loads the rest late.
 
-Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 wrong use.
+Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
 """
 
 from __future__ import annotations
@@ -23,73 +23,73 @@ healthd: health daemon for GPU nodes that run Slurm
 usage: healthd COMMAND [...]        healthd COMMAND --help for its options
 
 inspect
-  check [NAME ...]            run the checks once, now, without the daemon
-  record [FILE]               run them and save everything that they read
-  scan FILE|-                 judge a kernel log, also of another machine
-  status                      open conditions, decisions and Slurm state
-  events [FILE|DIR ...]       what healthd found and did on this node
-  explain CODE                what a code means, why it matters, what to do
-  list                        the checks: what they look at, how often
-  failslow FILE|DIR           find the worker that slows a job, by iterations
-  failslow period FILE        find the time of an iteration, by its calls
-  failslow plan FILE|DIR      which remedy is worth its cost, and when
+  check [NAME ...]            run the checks once, without the daemon
+  record [FILE]               run the checks and save everything they read
+  scan FILE|-                 find faults in a kernel log of any machine
+  status                      show open conditions, decisions and Slurm state
+  events [FILE|DIR ...]       show what healthd found and did on this node
+  explain CODE                explain a code: meaning, importance, what to do
+  list                        list the checks and their intervals
+  failslow FILE|DIR           find the worker that slows a job
+  failslow period FILE        find the duration of an iteration
+  failslow plan FILE|DIR      find which remedy is worth its cost, and when
   failslow split              divide micro-batches by the speed of each group
-  validate                    measure this node's GPUs, links and ports, now
+  validate                    measure this node's GPUs, links and ports
 
 control the running daemon
   ack CODE [PART] --for 2h --why TEXT
                               acknowledge a condition: no drain until it expires
   unack CODE [PART]           end an acknowledgement before its time
   repaired CODE [PART]        report a repair: check again, resume if all passes
-  pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
-  resume-checks               end the pause
+  pause --for 30m --why TEXT  change nothing in Slurm for a while
+  unpause                     end the pause
   failslow pause --for 2h --why TEXT
                               report no new slow jobs for a while
-  failslow resume-detection   report slow jobs again
-  reload                      read the settings again, or print why not
+  failslow unpause            report slow jobs again
+  reload                      read the settings again
 
 called by Slurm
-  hook epilog                 a job ended: check the GPUs now
-  hook healthcheck            for HealthCheckProgram: print the decision
+  hook epilog                 check the GPUs after a job
+  hook healthcheck            print the decision, for HealthCheckProgram
 
 set up
   run                         run the daemon in the foreground
-  config check [FILE]         print everything that is wrong with the settings
-  config show                 print every setting and where it comes from
-  baseline                    record what this node has, as the checks' target
-  doctor                      what works here, what does not, and how to fix it
+  config check [FILE]         print every error in the settings
+  config show                 print every setting and its source
+  baseline                    record this node's hardware, for the checks
+  doctor                      show what works here, what does not, and the fix
   completion bash|zsh|fish    print the completion script for your shell
 
-the fleet, at the centre (with the extra "fleet": README.md)
-  fleet ingest --out DB ...   load events and Slurm's accounting into one store
-  fleet prune                 remove what is older than a date
-  fleet status                all nodes now, from Prometheus: which are drained,
-                              why, since when; needs no extra
+fleet, on the central host (extra "fleet": docs/deploy.md)
+  fleet ingest --out DB ...   load events and Slurm accounting into a store
+  fleet prune                 delete data older than a date
+  fleet status                show drained and broken nodes, from Prometheus;
+                              needs no extra
   fleet query [NAME|FILE.sql] query the store: jobs by state, faults seen with
-                              failures, times without observation, ...
-  fleet states                how jobs ended and how GPU time was used
-  fleet goodput               the work that was lost when nodes failed
-  fleet availability          how long nodes were up, out of service, or unseen
-  fleet nccl DIR              which rank holds up a stuck job
-  fleet attribution           likely causes of failed jobs
-  fleet rate                  how often large jobs fail because of their nodes
-  fleet ettr                  the share of time in which they make progress
-  fleet lemons                which nodes keep failing and should be taken out
-  fleet report --out DIR      all answers as one page that needs no network
-  fleet alarms                completed jobs that saw a failing check
-  fleet checks                which check detects a fault first, and how long
-                              until the drain
-  fleet links                 flaps, errors and lost speed, by port and switch
-  fleet failslow              what slow jobs cost, on which nodes
-  fleet compare A B           differences between two periods or partitions
+                              failures, unobserved periods, ...
+  fleet states                show how jobs ended and how GPU time was used
+  fleet goodput               show the work lost when nodes failed
+  fleet availability          show how long nodes were up or out of service
+  fleet nccl DIR              find the rank that blocks a stuck job
+  fleet attribution           show likely causes of failed jobs
+  fleet rate                  show how often nodes make large jobs fail
+  fleet ettr                  show the share of time with progress
+  fleet lemons                show nodes that keep failing
+  fleet report --out DIR      write all answers to one page
+  fleet alarms                show completed jobs that saw a failing check
+  fleet checks                show which check detects a fault first, and the
+                              time until the drain
+  fleet links                 show flaps, errors and lost speed of links
+  fleet failslow              show the cost of slow jobs, by node
+  fleet compare A B           compare two periods or partitions
 
 examples
   healthd check                        # exit status: 0 healthy, 1 warning,
   healthd check --json | jq .health    #   2 degraded or critical, 3 unknown
   healthd check --fake-nvml dgx-h100   # without a GPU: a fake DGX H100
-  healthd check --replay gpu-042.rec   # another node, as it was when recorded
-  healthd scan /var/log/kern.log.1.gz  # what happened, first cause on top
-  healthd events --since 2d            # what was found and done, and when
+  healthd check --replay gpu-042.rec   # evaluate a recording of another node
+  healthd scan /var/log/kern.log.1.gz  # incidents, first cause on top
+  healthd events --since 2d            # findings and actions of two days
   healthd explain gpu_xid/79
   healthd failslow job.csv --series worker --value step_time
   healthd repaired gpu_xid/79 0000:1b:00.0
@@ -110,7 +110,7 @@ FAMILIES = {
     "repaired": "control",
     "pause": "control",
     "reload": "control",
-    "resume-checks": "control",
+    "unpause": "control",
     "hook epilog": "hook",
     "hook healthcheck": "hook",
     "config check": "config",
@@ -144,7 +144,7 @@ FAMILIES = {
     "failslow split": "failslow.plan",
     "validate": "validate",
     "failslow pause": "control",
-    "failslow resume-detection": "control",
+    "failslow unpause": "control",
 }
 
 

@@ -25,9 +25,9 @@ COMMANDS = {
     "run": Command(
         flags.daemon,
         _run,
-        "The daemon, in the foreground, until SIGTERM. SIGHUP reads the settings again. A flag wins over the file.",
+        "Run the daemon in the foreground until SIGTERM. SIGHUP reads the settings again. Flags override the file.",
         "  healthd run                        # as systemd does\n"
-        "  # a second one beside it, to play with:\n"
+        "  # a second daemon beside it, to try things out:\n"
         "  healthd run --fake-nvml dgx-h100 --kernel-log /tmp/log --listen off \\\n"
         "              --runtime-dir /tmp/h --state-dir /tmp/h/state\n",
     ),

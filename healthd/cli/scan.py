@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def _scan_arguments(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
-    parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+    parser.add_argument("file", metavar="FILE", help="log file, also .gz, .xz or .bz2; -: standard input")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per event and line (docs/json.md)")
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help=f"settings whose [kernel_log.patterns] are used (default: {DEFAULT_FILE}, if there is one)",
+        help=f"settings with [kernel_log.patterns] (default: {DEFAULT_FILE}, if it exists)",
     )
     parser.add_argument(
         "--unknown", action="store_true", help="list the lines of known drivers that no rule recognises"
@@ -47,7 +47,7 @@ def _scan(args: argparse.Namespace) -> int:
     gc.set_threshold(100_000)
     _use_patterns(args.config)
     tally = Tally()
-    trouble: list[str] = []
+    problem: list[str] = []
     worst = Severity.INFO
 
     def watched() -> Iterator[Judged]:
@@ -58,7 +58,7 @@ def _scan(args: argparse.Namespace) -> int:
             yield one
 
     name = "standard input" if args.file == "-" else args.file
-    with closing(messages(_until_damaged(log_file.blocks(args.file), trouble), time.time(), tally)) as told:
+    with closing(messages(_until_damaged(log_file.blocks(args.file), problem), time.time(), tally)) as told:
         if args.json:
             stream(itertools.chain((event_line(one) for one in watched()), _unrecognised(tally, args.unknown)))
         else:
@@ -68,8 +68,8 @@ def _scan(args: argparse.Namespace) -> int:
             if tally.kernel:
                 say(scan_table.table(found, name, tally, page(), unknown=args.unknown))
     status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
-    if trouble:
-        return complain(f"healthd scan: {trouble[0]}", status or UNKNOWN)
+    if problem:
+        return complain(f"healthd scan: {problem[0]}", status or UNKNOWN)
     if not tally.kernel:
         return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
     return status
@@ -112,14 +112,14 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
             yield unrecognised_line(driver, text, line, left.pop(driver))
 
 
-def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
+def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
     """Yield the blocks up to an error, which is added to `trouble`."""
     from healthd.scan.log_file import LogError
 
     try:
         yield from blocks
     except LogError as error:
-        trouble.append(str(error))
+        problem.append(str(error))
 
 
 def _no_kernel_log(tally: Tally) -> str:
@@ -154,11 +154,10 @@ COMMANDS = {
     "scan": Command(
         _scan_arguments,
         _scan,
-        "What a kernel log tells: dmesg, syslog, journalctl (also -o json), a dump of /dev/kmsg, a serial console, "
-        "pdsh; of any machine. Incidents in the order of time, the first cause on top. Nothing else of that machine is "
-        "known, so what depends on it (is this file system the root?) is only a warning.\n"
-        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 it is no kernel log or cannot be read, 64 wrong "
-        "use.",
+        "Find faults in the kernel log of any machine. Formats: dmesg, syslog, journalctl (also -o json), a dump of "
+        "/dev/kmsg, a serial console, pdsh. Incidents are in order of time, the first cause on top. The machine's "
+        "configuration is unknown, so faults that depend on it (is this the root file system?) are only warnings.\n"
+        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 not a kernel log or unreadable, 64 usage error.",
         "  healthd scan /var/log/kern.log.2.gz\n"
         "  ssh node17 dmesg -T | healthd scan -\n"
         "  healthd scan --json console.log | jq 'select(.severity == \"critical\")'\n",

@@ -23,34 +23,30 @@ if TYPE_CHECKING:
 MOST_PARTS = 4096
 MOST_NODES = 512
 SECONDS, QUICK_SECONDS, MOST_SECONDS = 900.0, 30.0, 86400.0
-STATUS = {"ok": 0, "slow": 1, "failed": 2, "not_looked": UNKNOWN}
-WHY = {"hand", "idle", "epilog", "nodes"}
+STATUS = {"ok": 0, "slow": 1, "failed": 2, "not_measured": UNKNOWN}
+WHY = {"manual", "before_resume", "epilog", "nodes"}
 
 
 def _flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
-    parser.add_argument("--seconds", metavar="N", help="at most so long (default: 900, with --quick 30)")
-    parser.add_argument("--only", metavar="A,B", help="of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu only these")
-    parser.add_argument("--force", action="store_true", help="also while a job is on this node: both become slow")
-    parser.add_argument("--why", choices=sorted(WHY), default="hand", help=argparse.SUPPRESS)
-    parser.add_argument("--show", action="store_true", help="measure nothing: show what the last validation kept")
+    parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
+    parser.add_argument("--only", metavar="A,B", help="only these of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
+    parser.add_argument("--force", action="store_true", help="run even if a job is on the node; both become slow")
+    parser.add_argument("--why", choices=sorted(WHY), default="manual", help=argparse.SUPPRESS)
+    parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
     parser.add_argument(
-        "--nodes", metavar="A,B", help="these nodes, and between them: in a maintenance reservation, from here"
+        "--nodes", metavar="A,B", help="validate these nodes and the links between them, in a maintenance reservation"
     )
     parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # what --nodes runs on each node
-    parser.add_argument("--plan", metavar="N", help="only print which of N parts sends to which in each pass")
-    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
-    parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
+    parser.add_argument("--plan", metavar="N", help="only print the passes between N parts: sender and receiver")
+    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape of the plan (default: ring)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.config(parser)
-    parser.add_argument(
-        "--root", metavar="DIR", help="look for parts and jobs below DIR instead of in this machine's files"
-    )
-    parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="what such machines have: auto (default), none, dgx-h100"
-    )
-    parser.add_argument("--node-name", metavar="NAME", help="this node's name in Slurm (default: the host's)")
-    parser.add_argument("--state-dir", metavar="DIR", help="where the result and the history are kept")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="where the lock is")
+    parser.add_argument("--root", metavar="DIR", help="read /proc and /sys below DIR")
+    parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
+    parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory of the result and the history")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="directory of the lock")
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -242,14 +238,14 @@ def _keep(state_dir: str, validation: Validation, past: dict[tuple[str, str, str
 
 # --- the result as text: what is wrong first
 
-WORDS = {"failed": "Failed", "slow": "Slow", "not_looked": "Not looked at"}
+WORDS = {"failed": "Failed", "slow": "Slow", "not_measured": "Not looked at"}
 HEADS = {
     "failed": "failed",
     "slow": "something is slow",
     "ok": "all is well",
-    "not_looked": "nothing could be looked at",
+    "not_measured": "nothing could be looked at",
 }
-COLOURS = {"failed": "critical", "slow": "warning", "ok": "healthy", "not_looked": "unknown"}
+COLOURS = {"failed": "critical", "slow": "warning", "ok": "healthy", "not_measured": "unknown"}
 
 Result = Mapping[str, Any]
 
@@ -260,12 +256,12 @@ def text(document: Mapping[str, Any], page: Page) -> str:
 
 
 def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
-    by_verdict: dict[str, list[Result]] = {"failed": [], "slow": [], "ok": [], "not_looked": []}
+    by_verdict: dict[str, list[Result]] = {"failed": [], "slow": [], "ok": [], "not_measured": []}
     for result in document["results"]:
         by_verdict[result["verdict"]].append(result)
     verdict = document["verdict"]
     took = f"{document['ended'] - document['began']:.0f} s"
-    words = "what was looked at is well" if verdict == "ok" and by_verdict["not_looked"] else HEADS[verdict]
+    words = "what was looked at is well" if verdict == "ok" and by_verdict["not_measured"] else HEADS[verdict]
     head = f"{plain(document['node']) or 'this node'}: {page.paint(words, COLOURS[verdict])}"
     counts = [f"{len(by_verdict[word])} {name}" for word, name in _COUNTED if by_verdict[word]]
     began = datetime.fromtimestamp(document["began"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -285,18 +281,18 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     for source, names in _passed(by_verdict["ok"]).items():
         yield ""
         yield from page.wrap(f"Passed by {source}: {', '.join(names)}")
-    if by_verdict["not_looked"]:
+    if by_verdict["not_measured"]:
         yield ""
-        yield WORDS["not_looked"]
-        for says, names in _together(by_verdict["not_looked"]).items():
-            yield from page.item(f"{', '.join(names)}: {says}", "  ")
+        yield WORDS["not_measured"]
+        for message, names in _together(by_verdict["not_measured"]).items():
+            yield from page.item(f"{', '.join(names)}: {message}", "  ")
     yield ""
     yield "Not seen here"
-    for sentence in filter(str.strip, document["not_seen"]):
+    for sentence in filter(str.strip, document["unmeasured"]):
         yield from page.item(plain(sentence), "  ")
 
 
-_COUNTED = (("failed", "failed"), ("slow", "slow"), ("ok", "fine"), ("not_looked", "not looked at"))
+_COUNTED = (("failed", "failed"), ("slow", "slow"), ("ok", "fine"), ("not_measured", "not looked at"))
 
 
 def _name(result: Result) -> str:
@@ -305,7 +301,7 @@ def _name(result: Result) -> str:
 
 def _sentence(result: Result) -> str:
     by = f" ({plain(result['source'])})" if result["source"] else ""
-    return f"{_name(result)}: {plain(result['says'])}{by}"
+    return f"{_name(result)}: {plain(result['message'])}{by}"
 
 
 def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
@@ -341,8 +337,11 @@ def _passed(results: Sequence[Result]) -> dict[str, list[str]]:
 def _together(results: Sequence[Result]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for result in results:
-        found.setdefault(plain(result["says"]), []).append(_name(result))
-    return {says: names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"] for says, names in found.items()}
+        found.setdefault(plain(result["message"]), []).append(_name(result))
+    return {
+        message: names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+        for message, names in found.items()
+    }
 
 
 # --- the plan
@@ -367,10 +366,10 @@ COMMANDS = {
     "validate": Command(
         _flags,
         _validate,
-        "Measure what this node's GPUs, links and ports can do now, with the tools that are here: beside floors, peers "
-        "and its own past. It needs the node for itself.\n"
-        "Exit status: 0 all is well, 1 something is slow, 2 something failed, 3 nothing could be looked at or a job is "
-        "here, 64 wrong use.",
+        "Measure what this node's GPUs, links and ports can do now, with the installed tools. Results are compared "
+        "with floors, peers and earlier results. It needs the node for itself.\n"
+        "Exit status: 0 all results are good, 1 something is slow, 2 something failed, 3 nothing could be measured or "
+        "a job is running, 64 usage error.",
         "  healthd validate --quick\n  healthd validate --show\n"
         "  healthd validate --only gemm,p2p --seconds 120 --json > validation.json\n"
         "  healthd validate --nodes n[1-4] --quick\n"

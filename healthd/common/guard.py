@@ -80,7 +80,7 @@ def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P,
     return decorate
 
 
-def troubles(now: float) -> Iterator[str]:
+def problems(now: float) -> Iterator[str]:
     """One sentence for each boundary that dropped an input of late."""
     for boundary, (when, why) in _last.items():
         if now - when < SHOWN_SECONDS:

@@ -239,11 +239,11 @@ class NothingToCheck(Value, frozen=True):
     among those that passed.
 
     reason  why, as a noun phrase: "no NVIDIA GPU"
-    mend    what lets it check something: "healthd baseline --write"; "" = nothing needs to be done
+    fix     what lets it check something: "healthd baseline --write"; "" = nothing needs to be done
     """
 
     reason: str
-    mend: str = ""
+    fix: str = ""
 
 
 NO_GPU = NothingToCheck("no NVIDIA GPU")
@@ -812,7 +812,7 @@ class KernelLogStatus(Value, frozen=True):
     malformed_total: int = 0
     rotations_total: int = 0
     last_line: float = 0.0
-    trouble: str = ""
+    problem: str = ""
     observed: bool = False
 
 
@@ -831,19 +831,19 @@ class SourceStatus(Value, frozen=True):
     lost_total: int = 0
     malformed_total: int = 0
     rotations_total: int = 0
-    trouble: str = ""
+    problem: str = ""
 
 
 class StreamStatus(Value, frozen=True):
     """How the event stream gets to the disk. waiting: lines that are not on it yet; dropped: lines that did not fit
-    beside those; failures: writes that failed; journal_lost: lines that the journal did not take; trouble: why none can
+    beside those; failures: writes that failed; journal_lost: lines that the journal did not take; problem: why none can
     be written, in one sentence."""
 
     waiting: int = 0
     dropped_total: int = 0
     failures_total: int = 0
     journal_lost_total: int = 0
-    trouble: str = ""
+    problem: str = ""
 
 
 class SlurmStatus(Value, frozen=True):
@@ -852,7 +852,7 @@ class SlurmStatus(Value, frozen=True):
     node: NodeState | None = None
     owner: str = ""
     read_at: float = 0.0
-    trouble: str = ""
+    problem: str = ""
     commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
 
 

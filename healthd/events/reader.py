@@ -55,7 +55,7 @@ class Where(NamedTuple):
 class Tally:
     """What was read. `repeats`: lines that were there before. `unread`: lines that are no event, `examples` the first
     of them. `unknown`: what a newer healthd wrote, kept all the same: {"schema 2": 3}. `unfinished`: files that ended
-    in the middle of a line. `trouble`: what cannot be read, or not to its end, a sentence each; `troubled`: the streams
+    in the middle of a line. `problem`: what cannot be read, or not to its end, a sentence each; `troubled`: the streams
     that it is of. `stray`: unread lines behind which their stream has no event, so that a hole would not show. `since`,
     `until` (epoch seconds): what was wrong at another time is not noted."""
 
@@ -69,7 +69,7 @@ class Tally:
     unfinished: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
     examples: list[Where] = field(default_factory=list)
-    trouble: dict[str, None] = field(default_factory=dict)
+    problem: dict[str, None] = field(default_factory=dict)
     troubled: set[str] = field(default_factory=set)
 
     def newer(self, what: str) -> None:
@@ -81,7 +81,7 @@ class Tally:
         """A file or folder cannot be read."""
         gone = error.errno in (errno.ENOENT, errno.ENOTDIR)
         words = "there is no such file or folder" if gone else f"cannot be read: {error.strerror or error}"
-        self.trouble[f"{path}: {words}"] = None
+        self.problem[f"{path}: {words}"] = None
 
 
 @dataclass
@@ -166,7 +166,7 @@ def find(places: Iterable[str], tally: Tally) -> list[str]:
             tally.cannot(place, error)
             continue
         if not mine:
-            tally.trouble[f"{place}: there is no {NAME} in it"] = None
+            tally.problem[f"{place}: there is no {NAME} in it"] = None
         found.update(dict.fromkeys(mine))
     return list(found)
 
@@ -203,9 +203,9 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[Told]:
                     yield from _events(path, held or _open(path, once), cursor, tally, doubt)
                     continue
                 except EOFError:
-                    tally.trouble[f"{path}: ends in the middle of compressed data"] = None
+                    tally.problem[f"{path}: ends in the middle of compressed data"] = None
                 except zlib.error as error:
-                    tally.trouble[f"{path}: its compressed data are damaged: {error}"] = None
+                    tally.problem[f"{path}: its compressed data are damaged: {error}"] = None
                 except OSError as error:
                     tally.cannot(path, error)
                 tally.troubled.add(stream)
@@ -230,8 +230,8 @@ def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.B
                     failed.append((path, error))
             if not tries or (listed(stream) == paths and all(_still(path, file) for path, file in opened)):
                 stack.push(mine.pop_all())
-                for path, trouble in failed:
-                    tally.cannot(path, trouble)
+                for path, problem in failed:
+                    tally.cannot(path, problem)
                     tally.troubled.add(stream)
                 return opened
 

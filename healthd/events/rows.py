@@ -100,7 +100,7 @@ def words(told: Told) -> str:
     if event in ("drain", "resume", "requeue"):
         job = f" job {_text(f, 'job')}" if f.get("job") else ""
         return f"{_text(f, 'stage')}{job}{_colon(f, 'reason')}{_colon(f, 'error')}"
-    return _text(f, "words") or _text(f, "why")  # a decision, a stop
+    return _text(f, "text") or _text(f, "why")  # a decision, a stop
 
 
 def _checks(alike: tuple[Told, ...]) -> str:

@@ -178,7 +178,7 @@ def _entry(said: Mapping[str, Any]) -> dict[str, object]:
 def _words(said: Mapping[str, Any]) -> str:
     """A line in words: "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
     what = " ".join(str(said[name]) for name in ("event", "stage", "check", "code", "subject", "job") if said.get(name))
-    why = next((str(said[name]) for name in ("error", "message", "words", "reason", "why") if said.get(name)), "")
+    why = next((str(said[name]) for name in ("error", "message", "text", "reason", "why") if said.get(name)), "")
     return f"{what}: {why}" if why else what
 
 

@@ -109,7 +109,9 @@ def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], as
     """Run the last of these queries on an open database. Read its rows before the next call."""
     columns = asked.columns
     kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
-    connection.execute(f"CREATE OR REPLACE TABLE asked AS SELECT {kinds}", [value for _, value in columns.values()])
+    connection.execute(
+        f"CREATE OR REPLACE TABLE parameters AS SELECT {kinds}", [value for _, value in columns.values()]
+    )
     *below, last = questions
     try:
         for question in below:

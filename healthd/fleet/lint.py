@@ -85,7 +85,7 @@ _ENDS_A_FROM = frozenset(["where", "group", "having", "window", "order", "limit"
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
 # Equality of such columns makes a join over a time range cheap: a time bin, or the identifier of a job or stream.
 _NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
-_SMALL = ("asked", "numbers")  # tables allowed in a CROSS JOIN
+_SMALL = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
 _ALL = "name the columns, and say UNION ALL only between two SELECTs"
 # Rejected words -> alternative.

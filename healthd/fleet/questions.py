@@ -1,7 +1,7 @@
 """Queries of the store: one file of SQL each, fleet/sql/NAME.sql or a site's own.
 
-The first line of the comment at the top of a file is its title. Below a line "-- asked" it lists the parameters of
---param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row parameter table,
+The first line of the comment at the top of a file is its title. Below a line "-- parameters" it lists the parameters of
+--param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table `parameters`,
 together with from_time and to_time. Other queries can use the name of a query as a table.
 """
 
@@ -96,10 +96,10 @@ def parse(name: str, path: str, text: str) -> Question:
     within = False
     for number, line in enumerate(lines, 1):
         if line.startswith("-- "):
-            within = (line.startswith("--  ") and within) or line == "-- asked"
+            within = (line.startswith("--  ") and within) or line == "-- parameters"
         else:
             within = False
-        if within and line != "-- asked":
+        if within and line != "-- parameters":
             match = _PARAMETER.fullmatch(line)
             if match is None:
                 raise WrongQuestion(
@@ -124,7 +124,7 @@ def needed(question: Question, there: Mapping[str, Question], also: Collection[s
     found: list[Question] = []
 
     def add(one: Question, above: tuple[str, ...]) -> None:
-        known = {*TABLES, "asked", "numbers", *also, *there} - {*above, one.name}
+        known = {*TABLES, "parameters", "numbers", *also, *there} - {*above, one.name}
         wrong = lint.refusals(one.sql, known)
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

@@ -270,7 +270,7 @@ def _without(chapter: View, notes: Sequence[str]) -> View:
 
 
 def _covered(head: Document) -> str:
-    choice = ", ".join(f"{key} {value}" for key, value in head["chosen"].items())
+    choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
     of = f"Only of {choice}." if choice else "Of all that the store has."
     return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
 

@@ -84,7 +84,7 @@ def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -
     columns = asked.columns
     values = ", ".join(f"CAST(:{name} AS {_TYPES[kind]}) AS {name}" for name, (kind, _) in columns.items())
     arguments = {name: value for name, (_, value) in columns.items()}
-    spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("asked")
+    spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("parameters")
     *below, last = questions
     try:
         for question in below:

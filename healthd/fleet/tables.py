@@ -209,7 +209,7 @@ EXCLUSIONS = Table(
 
 TICKETS = Table(
     "tickets",
-    {"cluster": TEXT, "node": TEXT, "opened_time": BIGINT, "closed_time": BIGINT, "words": TEXT},
+    {"cluster": TEXT, "node": TEXT, "opened_time": BIGINT, "closed_time": BIGINT, "text": TEXT},
     ("cluster", "node", "opened_time"),
     "opened_time",
     prefer=("closed_time",),

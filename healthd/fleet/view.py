@@ -142,7 +142,7 @@ def described(
 
 
 def _period(document: Document) -> str:
-    chosen = [f"{key} {value}" for key, value in document["chosen"].items()]
+    chosen = [f"{key} {value}" for key, value in document["filters"].items()]
     begin, end = document["from_time"], document["to_time"]
     times = [] if begin is None else [f"from {moment(begin)} to {moment(end)} UTC"]
     return ", ".join([*times, *chosen])

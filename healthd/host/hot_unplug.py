@@ -158,7 +158,7 @@ class HotUnplug:
         except OSError as error:
             self._failed(str(error))
             return
-        self.status = replace(self.status, up=True, trouble="")
+        self.status = replace(self.status, up=True, problem="")
 
     def _lost(self, error: Exception) -> None:
         self.close()
@@ -167,14 +167,14 @@ class HotUnplug:
         self.status = replace(self.status, overruns_total=self.status.overruns_total + overrun)
         self._failed("more was removed at once than could be heard" if overrun else str(error))
 
-    def _failed(self, trouble: str) -> None:
+    def _failed(self, problem: str) -> None:
         wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
         self._retry_at = self._monotonic() + wait
-        if trouble != self.status.trouble:
-            log.warning("device removals are not heard, trying again in %g s: %s", wait, trouble)
+        if problem != self.status.problem:
+            log.warning("device removals are not heard, trying again in %g s: %s", wait, problem)
         restarts = self.status.restarts_total + 1
-        self.status = replace(self.status, up=False, trouble=trouble, restarts_total=restarts)
+        self.status = replace(self.status, up=False, problem=problem, restarts_total=restarts)
 
 
 def hot_unplug(root: str, monotonic: Callable[[], float] = time.monotonic) -> HotUnplug:

@@ -59,7 +59,7 @@ def pidfd_of(pid: int) -> int | None:
         return None
 
 
-def troubles(now: float) -> Iterator[str]:
+def problems(now: float) -> Iterator[str]:
     """Yield one sentence for each resource that was short within the last SHOWN_SECONDS."""
     for resource, when in list(_last.items()):  # other threads record too
         if now - when < SHOWN_SECONDS:

@@ -381,8 +381,8 @@ class FakeLibrary:
 def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:
     """Whether every call, once the machine was opened, reaches what this GPU says, and nothing counts the questions."""
     away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
-    trouble = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
-    return not (away or trouble or machine.missing_functions or gpu.errors or gpu.unsupported)
+    problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
+    return not (away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
 
 
 def _fail(error: str) -> None:

@@ -106,14 +106,14 @@ def as_document(nodes: tuple[str, ...], found: Found) -> dict[str, Any]:
     rows = [_row(one) for one in judged]
     told = {str(one.get("node")): str(one.get("verdict")) for one in found.documents}
     verdicts = {*told.values(), *(one.verdict for one in judged)}
-    worst = next((word for word in ("failed", "slow", "ok") if word in verdicts), "not_looked")
+    worst = next((word for word in ("failed", "slow", "ok") if word in verdicts), "not_measured")
     return {
         "schema": documents.SCHEMA,
-        "nodes": [{"node": name, "verdict": told.get(name, "not_looked")} for name in nodes],
+        "nodes": [{"node": name, "verdict": told.get(name, "not_measured")} for name in nodes],
         "documents": list(found.documents),
         "transfers": rows,
-        "suspects": [{"what": one.what, "names": list(one.names), "says": one.says} for one in suspects(judged)],
-        "trouble": list(found.trouble),
+        "suspects": [{"what": one.what, "names": list(one.names), "message": one.message} for one in suspects(judged)],
+        "problems": list(found.problems),
         "verdict": worst,
     }
 
@@ -127,7 +127,7 @@ def _row(one: Judged) -> dict[str, Any]:
         "gbits": of.gbits,
         "verdict": one.verdict,
         "expected": one.expected,
-        "says": one.says,
+        "message": one.message,
     }
 
 
@@ -136,16 +136,20 @@ def as_text(document: dict[str, Any]) -> str:
     lines = [f"{one['node']}: {one['verdict'].replace('_', ' ')}" for one in document["nodes"]]
     for whole in document["documents"]:
         bad = [one for one in whole.get("results", []) if one.get("verdict") in ("failed", "slow")]
-        lines += [f"  {whole.get('node')} {one['verdict']}: {one['test']} {one['part']}: {one['says']}" for one in bad]
+        lines += [
+            f"  {whole.get('node')} {one['verdict']}: {one['test']} {one['part']}: {one['message']}" for one in bad
+        ]
     rows = document["transfers"]
     if rows:
         lines += ["", "Between nodes"]
-        lines += [f"  {r['sender']} > {r['receiver']} {r['rail']}  {r['verdict']}  {r['says']}".rstrip() for r in rows]
+        lines += [
+            f"  {r['sender']} > {r['receiver']} {r['rail']}  {r['verdict']}  {r['message']}".rstrip() for r in rows
+        ]
     if document["suspects"]:
         lines += ["", "Suspects"]
-        lines += [f"  {one['what']} {' > '.join(one['names'])}: {one['says']}" for one in document["suspects"]]
-    if document["trouble"]:
-        lines += ["", "Not seen", *(f"  {sentence}" for sentence in document["trouble"])]
+        lines += [f"  {one['what']} {' > '.join(one['names'])}: {one['message']}" for one in document["suspects"]]
+    if document["problems"]:
+        lines += ["", "Not seen", *(f"  {sentence}" for sentence in document["problems"])]
     return "\n".join(lines) + "\n"
 
 
@@ -191,7 +195,7 @@ def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
     if not program or not rails:
         why = "there is no ib_write_bw" if not program else "it has no active InfiniBand or RoCE port, by sysfs"
         side = f"{role.sender if role.sends else role.receiver}: {why}"
-        return [Transfer(role.sender, role.receiver, "", None, "not_looked", side)] if role.sends else []
+        return [Transfer(role.sender, role.receiver, "", None, "not_measured", side)] if role.sends else []
     if not role.sends:
         for number, rail in enumerate(rails):
             server, _ = perftest.commands(program, rail, role.port + number)
@@ -214,8 +218,8 @@ def _send(role: Role, program: str, rail: str, port: int, stop: int) -> Transfer
         (measured,) = perftest.parse(said, rail)
     except NotUnderstood as error:
         why = f"{error}" if how == "ended" else f"ib_write_bw did not end within {RAIL_SECONDS:.0f} s"
-        return Transfer(role.sender, role.receiver, rail, None, "not_looked", why)
-    return Transfer(role.sender, role.receiver, rail, measured.value, measured.state, measured.says)
+        return Transfer(role.sender, role.receiver, rail, None, "not_measured", why)
+    return Transfer(role.sender, role.receiver, rail, measured.value, measured.state, measured.message)
 
 
 def pair_document(node: str, transfers: list[Transfer]) -> dict[str, Any]:

@@ -29,9 +29,9 @@ YEAR_9999 = 253_402_300_799  # no date is later
 FILE = "validation.json"  # in the state directory
 HISTORY_FILE = "validations.jsonl"  # in the state directory
 LOCK = "validation.lock"  # in the runtime directory; it holds the pid of who validates now, and a line feed
-Why = Literal["hand", "idle", "epilog", "nodes"]
+Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
-Verdict = Literal["ok", "slow", "failed", "not_looked"]
+Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
 MOST_RESULTS = 20_000  # 72 GPUs of an NVL72 in a ring, each with all tests, are some 1,000
 MOST_CHARACTERS = 400  # of a text in it
@@ -55,7 +55,7 @@ class Result(Struct, frozen=True):
     verdict   one of VERDICTS
     against   what decided: floor, peers, own (history); "" = nothing to compare with, or nothing to compare
     expected  at least this was wanted, in `unit`; None: nothing was
-    says      one sentence with the numbers
+    message   one sentence with the numbers
     source    the tool and its version; "" = no tool looked
     """
 
@@ -66,12 +66,12 @@ class Result(Struct, frozen=True):
     verdict: Verdict
     against: Against
     expected: float | None
-    says: Text
+    message: Text
     source: Text
 
 
 class Validation(Struct, frozen=True):
-    """began, ended: epoch seconds. not_seen: sentences on what nobody looked at."""
+    """began, ended: epoch seconds. unmeasured: sentences on what nobody looked at."""
 
     node: Text
     boot_id: Text
@@ -80,7 +80,7 @@ class Validation(Struct, frozen=True):
     why: Why
     stopped_by: StoppedBy
     results: Annotated[tuple[Result, ...], Meta(max_length=MOST_RESULTS)]
-    not_seen: Annotated[tuple[Text, ...], Meta(max_length=MOST_RESULTS)]
+    unmeasured: Annotated[tuple[Text, ...], Meta(max_length=MOST_RESULTS)]
 
 
 class _Schema(Struct):
@@ -88,14 +88,14 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """failed, slow or ok; not_looked where nothing could be looked at, or the CPU alone, which says nothing of a
+    """failed, slow or ok; not_measured where nothing could be looked at, or the CPU alone, which says nothing of a
     GPU."""
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):
         if verdict in verdicts:
             return verdict
     looked = {result.test for result in validation.results if result.verdict == "ok"}
-    return "ok" if looked and not ("not_looked" in verdicts and looked == {"cpu_gemm"}) else "not_looked"
+    return "ok" if looked and not ("not_measured" in verdicts and looked == {"cpu_gemm"}) else "not_measured"
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def as_document(validation: Validation) -> dict[str, Any]:
             {key: value[:MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(one).items()}
             for one in validation.results
         ],
-        "not_seen": [sentence[:MOST_CHARACTERS] for sentence in validation.not_seen],
+        "unmeasured": [sentence[:MOST_CHARACTERS] for sentence in validation.unmeasured],
         "verdict": worst(validation),
     }
 
@@ -127,7 +127,7 @@ def parse(text: str) -> Validation:
     return replace(
         validation,
         results=tuple(_printable(result) for result in validation.results),
-        not_seen=tuple(printable(sentence) for sentence in validation.not_seen),
+        unmeasured=tuple(printable(sentence) for sentence in validation.unmeasured),
     )
 
 
@@ -207,7 +207,7 @@ def with_unanswered(new: Validation, before: Validation | None) -> Validation:
     again = {(one.test, one.part) for one in kept}
     results = tuple(one for one in new.results if (one.test, one.part) not in again)
     words = tuple(f"{one.test} {one.part}: found {one.verdict} before, and not looked at again" for one in kept)
-    return replace(new, results=(*results, *kept), not_seen=tuple(dict.fromkeys((*new.not_seen, *words))))
+    return replace(new, results=(*results, *kept), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *words))))
 
 
 def _is_gone(one: Result, told: Collection[tuple[str, str]], elsewhere: Collection[str]) -> bool:

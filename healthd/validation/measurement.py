@@ -52,8 +52,8 @@ class Measurement(NamedTuple):
 
     value   in `unit`; None where there is none
     state   "measured"; "passed" (the tool itself says that all is well); "failed" (a wrong result, an error of CUDA or
-            NCCL, a failed diagnostic); "not_looked" (no such hardware or tool, or it was ended)
-    says    one sentence, "" of a value alone
+            NCCL, a failed diagnostic); "not_measured" (no such hardware or tool, or it was ended)
+    message  one sentence, "" of a value alone
     source  the tool and its version
     """
 
@@ -62,7 +62,7 @@ class Measurement(NamedTuple):
     value: float | None
     unit: str
     state: str
-    says: str
+    message: str
     source: str
 
 
@@ -120,11 +120,11 @@ def _others(
 
 def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float], peers: Sequence[float]) -> Result:
     if one.state == "failed":
-        return _told(one, "failed", "", None, one.says)
+        return _told(one, "failed", "", None, one.message)
     if one.state == "passed":
-        return _told(one, "ok", "", None, one.says)
+        return _told(one, "ok", "", None, one.message)
     if one.state != "measured" or one.value is None:
-        return _told(one, "not_looked", "", None, one.says)
+        return _told(one, "not_measured", "", None, one.message)
     compared: list[tuple[Against, float, str]] = []  # against what, at least so much, and what that is
     if floor := floors.get(f"{one.test} {one.part}", floors.get(one.test)):
         compared.append(("floor", floor, f"the floor {number(floor)}"))
@@ -147,8 +147,8 @@ def _result(one: Measurement, floors: Mapping[str, float], past: Sequence[float]
     return _told(one, "ok", against, least, f"{_value(one)}, beside {what}")
 
 
-def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, says: str) -> Result:
-    return Result(one.test, one.part, one.value, one.unit, verdict, against, expected, says, one.source)
+def _told(one: Measurement, verdict: Verdict, against: Against, expected: float | None, message: str) -> Result:
+    return Result(one.test, one.part, one.value, one.unit, verdict, against, expected, message, one.source)
 
 
 def _value(one: Measurement) -> str:

@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
-    trouble: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 Steps = Generator[Command, CommandResult, Found]
@@ -77,7 +77,7 @@ def minutes(wanted: Wanted) -> int:
 def validate(wanted: Wanted) -> Steps:
     """Raises NoReservation; Stopped if that is thrown in. In both cases the reservation is removed before."""
     addresses = _addresses(wanted, (yield Command(_states(wanted.nodes), COMMAND_SECONDS)))
-    trouble: list[str] = []
+    problems: list[str] = []
     is_refused = False
     try:
         made = yield Command(_create(wanted), COMMAND_SECONDS, changes=True)
@@ -85,15 +85,15 @@ def validate(wanted: Wanted) -> Steps:
         if is_refused := made.status not in (0, None):
             raise NoReservation(f"Slurm makes no reservation of {','.join(wanted.nodes)}: {_words(made)}")
         job = _job(wanted, (yield Command(_allocate(wanted), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
-        documents, transfers = yield from _measure(wanted, job, addresses, trouble)
+        documents, transfers = yield from _measure(wanted, job, addresses, problems)
     finally:
         if not is_refused:
-            yield from _remove(wanted, trouble)
-    return Found(tuple(documents), tuple(transfers), tuple(trouble))
+            yield from _remove(wanted, problems)
+    return Found(tuple(documents), tuple(transfers), tuple(problems))
 
 
 def _measure(
-    wanted: Wanted, job: str, addresses: Mapping[str, str], trouble: list[str]
+    wanted: Wanted, job: str, addresses: Mapping[str, str], problems: list[str]
 ) -> Generator[Command, CommandResult, tuple[list[dict[str, Any]], list[Transfer]]]:
     documents: list[dict[str, Any]] = []
     transfers: list[Transfer] = []
@@ -103,7 +103,7 @@ def _measure(
         if len(documents) < len(wanted.nodes):
             told = {one.get("node") for one in documents}
             silent = [name for name in wanted.nodes if name not in told]
-            trouble.append(f"{','.join(silent)} told nothing: {_words(ran)}")
+            problems.append(f"{','.join(silent)} told nothing: {_words(ran)}")
     for number, pairs in enumerate(wanted.passes, 1):
         arguments = ("--pair", pairs_as_text(pairs, addresses))
         ran = yield Command(_step(wanted, job, arguments), PASS_SECONDS + COMMAND_SECONDS)
@@ -111,11 +111,11 @@ def _measure(
         transfers += told_now
         silent_pairs = [f"{a}>{b}" for a, b in pairs if (a, b) not in {(one.sender, one.receiver) for one in told_now}]
         if silent_pairs:
-            trouble.append(f"pass {number}: {', '.join(silent_pairs)} told nothing: {_words(ran)}")
+            problems.append(f"pass {number}: {', '.join(silent_pairs)} told nothing: {_words(ran)}")
     return documents, transfers
 
 
-def _remove(wanted: Wanted, trouble: list[str]) -> Generator[Command, CommandResult, None]:
+def _remove(wanted: Wanted, problems: list[str]) -> Generator[Command, CommandResult, None]:
     """Cancel what runs in it, then delete it. One that is not there any more is removed."""
     yield Command(("scancel", f"--reservation={wanted.name}"), COMMAND_SECONDS, changes=True)
     last = CommandResult(None)
@@ -125,7 +125,7 @@ def _remove(wanted: Wanted, trouble: list[str]) -> Generator[Command, CommandRes
         if last.status == 0 or "reservation is invalid" in last.stderr or "not found" in last.stderr:
             return
         yield Command(("sleep", "1"), COMMAND_SECONDS)
-    trouble.append(
+    problems.append(
         f"the reservation {wanted.name} could not be deleted ({_words(last)}): it ends by itself, or by "
         f"scontrol delete ReservationName={wanted.name}"
     )

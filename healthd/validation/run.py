@@ -151,7 +151,7 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
     began, until = time.time(), time.monotonic() + wanted.seconds
     here = parts.look(wanted.root)
     measured: list[Measurement] = []
-    not_seen = [*BLIND]
+    unmeasured = [*BLIND]
     left = list(wanted.families)
     steps, missing = plan(wanted, tools, here, _python_with_torch(wanted, tools, here, until, stop))
     has_job = False
@@ -174,7 +174,9 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
         found = _addressed(_parsed(step._replace(families=families), ended, seconds), here)
         found = [one for one in found if _in(one, families)]
         measured += found
-        looked = {family for family in families if any(_of(one, family) and one.state != "not_looked" for one in found)}
+        looked = {
+            family for family in families if any(_of(one, family) and one.state != "not_measured" for one in found)
+        }
         left = [family for family in left if family not in looked]
     stopped_by: StoppedBy = (
         "a signal" if programs.is_told_to_end(stop) else "time" if until - time.monotonic() < 0 else ""
@@ -191,23 +193,30 @@ def validate(wanted: Wanted, tools: Tools, past: Past, stop: int, lock: str = ""
         elif family in BETWEEN_GPUS and len(here.gpus) == 1:
             alone_here.append(family)
         elif family == "ib" and not here.ports:
-            not_seen.append("ib: this node has no active InfiniBand or RoCE port, by sysfs")
+            unmeasured.append("ib: this node has no active InfiniBand or RoCE port, by sysfs")
         else:
-            measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_looked", why, ""))
+            measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_measured", why, ""))
     if without_gpus:
-        not_seen.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
+        unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
     if alone_here:
-        not_seen.append(f"{', '.join(alone_here)}: one GPU has nobody to talk to")
+        unmeasured.append(f"{', '.join(alone_here)}: one GPU has nobody to talk to")
     # A site's floor of all ports counts before their rates.
     rates = {} if "ib_loopback" in wanted.floors else here.ports
     floors = {**wanted.floors, **{f"ib_loopback {port}": LEAST_OF_RATE * rate for port, rate in rates.items()}}
     measured += _left_out(measured, here)
     known = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
-        not_seen.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
+        unmeasured.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
     results = judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
     return Validation(
-        wanted.node, _boot_id(wanted.root), began, time.time(), wanted.why, stopped_by, tuple(results), tuple(not_seen)
+        wanted.node,
+        _boot_id(wanted.root),
+        began,
+        time.time(),
+        wanted.why,
+        stopped_by,
+        tuple(results),
+        tuple(unmeasured),
     )
 
 
@@ -328,7 +337,7 @@ def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measureme
         if seen and set(seen) & set(here.gpus):
             tool = next(iter(seen.values())).source
             missing += [
-                Measurement(test, gpu, None, "", "not_looked", f"{tool} does not see this GPU", tool)
+                Measurement(test, gpu, None, "", "not_measured", f"{tool} does not see this GPU", tool)
                 for gpu in here.gpus
                 if gpu not in seen
             ]
@@ -352,22 +361,22 @@ def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurem
     """What the tool told; for what it did not, why not."""
     try:
         found = step.parse(ended)
-        trouble = ""
+        problem = ""
     except NotUnderstood as error:
-        found, trouble = [], str(error)
+        found, problem = [], str(error)
     last = ended[0] if _never_met(ended) else ended[-1]
     how = _how_it_ended(last, seconds)
     if any(one.how in ("overdue", "stopped") for one in ended):
         found = [_of_ended_tool(one, how) for one in found]
     silent = [family for family in step.families if not any(_of(one, family) for one in found)]
-    says = "; ".join(one for one in (how, trouble, _last_words(last)) if one) or "it told nothing of it"
+    message = "; ".join(one for one in (how, problem, _last_words(last)) if one) or "it told nothing of it"
     found += [
-        Measurement(FAMILIES[family][0], step.part, None, "", "not_looked", f"{step.tool}: {says}", "")
+        Measurement(FAMILIES[family][0], step.part, None, "", "not_measured", f"{step.tool}: {message}", "")
         for family in silent
     ]
     if found and not silent and last.how in ("overdue", "stopped"):
         test = FAMILIES[step.families[-1]][0]
-        found.append(Measurement(test, step.part, None, "", "not_looked", f"{step.tool}: {how}", ""))
+        found.append(Measurement(test, step.part, None, "", "not_measured", f"{step.tool}: {how}", ""))
     return found
 
 
@@ -376,7 +385,7 @@ def _of_ended_tool(one: Measurement, how: str) -> Measurement:
     itself. PyTorch's program tells what fails before it is ended."""
     if one.state != "failed" or one.source.startswith("PyTorch"):
         return one
-    return one._replace(state="not_looked", says=f"{how}: {one.says}" if how else one.says)
+    return one._replace(state="not_measured", message=f"{how}: {one.message}" if how else one.message)
 
 
 def _how_it_ended(last: Ended, seconds: float) -> str:

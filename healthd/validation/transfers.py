@@ -16,7 +16,7 @@ from healthd.common.text import printable
 TOO_SLOW = 1.1  # times the median
 FEWEST = 3  # transfers that can be compared: of two nobody knows which is slow
 UNIT = "Gb/s"
-STATES = ("measured", "failed", "not_looked")
+STATES = ("measured", "failed", "not_measured")
 MOST_CHARACTERS = 300
 
 
@@ -28,16 +28,16 @@ class Transfer(NamedTuple):
     rail: str
     gbits: float | None
     state: str
-    says: str
+    message: str
 
 
 class Judged(NamedTuple):
-    """`verdict`: ok, slow, failed or not_looked. `expected`: the median, in Gb/s; None = nothing to compare with."""
+    """`verdict`: ok, slow, failed or not_measured. `expected`: the median, in Gb/s; None = nothing to compare with."""
 
     transfer: Transfer
     verdict: str
     expected: float | None
-    says: str
+    message: str
 
 
 class Suspect(NamedTuple):
@@ -45,22 +45,22 @@ class Suspect(NamedTuple):
 
     what: str
     names: tuple[str, ...]
-    says: str
+    message: str
 
 
 def transfer_of(data: Any) -> Transfer | None:
     """What a sender printed; None where it is no such thing."""
     if not isinstance(data, Mapping):
         return None
-    texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "says")]
+    texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "message")]
     if not all(isinstance(text, str) for text in texts):
         return None
-    sender, receiver, rail, state, says = (printable(str(text))[:MOST_CHARACTERS] for text in texts)
+    sender, receiver, rail, state, message = (printable(str(text))[:MOST_CHARACTERS] for text in texts)
     gbits = data.get("gbits")
     is_number = isinstance(gbits, int | float) and not isinstance(gbits, bool) and 0 < gbits < 1e9
     if state not in STATES or (state == "measured") != is_number:
         return None
-    return Transfer(sender, receiver, rail, float(gbits) if is_number and gbits is not None else None, state, says)
+    return Transfer(sender, receiver, rail, float(gbits) if is_number and gbits is not None else None, state, message)
 
 
 def judge(transfers: Iterable[Transfer]) -> list[Judged]:
@@ -75,7 +75,7 @@ def judge(transfers: Iterable[Transfer]) -> list[Judged]:
 
 def _judged(one: Transfer, speeds: Sequence[float]) -> Judged:
     if one.gbits is None:
-        return Judged(one, one.state, None, one.says)
+        return Judged(one, one.state, None, one.message)
     if len(speeds) < FEWEST:
         return Judged(one, "ok", None, f"{one.gbits:.1f} {UNIT}; too few transfers to compare with")
     middle = median(speeds)
@@ -87,7 +87,7 @@ def suspects(judged: Iterable[Judged]) -> list[Suspect]:
     """The nodes that are slow or failed in all their pairs, two or more; and the links that are it beyond these."""
     pairs: dict[tuple[str, str], bool] = {}
     for one in judged:
-        if one.verdict != "not_looked":
+        if one.verdict != "not_measured":
             pair = (one.transfer.sender, one.transfer.receiver)
             pairs[pair] = pairs.get(pair, False) or one.verdict != "ok"
     bad = [pair for pair, is_bad in pairs.items() if is_bad]

@@ -179,7 +179,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def the_pause_is_over(self) -> None:
         if self.node.daemon.memory.ledger.pause:
-            self.told(protocol.plain(protocol.RESUME_CHECKS))
+            self.told(protocol.plain(protocol.UNPAUSE))
 
     def told(self, request: dict[str, Any]) -> None:
         assert "done" in self.node.daemon.answer(request, "ann", may_command=True)

@@ -94,9 +94,9 @@ def test_an_event_on_which_a_later_step_fails_is_told_of_and_costs_no_other(
 
     monkeypatch.setattr(absorb, "absorb_events", fails_on_48)
     daemon.hearing.hear([xid(79), xid(48), xid(43, "0000:5d:00")])
-    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
+    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/rule_failed"]
     assert dict(guard.dropped) == {"kernel_log": 1}
-    assert any("ZeroDivisionError" in trouble for trouble, _ in daemon.troubles())
+    assert any("ZeroDivisionError" in problem for problem, _ in daemon.problems())
 
 
 def test_a_line_with_which_every_step_fails_is_told_all_the_same(
@@ -105,12 +105,12 @@ def test_a_line_with_which_every_step_fails_is_told_all_the_same(
     with monkeypatch.context() as broken:
         broken.setattr(intake, "coalesce_events", raises)
         daemon.hearing.hear([xid(79), xid(48)])
-    found = daemon.memory.conditions["kernel/unread", ""]
+    found = daemon.memory.conditions["kernel/rule_failed", ""]
     assert (found.state.value, found.severity.name, found.count) == ("open", "WARNING", 2)
     assert "Xid (PCI:0000:61:00): 48" in found.message
-    assert (codes(daemon), dict(guard.dropped)) == (["kernel/unread"], {"kernel_log": 2})
+    assert (codes(daemon), dict(guard.dropped)) == (["kernel/rule_failed"], {"kernel_log": 2})
     daemon.hearing.hear([xid(79)])
-    assert codes(daemon) == ["gpu_xid/79", "kernel/unread"]
+    assert codes(daemon) == ["gpu_xid/79", "kernel/rule_failed"]
 
 
 def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monke
     daemon.hearing.hear([*events[:700], xid(48), *events[700:], xid(79)])
     assert len(calls) <= 25
     assert saves == [1]
-    assert set(codes(daemon)) == {"gpu_xid/79", "gpu_xid/31", "gpu_xid/others", "kernel/unread"}
+    assert set(codes(daemon)) == {"gpu_xid/79", "gpu_xid/31", "gpu_xid/others", "kernel/rule_failed"}
 
 
 def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_each(
@@ -207,7 +207,7 @@ def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
     monkeypatch.setattr(gpu_xid, "_judge", stumbles)
     for number in (48, 79, 43):
         daemon.hearing.hear([xid(number)])
-    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
+    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/rule_failed"]
     assert dict(guard.dropped) == {"kernel_log": 1}
 
 
@@ -218,7 +218,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
         daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
-    assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")
+    assert daemon.hearing.kernel.journal.problem.startswith("healthd makes a mistake with the journal's lines")
 
 
 @pytest.mark.parametrize(
@@ -233,14 +233,14 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, error: str, told: str
 ) -> None:
     def of_copy() -> list[str]:
-        return [trouble for trouble, _ in daemon.troubles() if trouble.startswith(f"{tmp_path}/state_dir: ")]
+        return [problem for problem, _ in daemon.problems() if problem.startswith(f"{tmp_path}/state_dir: ")]
 
     request = Request("state_dir", 1.0, SaveCopy("a", "b", ()))
     for answer in (Reply(request, outcome, 0.1, error), Reply(request, Outcome.COMPLETED, 0.1)):
         daemon.replies.handle(answer, Received())
         if answer.outcome is outcome:
-            (trouble,) = of_copy()
-            assert trouble.endswith(told)
+            (problem,) = of_copy()
+            assert problem.endswith(told)
             assert daemon.memory.uncopied, "it is tried again"
     assert of_copy() == []
 
@@ -249,7 +249,7 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> list[str]:
-        return [sentence for sentence, command in daemon.troubles() if command == "healthd doctor"]
+        return [sentence for sentence, command in daemon.problems() if command == "healthd doctor"]
 
     request = Request("textfile", 1.0, WriteFile("/u/a.prom", ""))
     refused = Reply(request, Outcome.FAILED, 0.1, "Untrusted: /u belongs to user 1001, it must belong to root")
@@ -403,7 +403,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     node = NodeState("n1", frozenset({"ALLOCATED"}))
     driver.status = replace(driver.status, node=node, read_at=now - 10_000)
     known = daemon.memory.ledger.slurm
-    report = ReconcileReport(known, node=node) if read else ReconcileReport(known, trouble="slurmctld is away")
+    report = ReconcileReport(known, node=node) if read else ReconcileReport(known, problem="slurmctld is away")
     monkeypatch.setattr(driver, "begin", lambda *_: driver._ended(report))
     daemon.decide(round_ended=False)
     assert (held.key in daemon.memory.conditions) is stands
@@ -419,8 +419,8 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     daemon.start()
     known, all_of_them = daemon.memory.ledger.slurm, (("12", "has GPU a"), ("13", "has GPU b"))
     whole = ReconcileReport(known, spared=all_of_them, settled=True)
-    cut = ReconcileReport(known, spared=all_of_them[:1], trouble="slurmctld is away")
-    unread = ReconcileReport(known, trouble="slurmctld is away")
+    cut = ReconcileReport(known, spared=all_of_them[:1], problem="slurmctld is away")
+    unread = ReconcileReport(known, problem="slurmctld is away")
     looks = [whole, cut, whole, unread, whole, ReconcileReport(known, settled=True), whole]
     told = []
     for report in looks:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from healthd.agent.daemon import Daemon
-from healthd.agent.reporting.status import Trouble
+from healthd.agent.reporting.status import Problem
 from healthd.agent.settings.config import Settings
 from healthd.common import guard
 from healthd.common.model import KernelLogStatus, SlurmStatus, StreamStatus
@@ -24,7 +24,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "_last", {})
 
 
-def found(**changes: Any) -> tuple[Trouble, ...]:
+def found(**changes: Any) -> tuple[Problem, ...]:
     """Return the troubles of a daemon whose parts have these values."""
     parts: dict[str, Any] = {
         "settings_file": "/etc/healthd/healthd.toml",
@@ -49,19 +49,19 @@ def found(**changes: Any) -> tuple[Trouble, ...]:
         reload_trouble=parts["reload_trouble"],
         publisher=has(**{name: parts[name] for name in ("metrics_troubles", "web_trouble", "verdict_trouble")}),
         replies=has(
-            files=has(trouble=parts["files_trouble"]),
-            textfile=has(trouble=parts["textfile_trouble"]),
-            ledger_copy=has(trouble=parts["copy_trouble"]),
+            files=has(problem=parts["files_trouble"]),
+            textfile=has(problem=parts["textfile_trouble"]),
+            ledger_copy=has(problem=parts["copy_trouble"]),
             delivery=has(status=parts["stream"]),
         ),
         memory=has(save_failed=parts["save_failed"], ledger=has(outbox=has(dropped=parts["lost_events"]))),
         hearing=has(kernel=has(status=parts["kernel_log"])),
         hand=has(status=parts["slurm"]),
-        watching=has(trouble=""),
-        before_resume=has(trouble=""),
+        watching=has(problem=""),
+        before_resume=has(problem=""),
         now=time.time,
     )
-    return Daemon.troubles(cast(Daemon, daemon))
+    return Daemon.problems(cast(Daemon, daemon))
 
 
 def test_where_all_is_well_there_is_none():
@@ -69,9 +69,9 @@ def test_where_all_is_well_there_is_none():
 
 
 def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
-    (trouble,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
-    assert trouble.sentence == "the settings were not read again: x.toml: mode: is wrong"
-    assert trouble.next == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
+    (problem,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
+    assert problem.sentence == "the settings were not read again: x.toml: mode: is wrong"
+    assert problem.next == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
 
 
 def test_each_has_its_command_and_what_needs_a_person_comes_first():
@@ -85,13 +85,13 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         textfile_trouble="no metrics in /x/a.prom: No space left on device",
         save_failed=True,
         copy_trouble="No space left on device",
-        stream=StreamStatus(waiting=3, trouble="No space left on device"),
+        stream=StreamStatus(waiting=3, problem="No space left on device"),
         lost_events=4,
-        kernel_log=KernelLogStatus("kmsg", False, trouble="Operation not permitted"),
-        slurm=SlurmStatus(trouble="slurmctld does not answer"),
+        kernel_log=KernelLogStatus("kmsg", False, problem="Operation not permitted"),
+        slurm=SlurmStatus(problem="slurmctld does not answer"),
         verdict_trouble="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
-    begin = [(trouble.sentence.split(":")[0], (shlex.split(trouble.next) or [""])[0]) for trouble in every]
+    begin = [(problem.sentence.split(":")[0], (shlex.split(problem.next) or [""])[0]) for problem in every]
     assert begin == [
         ("healthd's files are gone", "systemctl"),
         ("the settings were not read again", "healthd"),
@@ -111,19 +111,19 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
 
 
 def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
-    (trouble,) = found(kernel_log=KernelLogStatus("off", False, trouble="switched off"))
-    assert trouble == ("kernel log: switched off", "healthd config show | grep kernel_log")
+    (problem,) = found(kernel_log=KernelLogStatus("off", False, problem="switched off"))
+    assert problem == ("kernel log: switched off", "healthd config show | grep kernel_log")
 
 
 @pytest.mark.parametrize(
     ("log", "next_command"),
     [
-        (KernelLogStatus("/var/log/kern.log", True, trouble="only observed", observed=True), "healthd config show"),
-        (KernelLogStatus("/var/log/kern.log", False, trouble="not there", observed=True), "ls -l /var/log/kern.log"),
-        (KernelLogStatus("journal", False, trouble="no journal"), "journalctl -k -n 1"),
-        (KernelLogStatus("kmsg", False, trouble="Operation not permitted"), "ls -l /dev/kmsg; dmesg"),
+        (KernelLogStatus("/var/log/kern.log", True, problem="only observed", observed=True), "healthd config show"),
+        (KernelLogStatus("/var/log/kern.log", False, problem="not there", observed=True), "ls -l /var/log/kern.log"),
+        (KernelLogStatus("journal", False, problem="no journal"), "journalctl -k -n 1"),
+        (KernelLogStatus("kmsg", False, problem="Operation not permitted"), "ls -l /dev/kmsg; dmesg"),
     ],
 )
 def test_of_a_kernel_log_that_is_not_read_or_not_believed_the_command_looks_at_that_log(log, next_command):
-    (trouble,) = found(kernel_log=log)
-    assert trouble.next.partition(" |")[0] == next_command
+    (problem,) = found(kernel_log=log)
+    assert problem.next.partition(" |")[0] == next_command

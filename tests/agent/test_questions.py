@@ -30,7 +30,7 @@ JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
 DAY = 24 * 3600.0
 
 # What is asked of a part besides its properties.
-ASKED = {"waits", "scheduled", "expected", "completed", "snapshot", "troubles", "changed"}
+ASKED = {"waits", "scheduled", "expected", "completed", "snapshot", "problems", "changed"}
 
 seconds = st.floats(0.0, 2 * DAY)
 conditions = st.builds(

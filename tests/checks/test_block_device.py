@@ -382,9 +382,9 @@ RESET_FAILED = "nvme nvme1: Disabling device after reset failure: -19"
         ("nvme nvme77: Removing after probe failure status: -19", "nvme", "nvme77", "DEGRADED"),
         ("nvme nvme9: Removing after probe failure status: -19", "nvme_path", "nvme9", "WARNING"),
         ("nvme nvme9: Reconnecting in 10 seconds...", "nvme_path", "nvme9", "WARNING"),
-        ("nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10", "trouble", "nvme1", "WARNING"),
-        ("nvme nvme1: I/O 39 QID 3 timeout, aborting", "trouble", "nvme1", "WARNING"),
-        ("nvme nvme1: frozen state error detected, reset controller", "trouble", "nvme1", "WARNING"),
+        ("nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10", "command_error", "nvme1", "WARNING"),
+        ("nvme nvme1: I/O 39 QID 3 timeout, aborting", "command_error", "nvme1", "WARNING"),
+        ("nvme nvme1: frozen state error detected, reset controller", "command_error", "nvme1", "WARNING"),
         (IO_ERROR.format("nvme1n1"), "io_error", "nvme1n1", "DEGRADED"),
         (IO_ERROR.format("nvme1c0n1"), "io_error", "nvme1n1", "DEGRADED"),
         (IO_ERROR.format("nvme0n1"), "io_error", "nvme0n1", "DEGRADED"),  # the settings name it
@@ -396,11 +396,16 @@ RESET_FAILED = "nvme nvme1: Disabling device after reset failure: -19"
         ("Buffer I/O error on dev sda3, logical block 5, lost async page write", "io_error", "sda", "DEGRADED"),
         ("critical medium error, dev sda, sector 5 op 0x0:(READ) flags 0x0", "medium_error", "sda", "DEGRADED"),
         ("sd 0:0:0:0: [sda] tag#2 Sense Key : Medium Error [current] ", "medium_error", "sda", "DEGRADED"),
-        ("sd 0:0:0:0: [sda] tag#2 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_OK", "trouble", "sda", "WARNING"),
-        ("critical target error, dev sda, sector 5 op 0x1:(WRITE) flags 0x0", "trouble", "sda", "WARNING"),
-        ("sd 2:0:0:0: rejecting I/O to offline device", "trouble", "2:0:0:0", "WARNING"),
-        ("kworker/u203:1: attempt to access beyond end of device", "trouble", "a disk", "WARNING"),
-        ("ata2.00: exception Emask 0x0 SAct 0x5c50001f SErr 0x0 action 0x0", "trouble", "ata2.00", "WARNING"),
+        (
+            "sd 0:0:0:0: [sda] tag#2 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_OK",
+            "command_error",
+            "sda",
+            "WARNING",
+        ),
+        ("critical target error, dev sda, sector 5 op 0x1:(WRITE) flags 0x0", "command_error", "sda", "WARNING"),
+        ("sd 2:0:0:0: rejecting I/O to offline device", "command_error", "2:0:0:0", "WARNING"),
+        ("kworker/u203:1: attempt to access beyond end of device", "command_error", "a disk", "WARNING"),
+        ("ata2.00: exception Emask 0x0 SAct 0x5c50001f SErr 0x0 action 0x0", "command_error", "ata2.00", "WARNING"),
         ("mpt3sas_cm0: fault_state(0x2100)!", "adapter", "mpt3sas_cm0", "WARNING"),
         ("device-mapper: multipath: 253:3: Failing path 8:16.", "path", "8:16", "WARNING"),
         ("md/raid1:md0: Disk failure on sdb1, disabling device.", "raid_disk", "md0", "WARNING"),
@@ -541,7 +546,7 @@ def test_a_controller_that_is_reset_and_works_again_warns_for_a_day_and_drains_n
         "nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10",
     )
     story.look(node())
-    assert (story.codes, story.drained) == (["block_device/trouble"], False)
+    assert (story.codes, story.drained) == (["block_device/command_error"], False)
     for _ in range(25):
         story.look(node(), minutes=60)
     assert story.codes == []
@@ -550,7 +555,7 @@ def test_a_controller_that_is_reset_and_works_again_warns_for_a_day_and_drains_n
 def test_the_log_and_sysfs_say_of_one_dead_controller_one_thing(node):
     story = hear(Story(block_device).look(node()), "nvme nvme1: I/O 39 QID 3 timeout, aborting", RESET_FAILED)
     story.look(node(state("dead")))
-    assert story.codes == ["block_device/nvme", "block_device/trouble"]
+    assert story.codes == ["block_device/command_error", "block_device/nvme"]
     assert story.looks(node(), 20).drained
     assert not story.reboot().looks(node(), 2).drained
 
@@ -581,8 +586,8 @@ def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(n
     story.look(node())
     assert story.codes == []
     hear(story, "nvme nvme1: I/O 39 QID 3 timeout, aborting")
-    assert story.codes == ["block_device/trouble"]
-    assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/io_error", "block_device/trouble"]
+    assert story.codes == ["block_device/command_error"]
+    assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/command_error", "block_device/io_error"]
 
 
 def test_a_volume_of_a_container_that_the_kernel_stopped_is_not_the_nodes(node):

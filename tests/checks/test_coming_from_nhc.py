@@ -45,7 +45,8 @@ def test_all_tables_fit_into_one_file():
 
 def test_each_check_of_nhc_is_on_the_page():
     assert NHC is not None
-    checks = re.findall(r"(?m)^\| (check_[a-z_]+) \|", NHC[1])
+    cells = re.findall(r"(?m)^\| (check_[^|]*) \|", NHC[1])
+    checks = [name for cell in cells for name in re.findall(r"check_[a-z_]+", cell)]
     assert len(checks) == 46
     assert [check for check in checks if not re.search(rf"\b{check}\b", PAGE)] == []
 
@@ -107,6 +108,6 @@ def test_the_blacklist_only_warns_and_asks_ps_for_the_names_alone(listed, found)
     loaded = settle(parse("\n".join(t for t in TABLES if "blacklist" in t)), "page", {}, CHECKS)
     config = loaded.checks["match", "blacklist"]
     assert config.command[:2] == ("/usr/bin/ps", "-C")  # each process would exceed what is read of the output
-    assert config.statuses == (0, 1)  # ps ends with 1 if there is none
+    assert config.exit_statuses == (0, 1)  # ps ends with 1 if there is none
     assert config.fault_severity is Severity.WARNING  # every user can name a process so
     assert bool(re.search(config.forbids, listed)) is found

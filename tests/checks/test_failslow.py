@@ -129,7 +129,7 @@ def test_no_setting_makes_a_jobs_own_word_more_than_a_warning(code):
 
 
 COUNTED = JobTold("4711", 4, "counters", True, time.time() - 7200, 0.25, 1400.0, "", "", "unknown", ("CNP rose",), True)
-ACTS = Config(sample=("ib",), act="drain", restart_seconds=600.0, loss_window_seconds=60.0)
+ACTS = Config(sample=("ib",), action="drain", restart_seconds=600.0, loss_window_seconds=60.0)
 
 
 def losses(tmp_path, config, *jobs):
@@ -139,7 +139,7 @@ def losses(tmp_path, config, *jobs):
 
 @pytest.mark.parametrize(("act", "severity"), [("drain", Severity.DEGRADED), ("requeue", Severity.CRITICAL)])
 def test_a_loss_as_large_as_a_restart_costs_takes_the_node_out_where_a_site_wants_it(tmp_path, act, severity):
-    (found,) = losses(tmp_path, replace(ACTS, act=act), COUNTED)
+    (found,) = losses(tmp_path, replace(ACTS, action=act), COUNTED)
     assert (found.subject, found.severity, found.clears, found.window_seconds) == ("", severity, Clears.WINDOW, 60.0)
     assert found.slowness == Slowness(0.25, COUNTED.since, ("4711",))
     assert found.shared_cause  # congestion makes many nodes slow at once
@@ -172,7 +172,7 @@ def test_while_detection_is_paused_no_node_is_taken_out(tmp_path):
 
 
 def test_without_act_no_node_is_taken_out(tmp_path):
-    assert losses(tmp_path, replace(ACTS, act=""), COUNTED) == []
+    assert losses(tmp_path, replace(ACTS, action=""), COUNTED) == []
 
 
 def test_as_much_as_it_costs_is_enough_and_a_second_less_is_not(tmp_path):
@@ -187,9 +187,9 @@ def test_a_rhythm_that_several_devices_show_is_one_loss_and_not_a_part_of_it(tmp
 
 
 def test_act_needs_what_root_reads():
-    assert "needs `sample`" in (failslow.validate(Config(client=True, act="requeue")) or "")
+    assert "needs `sample`" in (failslow.validate(Config(client=True, action="requeue")) or "")
     assert failslow.validate(ACTS) is None
-    assert '"reboot"' in (failslow.validate(replace(ACTS, act="reboot")) or "")
+    assert '"reboot"' in (failslow.validate(replace(ACTS, action="reboot")) or "")
 
 
 def heard(sent):
@@ -210,7 +210,7 @@ def heard(sent):
     return jobs.told()
 
 
-REQUEUES = Config(client=True, sample=("ib",), act="requeue", restart_seconds=0.0)
+REQUEUES = Config(client=True, sample=("ib",), action="requeue", restart_seconds=0.0)
 
 
 def test_a_client_that_shows_hours_of_loss_only_warns(tmp_path):
@@ -245,7 +245,7 @@ def test_the_live_process_knows_the_settings_as_the_check_declares_them():
     assert {one.name: one.default for one in fields_of(Watched)} == {
         one.name: declared[one.name] for one in fields_of(Watched)
     }
-    assert watched({"client": True, "severity": {}, "ranks": 4}) == Watched(client=True, ranks=4)
+    assert watched({"client": True, "severity": {}, "max_ranks": 4}) == Watched(client=True, max_ranks=4)
 
 
 def test_the_document_has_the_fields_that_others_rely_on():

@@ -72,7 +72,7 @@ NO_FABRIC_CALLS = 'unsupported = ["nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetG
 @pytest.mark.parametrize("how", ["fabric_state = 0", NO_FABRIC_CALLS])
 def test_one_gpu_without_a_fabric_beside_seven_that_have_joined_is_degraded(host, how):
     (finding,) = findings(gpu_fabric, host(f"[gpu.3]\n{how}"))
-    assert (finding.code, finding.subject) == ("gpu_fabric/left_out", PCI)
+    assert (finding.code, finding.subject) == ("gpu_fabric/no_fabric", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
     assert finding.message == "the GPU says that it has no NVLink fabric, 7 of its kind have joined theirs"
 
@@ -91,7 +91,7 @@ def test_story_a_gpu_that_is_left_out_drains_without_requeue_until_it_has_joined
     story = Story(gpu_fabric).look(host()).look(host("gpu.3.fabric_state = 0"), 0.5)
     assert not story.drained, "as while it is reset"
     story.look(host("gpu.3.fabric_state = 0"))
-    assert (story.codes, story.drained, story.requeued) == (["gpu_fabric/left_out"], True, False)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_fabric/no_fabric"], True, False)
     story.looks(host(), 3)
     assert (story.codes, story.drained) == ([], False)
 

@@ -72,7 +72,7 @@ def test_gpus_that_nobody_holds_are_fine(node):
 def test_a_process_is_named_with_its_user_and_its_job(node):
     host = node("gpu.3.processes = [7, 8]", {7: ("python3", 1000, OF_A_JOB), 8: ("nvtop", 1001, OF_A_LOGIN)})
     (finding,) = findings(gpu_processes, host)
-    assert (finding.code, finding.subject) == ("gpu_processes/left", PCI)
+    assert (finding.code, finding.subject) == ("gpu_processes/leftover", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
     assert finding.message == 'held by pid 7 "python3" (uid 1000, job 12), pid 8 "nvtop" (uid 1001, of no job)'
 
@@ -121,7 +121,7 @@ def test_story_a_leftover_keeps_the_node_drained_until_it_is_gone(node):
     story.look(left)
     assert not story.drained, "it may be about to end"
     story.look(left, minutes=1.5)
-    assert (story.codes, story.drained, story.requeued) == (["gpu_processes/left"], True, False)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_processes/leftover"], True, False)
     story.looks(left, 20)
     assert story.drained, "time does not end it"
     story.looks(node(), 3)

@@ -112,16 +112,16 @@ def test_high_rates_warn(after, counter, most, code, apart):
 
 def test_the_numbers_are_settings(after):
     config = Config(
-        symbols_per_hour=0,
+        symbol_errors_per_hour=0,
         recoveries_per_minute=0,
-        received_per_second=0,
+        receive_errors_per_second=0,
         ack_timeouts_per_second=0,
         slow_restarts_per_second=0,
     )
     steps = ({}, {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1, **dict.fromkeys(TRANSPORT, 1)})
     assert len(after(*steps, config=config)) == 5
     assert after(*steps) == []
-    assert codes(after(*steps, config=Config(symbols_per_second=0))) == ["ib_errors/symbol_rate"]
+    assert codes(after(*steps, config=Config(symbol_errors_per_second=0))) == ["ib_errors/symbol_rate"]
 
 
 @pytest.mark.parametrize("counter", FULL)
@@ -138,7 +138,7 @@ def test_a_card_that_does_not_count_transports_is_judged_by_the_rest(tmp_path):
         (tmp_path / file(counter)[1:]).unlink()
     given = run_check(ib_errors, Host(str(tmp_path)))
     assert len(list(observed(given, "ib_errors_total"))) == 5
-    assert [dict(item.labels)["counter"] for item in observed(given, "ib_counter_not_told")] == [*TRANSPORT]
+    assert [dict(item.labels)["counter"] for item in observed(given, "ib_counter_unsupported")] == [*TRANSPORT]
 
 
 def test_transports_count_on_beyond_what_the_narrow_counters_hold(after):
@@ -226,7 +226,7 @@ def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(
     make(tmp_path)
     silent = Host(str(tmp_path), system=Refusing(tmp_path, {file("symbol_error"): number}))
     given = run_check(ib_errors, silent)
-    assert [item.labels for item in observed(given, "ib_counter_not_told")] == [
+    assert [item.labels for item in observed(given, "ib_counter_unsupported")] == [
         (("port", "mlx5_0/1"), ("counter", "symbol_error"))
     ]
     store = update({}, [item for item in given if isinstance(item, Observation)], NOW, BOOT)
@@ -240,7 +240,7 @@ def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(
 
 
 def test_after_a_boot_it_is_asked_again(node):
-    mark = "ib_counter_not_told{port=mlx5_0/1,counter=symbol_error}"
+    mark = "ib_counter_unsupported{port=mlx5_0/1,counter=symbol_error}"
     past = Past({mark: Series(1.0, NOW - 300, "another boot")}, NOW, BOOT)
     assert len(list(observed(run_check(ib_errors, node(), None, past), "ib_errors_total"))) == 7
 
@@ -256,7 +256,7 @@ def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
 def test_a_kernel_that_says_so_in_words_is_not_judged(node):
     host = node(**dict.fromkeys((*FULL, *TRANSPORT), "N/A (no PMA)"))
     given = run_check(ib_errors, host)
-    assert {item.name for item in given} == {"ib_counter_not_told", "ib_errors_link"}
+    assert {item.name for item in given} == {"ib_counter_unsupported", "ib_errors_link_downs_seen"}
 
 
 @pytest.mark.parametrize("text", ["", "N/A", "Unknown", str(2**64), "-1", "0x1", "1 2", "١"])
@@ -286,7 +286,7 @@ def test_a_listed_port_that_is_not_there_is_unknown(node):
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(Config(ports=("mlx5_0",)), 'as in "mlx5_0/1"'), (Config(symbols_per_hour=-1), "must not be negative")],
+    [(Config(ports=("mlx5_0",)), 'as in "mlx5_0/1"'), (Config(symbol_errors_per_hour=-1), "must not be negative")],
 )
 def test_nonsense_is_refused_in_a_sentence(config, said):
     assert said in (validate(config) or "")

@@ -68,8 +68,8 @@ def test_remedies_load_both_modules_and_name_no_package_manager(tmp_path):
     (no_device,) = ipmi_sel.run(without, Config(), Past({}, 0.0, ""))
     with_device = write(tmp_path, {"/dev/ipmi0": ""})
     (no_program,) = ipmi_sel.run(with_device, Config(), Past({}, 0.0, ""))
-    assert no_device.mend.split()[:2] == ["modprobe", "-a"]
-    assert no_program.mend == "install ipmitool"
+    assert no_device.fix.split()[:2] == ["modprobe", "-a"]
+    assert no_program.fix == "install ipmitool"
 
 
 def test_a_new_entry_of_a_fatal_bus_error_is_found_once(bmc):

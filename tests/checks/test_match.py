@@ -134,7 +134,7 @@ def test_a_command_that_fails_is_a_failure_and_no_finding(script, error):
 
 
 def test_a_status_that_the_site_expects_lets_the_output_count():
-    assert codes_of(HOST, sh("echo inactive; exit 3", requires="^active", statuses=(0, 3))) == ["match/missing"]
+    assert codes_of(HOST, sh("echo inactive; exit 3", requires="^active", exit_statuses=(0, 3))) == ["match/missing"]
 
 
 def test_a_command_that_is_not_there_or_too_slow_is_a_failure(tmp_path):

@@ -45,7 +45,7 @@ def test_three_per_cent_less_are_allowed_for(tmp_path, gib, less):
 
 def test_missing_memory_is_degraded(tmp_path):
     (finding,) = findings(memory_size, node(tmp_path, 1750), EXPECTED)
-    assert (finding.code, finding.severity, finding.clears) == ("memory_size/less", Severity.DEGRADED, Clears.PASS)
+    assert (finding.code, finding.severity, finding.clears) == ("memory_size/too_small", Severity.DEGRADED, Clears.PASS)
     assert finding.message == "1750.0 GiB of memory, 2000.0 GiB are expected: 12% are missing"
 
 
@@ -77,7 +77,7 @@ def test_an_expectation_that_was_only_guessed_warns(tmp_path):
     (finding,) = findings(memory_size, node(tmp_path, 1750), config)
     assert as_configured(finding, config).severity is Severity.WARNING
     story = Story(memory_size, config).looks(node(tmp_path, 1750), 5)
-    assert story.codes == ["memory_size/less"]
+    assert story.codes == ["memory_size/too_small"]
     assert not story.drained
 
 

@@ -375,7 +375,7 @@ def test_a_dimm_that_is_not_found_after_that_drains(machine, node):
     node.each(Story.reboot).look(machine.now(), minutes=240)
     assert not node.drained, "it is the operator's"
     node.each(lambda story: story.hold(""))
-    assert (node.codes, node.drained) == (["memory_size/less"], True)
+    assert (node.codes, node.drained) == (["memory_size/too_small"], True)
 
 
 # --- GPUs

@@ -93,7 +93,7 @@ def test_checks_without_a_result_are_counted_by_the_reason():
     loaded = settle({"checks": {"cpu": {"enabled": False}}}, "healthd.toml", {}, every, layers.without_baseline)
     left = registry.without_result(every, loaded)
     assert (left["off"], left["not_set_up"], left["idle"]) == (["cpu"], ["exec", "match", "mount"], ["gpu_processes"])
-    assert left["listens"] == [name for name, check in every.items() if not check.runs]
+    assert left["kernel_log_only"] == [name for name, check in every.items() if not check.runs]
     ran = [name for name in loaded.checks if every[name.check].runs and not every[name.check].when]
     assert len(ran) + sum(map(len, left.values())) == len(every)
 
@@ -128,8 +128,8 @@ def test_status_check_and_doctor_agree_on_what_healthd_lacks(mode, log_readable,
         **{
             **{name: getattr(snapshot, name) for name in snapshot.__slots__},
             "mode": mode.value,
-            "kernel_log": KernelLogStatus(str(log), log_readable, trouble="" if log_readable else "no such file"),
-            "slurm": SlurmStatus(trouble=missing if mode is not Mode.OBSERVE else ""),
+            "kernel_log": KernelLogStatus(str(log), log_readable, problem="" if log_readable else "no such file"),
+            "slurm": SlurmStatus(problem=missing if mode is not Mode.OBSERVE else ""),
         }
     )
     settings = Settings(mode=mode, kernel_log=KernelLogConfig(source=str(log), trust_file=True))
@@ -196,7 +196,7 @@ def test_check_reports_a_slurm_that_does_not_answer_as_status_and_doctor_do(
     found = json.loads(capsys.readouterr().out)["limits"]
     expected = bool(words) and mode is not Mode.OBSERVE
     assert [words in sentence for sentence in found] == [True] * expected
-    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.about == "Slurm node")
+    (line,) = (each for each in slurm.lines(Settings(mode=mode, node_name="n1"), answers) if each.topic == "Slurm node")
     assert (line.state is not doctor_line.State.WORKS) == bool(words)
 
 
@@ -250,9 +250,9 @@ def test_doctor_counts_as_status_does():
     results = [CheckResult(name, "", Outcome.COMPLETED, 0.0, 0.0) for name in ("cpu", "clock", "gpu_access")]
     results += [CheckResult("gpu_ecc", "", Outcome.COMPLETED, 0.0, 0.0, nothing=NO_GPU)]
     (line,) = (
-        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.about == "checks"
+        line for line in visibility.lines(results, visibility.Around(False, False, True)) if line.topic == "checks"
     )
-    assert line.says.startswith("3 of 4 can check this node, 1 has nothing")
+    assert line.message.startswith("3 of 4 can check this node, 1 has nothing")
 
 
 def run_check(tmp_path, capsys, mode="observe", log="off"):
@@ -298,7 +298,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch
     monkeypatch.setattr(os, "open", refused)
     (line,) = service.kernel_log(Settings(kernel_log=KernelLogConfig(source=str(log), trust_file=True)))
     assert line.state is doctor_line.State.FAILS
-    assert "cannot be read: Permission denied" in line.says
+    assert "cannot be read: Permission denied" in line.message
     followed = FollowedFile(str(log), None)
     assert followed.missing.endswith("cannot be read: Permission denied")
     log.unlink()

@@ -68,7 +68,7 @@ def test_a_host_that_has_read_the_device_before_sees_that_it_is_another_now(node
     assert codes(findings(pcie_devices, node, EXPECTED)) == ["pcie_devices/gone"]
     pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1017")
     (finding,) = findings(pcie_devices, node, EXPECTED)
-    assert finding.code == "pcie_devices/another"
+    assert finding.code == "pcie_devices/changed"
     assert "15b3:1017" in finding.message
     assert "15b3:1021" in finding.message
 
@@ -110,9 +110,9 @@ def test_another_card_drains_until_the_right_one_is_in_its_place(node, tmp_path)
     life.look(wrong)
     assert (life.codes, life.drained) == ([], False)
     life.look(wrong, minutes=1)
-    assert (life.codes, life.drained, life.requeued) == (["pcie_devices/another"], True, False)
+    assert (life.codes, life.drained, life.requeued) == (["pcie_devices/changed"], True, False)
     life.looks(wrong, 300).reboot().looks(wrong, 3)
-    assert (life.codes, life.drained) == (["pcie_devices/another"], True)  # neither a day nor a reboot changes the card
+    assert (life.codes, life.drained) == (["pcie_devices/changed"], True)  # neither a day nor a reboot changes the card
     right = put("0x1021")
     assert life.look(right).drained
     life.look(right)

@@ -287,8 +287,8 @@ def test_where_process_2_is_another_its_children_are_looked_at(node):
 
 def test_where_the_look_ended_is_remembered(crowd):
     host = crowd()
-    (first,) = observed(run_check(processes, host), "processes_looked_up_to_pid")
-    (second,) = observed(rounds(processes, [host, host]), "processes_looked_up_to_pid")
+    (first,) = observed(run_check(processes, host), "processes_scanned_up_to_pid")
+    (second,) = observed(rounds(processes, [host, host]), "processes_scanned_up_to_pid")
     assert (first.value, second.value) == (2000, 200)
 
 
@@ -375,7 +375,7 @@ def test_cpus_that_cannot_be_counted_are_unknown(node, text):
 
 
 def test_a_share_of_nothing_is_refused():
-    assert validate(Config(processes_per_look=0)) == "processes_per_look must be 1 or more"
+    assert validate(Config(processes_per_run=0)) == "processes_per_run must be 1 or more"
     assert validate(Config()) is None
 
 

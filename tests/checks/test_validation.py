@@ -20,12 +20,12 @@ GPU = "0000:1b:00.0"
 PLACE = "/var/lib/healthd/validation.json"
 
 
-def result(verdict: str, part: str = GPU, test: str = "gemm_bf16", says: str = "601 TFLOPS") -> Result:
-    return Result(test, part, 601.0, "TFLOPS", verdict, "", None, says, "pytorch 2.5.1")
+def result(verdict: str, part: str = GPU, test: str = "gemm_bf16", message: str = "601 TFLOPS") -> Result:
+    return Result(test, part, 601.0, "TFLOPS", verdict, "", None, message, "pytorch 2.5.1")
 
 
 def document(*results: Result) -> str:
-    return as_text(Validation("n1", "boot", 1000.0, 1060.0, "hand", "", results, ()))
+    return as_text(Validation("n1", "boot", 1000.0, 1060.0, "manual", "", results, ()))
 
 
 def node(tmp_path: Path, *results: Result) -> Host:
@@ -45,7 +45,7 @@ def test_a_node_that_nobody_has_validated_is_fine(tmp_path: Path) -> None:
 
 
 def test_what_was_looked_at_and_is_well_is_counted(tmp_path: Path) -> None:
-    host = node(tmp_path, result("ok"), result("not_looked", ""))
+    host = node(tmp_path, result("ok"), result("not_measured", ""))
     assert findings(validation, host) == []
     told = [one for one in run_check(validation, host) if isinstance(one, Observation)]
     seen = {(one.name, *(value for _, value in one.labels)): one.value for one in told}
@@ -53,7 +53,7 @@ def test_what_was_looked_at_and_is_well_is_counted(tmp_path: Path) -> None:
         ("validation_ended_timestamp_seconds",): 1060.0,
         ("validation_duration_seconds",): 60.0,
         ("validation_results", "gemm_bf16", "ok"): 1,
-        ("validation_results", "gemm_bf16", "not_looked"): 1,
+        ("validation_results", "gemm_bf16", "not_measured"): 1,
     }
 
 
@@ -67,7 +67,7 @@ def test_a_failed_test_degrades_its_part_and_a_slow_part_warns(tmp_path: Path) -
     other = "0000:43:00.0"
     host = node(
         tmp_path,
-        result("failed", says="wrong result"),
+        result("failed", message="wrong result"),
         result("slow", other, "pcie_h2d", "12 GB/s"),
         result("failed", GPU, "memory", "CUDA error 719"),
     )
@@ -81,7 +81,7 @@ def test_a_failed_test_degrades_its_part_and_a_slow_part_warns(tmp_path: Path) -
 def test_the_same_words_are_the_same_evidence(tmp_path: Path) -> None:
     """So "repaired" is taken for this document, and another one counts again."""
     first, again = (findings(validation, node(tmp_path, result("failed"))) for _ in range(2))
-    other = findings(validation, node(tmp_path, result("failed", says="wrong result")))
+    other = findings(validation, node(tmp_path, result("failed", message="wrong result")))
     assert first[0].evidence == again[0].evidence != other[0].evidence
 
 
@@ -100,8 +100,8 @@ def test_it_is_read_where_the_daemon_keeps_its_state(tmp_path: Path) -> None:
 
 def test_nothing_is_run_before_a_resume_unless_the_site_says_so() -> None:
     assert validation.before_resume(Config()) is None
-    program = Program(("validate", "--why", "idle", "--seconds", "90"), 120.0)
-    assert validation.before_resume(Config(before_resume=True, seconds=90.0)) == program
+    program = Program(("validate", "--why", "before_resume", "--seconds", "90"), 120.0)
+    assert validation.before_resume(Config(before_resume=True, before_resume_seconds=90.0)) == program
 
 
 def test_a_tool_that_is_none_is_refused() -> None:
@@ -112,10 +112,10 @@ def test_a_tool_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(("seconds", "fits"), [(9.9, False), (10, True), (86400, True), (86401, False)])
 def test_a_time_that_healthd_validate_would_refuse_is_refused_here(seconds: float, fits: bool) -> None:
     if fits:
-        assert load(Config, {"seconds": seconds}).seconds == seconds
+        assert load(Config, {"before_resume_seconds": seconds}).before_resume_seconds == seconds
     else:
-        with pytest.raises(ConvertError, match="seconds: must be 10 to 86400"):
-            load(Config, {"seconds": seconds})
+        with pytest.raises(ConvertError, match="before_resume_seconds: must be 10 to 86400"):
+            load(Config, {"before_resume_seconds": seconds})
 
 
 def test_nothing_is_run_in_an_epilog_unless_the_site_says_so() -> None:

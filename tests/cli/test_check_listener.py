@@ -38,8 +38,8 @@ def stands(severity: str = "critical", **changes: Any) -> dict[str, Any]:
     return condition(severity=severity, **changes)
 
 
-def together(*conditions: dict[str, Any], health: str = "healthy", trouble: str = "") -> dict[str, Any]:
-    heard = {"checks": ["gpu_xid"], "since": 1.0, "kernel_log": {}, "conditions": [*conditions], "trouble": trouble}
+def together(*conditions: dict[str, Any], health: str = "healthy", problem: str = "") -> dict[str, Any]:
+    heard = {"checks": ["gpu_xid"], "since": 1.0, "kernel_log": {}, "conditions": [*conditions], "problem": problem}
     return cli_check.together({**ROUND, "health": health}, heard)
 
 
@@ -49,7 +49,7 @@ def test_there_are_checks_that_only_listen():
 
 def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
     status, document = check(tmp_path, *LISTENERS)
-    assert (status, document["health"], document["listening"]["checks"]) == (3, "unknown", LISTENERS)
+    assert (status, document["health"], document["from_daemon"]["checks"]) == (3, "unknown", LISTENERS)
     assert document["unknown"] == [
         f"{name} only listens to the kernel log: healthd is not running (no {tmp_path}/healthd.sock)"
         for name in LISTENERS
@@ -59,12 +59,12 @@ def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
 def test_the_daemons_conditions_of_that_check_and_no_others_count(tmp_path):
     with StatusDaemon(tmp_path, conditions=[stands(), stands(check="mount", code="mount/missing")]) as daemon:
         status, document = check(tmp_path, "gpu_xid")
-        assert (status, [c["code"] for c in document["listening"]["conditions"]]) == (2, ["gpu_xid/79"])
+        assert (status, [c["code"] for c in document["from_daemon"]["conditions"]]) == (2, ["gpu_xid/79"])
         status, document = check(tmp_path, "sxid")
-        assert (status, document["health"], document["listening"]["conditions"]) == (0, "healthy", [])
-        daemon.document["kernel_log"] |= {"alive": False, "trouble": "Operation not permitted"}
+        assert (status, document["health"], document["from_daemon"]["conditions"]) == (0, "healthy", [])
+        daemon.document["kernel_log"] |= {"alive": False, "problem": "Operation not permitted"}
         status, document = check(tmp_path, "sxid")
-        assert (status, document["listening"]["trouble"]) == (
+        assert (status, document["from_daemon"]["problem"]) == (
             3, "the daemon reads no kernel log: Operation not permitted"
         )  # fmt: skip
 
@@ -72,7 +72,7 @@ def test_the_daemons_conditions_of_that_check_and_no_others_count(tmp_path):
 def test_a_round_of_all_checks_asks_nobody(tmp_path):
     with StatusDaemon(tmp_path, conditions=[stands()]) as daemon:
         _, document = check(tmp_path, "clock")
-        assert ("listening" in document, daemon.asked) == (False, 0)
+        assert ("from_daemon" in document, daemon.asked) == (False, 0)
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_health_follows_what_the_daemon_has_heard_as_its_own_does(conditions, he
 
 def test_the_worse_of_what_was_looked_at_and_what_was_heard_counts():
     assert together(stands("warning"), health="degraded")["health"] == "degraded"
-    assert together(health="warning", trouble="no daemon")["health"] == "unknown"
-    assert together(health="unhealthy", trouble="no daemon")["health"] == "unhealthy"
+    assert together(health="warning", problem="no daemon")["health"] == "unknown"
+    assert together(health="unhealthy", problem="no daemon")["health"] == "unhealthy"
 
 
 def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
         heard = cli_check.ask_daemon(["gpu_xid"], str(tmp_path))
-    assert heard["trouble"] == "the daemon is of another version, and answers what this one cannot read"
+    assert heard["problem"] == "the daemon is of another version, and answers what this one cannot read"
 
 
 @pytest.mark.parametrize("words", [["status", "--json"], ["check", "gpu_xid", "--json"]])

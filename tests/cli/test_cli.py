@@ -603,7 +603,7 @@ def test_the_list_is_for_programs_too(tmp_path):
     data = rows["mount", "/data"]
     assert (data["state"], data["interval_seconds"], data["timeout_seconds"]) == ("on", 300.0, 5.0)
     assert (rows["gpu_ecc", ""]["state"], rows["exec", ""]["state"]) == ("off", "not_set_up")
-    assert (rows["gpu_xid", ""]["runs"], rows["gpu_xid", ""]["listens"]) == (False, True)
+    assert (rows["gpu_xid", ""]["runs"], rows["gpu_xid", ""]["reads_kernel_log"]) == (False, True)
     assert rows["gpu_processes", ""]["when"] == "idle"
     assert {name for name, _ in rows} == set(built_in())
     codes = run("list", "--codes", "--json").document["codes"]
@@ -709,9 +709,9 @@ def test_a_pause_is_told_and_ended(daemon):
     done = run("pause", "--for", "30m", "--why", "driver upgrade", "--runtime-dir", daemon[0])
     assert (done.status, done.err) == (0, "")
     assert re.search(r"paused by .*, ends in \d+ min: driver upgrade", run("status", "--runtime-dir", daemon[0]).out)
-    assert run("resume-checks", "--runtime-dir", daemon[0]).status == 0
+    assert run("unpause", "--runtime-dir", daemon[0]).status == 0
     assert "paused" not in run("status", "--runtime-dir", daemon[0]).out
-    assert run("resume-checks", "--runtime-dir", daemon[0]).status == 1
+    assert run("unpause", "--runtime-dir", daemon[0]).status == 1
 
 
 def test_detection_is_paused_told_and_ended_and_the_pause_is_no_pause_of_healthd(daemon):
@@ -724,18 +724,18 @@ def test_detection_is_paused_told_and_ended_and_the_pause_is_no_pause_of_healthd
     assert told["detection_pause"]["until"] - told["detection_pause"]["given"] == 7200
     shown = run("status", "--runtime-dir", runtime).out.replace("\n ", "")
     assert re.search(r"slow jobs are not told: paused by .*: a benchmark", shown)
-    assert "healthd failslow resume-detection --runtime-dir" in shown
-    assert run("failslow", "resume-detection", "--runtime-dir", runtime).status == 0
+    assert "healthd failslow unpause --runtime-dir" in shown
+    assert run("failslow", "unpause", "--runtime-dir", runtime).status == 0
     assert "slow jobs" not in run("status", "--runtime-dir", runtime).out
-    done = run("failslow", "resume-detection", "--runtime-dir", runtime)
-    assert (done.status, done.err) == (1, "healthd: resume-detection: the detection of slow jobs is not paused\n")
+    done = run("failslow", "unpause", "--runtime-dir", runtime)
+    assert (done.status, done.err) == (1, "healthd: failslow-unpause: the detection of slow jobs is not paused\n")
 
 
 @pytest.mark.parametrize("time", ["8d", "200h"])
 def test_a_pause_of_detection_is_at_most_a_week(daemon, time):
     done = run("failslow", "pause", "--for", time, "--why", "x", "--runtime-dir", daemon[0])
     assert (done.status, done.out) == (1, "")
-    assert done.err == f"healthd: pause-detection: a pause must last at most 7d, got {time}\n"
+    assert done.err == f"healthd: failslow-pause: a pause must last at most 7d, got {time}\n"
 
 
 def test_a_reload_says_what_was_read(daemon):
@@ -758,8 +758,8 @@ def test_a_second_daemon_in_the_same_place_says_so(daemon):
 @pytest.mark.parametrize(
     "command",
     [
-        *("status", "repaired gpu_xid/79", "pause --for 1h --why x", "resume-checks", "reload"),
-        *("failslow pause --for 1h --why x", "failslow resume-detection"),
+        *("status", "repaired gpu_xid/79", "pause --for 1h --why x", "unpause", "reload"),
+        *("failslow pause --for 1h --why x", "failslow unpause"),
     ],
 )
 def test_without_a_daemon_it_is_one_sentence_and_exit_status_3(tmp_path, command):

@@ -230,7 +230,7 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
 def test_a_reason_of_others_is_told_to_be_theirs(words, whose):
     found = means(words)
     assert isinstance(found, OthersReason)
-    assert found.meaning.whose.startswith(whose)
+    assert found.meaning.origin.startswith(whose)
 
 
 @pytest.mark.parametrize("words", ["gpu_xid/7o", "mount/mising", "mout/missing", "fallen", "gpu_acess/hang"])
@@ -241,7 +241,7 @@ def test_an_unknown_code_has_a_few_near_ones(words):
 
 
 def test_words_of_healthd_with_an_unknown_code_have_the_nearest_codes():
-    assert "nearest: mount/missing" in means("healthd: mount/mising /data: it is not mounted").meaning.whose
+    assert "nearest: mount/missing" in means("healthd: mount/mising /data: it is not mounted").meaning.origin
 
 
 @pytest.mark.parametrize("words", ["Xid 12345", "Xid 1000000", "SXid 1234567", "sxid: 9999999", "NVRM Xid 12345"])
@@ -323,7 +323,7 @@ def test_the_line_of_xid_154_decides_which_command_is_given(change, command, cap
 
 
 def steps(run: dict) -> list[tuple[float, str, str]]:
-    return [(s["after_seconds"], s["does"], s["would"]) for s in run["courses"][0]["steps"]]
+    return [(s["after_seconds"], s["does"], s["would"]) for s in run["timelines"][0]["steps"]]
 
 
 def test_the_settings_of_the_node_decide_and_are_named(tmp_path, capsys):
@@ -383,14 +383,14 @@ def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys)
         ("", "failslow/job", "checks.failslow.client"),
         ("[checks.failslow]\nclient = true\n", "failslow/job", ""),
         ("[checks.failslow]\nclient = true\n", "failslow/counters", "checks.failslow.sample"),
-        ('[checks.failslow]\nsample = ["ib"]\n', "failslow/loss", "checks.failslow.act"),
-        ('[checks.failslow]\nsample = ["ib"]\nact = "drain"\n', "failslow/loss", ""),
+        ('[checks.failslow]\nsample = ["ib"]\n', "failslow/loss", "checks.failslow.action"),
+        ('[checks.failslow]\nsample = ["ib"]\naction = "drain"\n', "failslow/loss", ""),
         ('[kernel_log]\nsource = "off"\n', "gpu_xid/79", "kernel_log.source"),
         ('[kernel_log]\nsource = "off"\n', "gpu_access/lost", ""),
     ):
         file.write_text(text)
         (run,) = explained(capsys, "--config", str(file), code)["here"]
-        assert run["unlooked_by"] == setting, text
+        assert run["disabled_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
         assert (f"Not checked here: {setting} is off." in capsys.readouterr().out) == bool(setting)
 
@@ -399,7 +399,7 @@ def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys
     file = tmp_path / "healthd.toml"
     file.write_text("mode = \n")
     document = explained(capsys, "--config", str(file), "xid", "79")
-    assert str(file) in document["settings_trouble"]
+    assert str(file) in document["settings_problem"]
     assert document["todo"]
     assert main(["explain", "--config", str(file), "79"]) == 0
     assert "The settings could not be read" in " ".join(capsys.readouterr().out.split())
@@ -431,7 +431,7 @@ def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp
     line = f"NVRM: Xid (PCI:0000:c8:00): 74, pid=9, name=a, {words}"
     document = explained(capsys, "--config", str(file), line)
     assert document["part"] == "0000:c8:00.0"
-    assert document["here"][0]["courses"][0]["severity"] == "warning"
+    assert document["here"][0]["timelines"][0]["severity"] == "warning"
     assert document["message"]
 
 
@@ -447,7 +447,7 @@ def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running,
     loaded = Loaded(Settings(mode=Mode.ACT, node_name="n"), {}, {}, {"mode": "healthd.toml"})
     explain, here = registry.explain(CHECKS, "gpu_xid/79"), Here(loaded, running)
     document = explanation.of_code("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], here)
-    text = explanation.text({**document, "settings_trouble": ""}, explanation.Page(80))
+    text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert words in " ".join(text.split())
 
 
@@ -455,6 +455,6 @@ def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running,
 def test_every_code_has_a_text_in_every_mode(code):
     explain = registry.explain(CHECKS, code)
     document = explanation.of_code(code, code, "", explain, CHECKS.get(code.partition("/")[0]), Here(None))
-    text = explanation.text({**document, "settings_trouble": ""}, explanation.Page(80))
+    text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert all(title in text for title in ("What it means", "Why it matters", "What ends it", "What to do"))
     assert len(text.splitlines()) < 90

@@ -70,7 +70,7 @@ def test_other_words_need_all_checks(words: str, tmp_path: Path) -> None:
 def test_wrong_settings_are_told_as_before(wrong: str, tmp_path: Path) -> None:
     args = arguments(tmp_path, wrong)
     assert explain._of_a_code("gpu_xid/79", args) is None
-    assert explain._of_any_words("gpu_xid/79", args)["settings_trouble"]
+    assert explain._of_any_words("gpu_xid/79", args)["settings_problem"]
 
 
 def test_a_site_s_own_checks_are_read_as_before(tmp_path: Path) -> None:

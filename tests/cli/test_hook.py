@@ -89,7 +89,7 @@ def test_the_prolog_leaves_a_note_where_it_refuses_for_what_was_decided_and_nowh
     note.mkdir()  # it cannot be written
     done = run(tmp_path, PROLOG, shell=shell)
     assert done.returncode == 1
-    assert "takes no job" in done.stderr
+    assert "accepts no jobs" in done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -139,7 +139,7 @@ def test_without_a_daemon_the_prolog_lets_jobs_through_unless_it_must_not(tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = run(tmp_path, PROLOG, ["HEALTHD_ON_STALE=deny"], SLURMD_NODENAME="n7")
     assert done.returncode == 1
-    assert done.stderr == "healthd: node n7 takes no job: healthd has no verdict on this node, or an old one\n"
+    assert done.stderr == "healthd: node n7 accepts no jobs: healthd has no verdict for this node, or an expired one\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -157,7 +157,8 @@ def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path)
     done = run(tmp_path, PROLOG, SLURMD_NODENAME="n7")
     assert done.returncode == 1
     assert done.stderr == (
-        "healthd: node n7 takes no job: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
+        "healthd: node n7 accepts no jobs: gpu_xid/79 0000:61:00.0: "
+        "Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
     )
 
 
@@ -186,7 +187,7 @@ def test_the_reason_goes_into_the_jobs_output_as_its_user_and_never_as_root(open
     written = [tmp_path / f"theirs/slurm-{name}.out" for name in ("42", "40_2")]
     until(lambda: all(path.exists() and path.read_text() for path in written))
     assert [path.stat().st_uid for path in written] == [1234, 1234]
-    assert written[0].read_text().startswith("healthd: node ? takes no job: gpu_xid/79 ")
+    assert written[0].read_text().startswith("healthd: node ? accepts no jobs: gpu_xid/79 ")
     assert sorted((tmp_path / "theirs").iterdir()) == sorted(written)
     assert (tmp_path / "root.txt").read_text() == ""
 

@@ -59,7 +59,7 @@ def test_a_matrix_product_on_the_cpu_is_measured_kept_and_compared(tmp_path):
         (result,) = told["results"]
         assert result["test"] == "cpu_gemm"
         assert result["value"] > 0
-        assert (told["node"], told["boot_id"], told["why"], told["stopped_by"]) == ("n1", "boot-1", "hand", "")
+        assert (told["node"], told["boot_id"], told["why"], told["stopped_by"]) == ("n1", "boot-1", "manual", "")
         kept = (tmp_path / "state/validation.json").read_text()
         assert json.loads(kept) == told
         assert parse(kept).results[0].value == result["value"]
@@ -110,11 +110,11 @@ def test_gpus_that_nothing_here_can_measure_are_not_looked_at(tmp_path):
         str(tmp_path / "tree"),
     )
     told = json.loads(done.stdout)
-    assert (done.returncode, told["verdict"]) == (3, "not_looked")  # the CPU alone says nothing of a GPU
-    says = {result["test"]: result["says"] for result in told["results"] if result["verdict"] == "not_looked"}
-    assert "PyTorch" in says["memory"]
-    assert "nccl: one GPU has nobody to talk to" in told["not_seen"]
-    assert says["dcgm"] == "there is no dcgmi"
+    assert (done.returncode, told["verdict"]) == (3, "not_measured")  # the CPU alone says nothing of a GPU
+    message = {result["test"]: result["message"] for result in told["results"] if result["verdict"] == "not_measured"}
+    assert "PyTorch" in message["memory"]
+    assert "nccl: one GPU has nobody to talk to" in told["unmeasured"]
+    assert message["dcgm"] == "there is no dcgmi"
 
 
 # A Python that has torch, and answers as PyTorch's program does, if that is what it was given.
@@ -208,7 +208,7 @@ if {stranger} and sys.argv[-1] == "127.0.0.1":
 
 
 @pytest.mark.parametrize("stranger", [False, True])
-@pytest.mark.parametrize(("times", "verdict"), [(0, "ok"), (1, "ok"), (2, "not_looked")])
+@pytest.mark.parametrize(("times", "verdict"), [(0, "ok"), (1, "ok"), (2, "not_measured")])
 def test_a_port_that_somebody_else_took_is_tried_once_more_and_then_named(tmp_path, times, verdict, stranger):
     no_jobs(tmp_path)
     write(tmp_path / "tree", {f"/sys/class/infiniband/mlx5_0/ports/1/{file}": text for file, text in PORT.items()})
@@ -227,8 +227,8 @@ def test_a_port_that_somebody_else_took_is_tried_once_more_and_then_named(tmp_pa
             if stranger
             else ("ib_write_bw: ended with status 1; ", "; Unable to init")
         )
-        assert told["says"].startswith(words[0])
-        assert words[1] in told["says"]
+        assert told["message"].startswith(words[0])
+        assert words[1] in told["message"]
 
 
 def test_each_port_and_both_collectives_are_measured(tmp_path):
@@ -270,7 +270,7 @@ def test_a_gpu_that_a_tool_does_not_see_is_not_passed_over(tmp_path):
     done = healthd(tmp_path, "--only", "memory", "--json", "--root", str(tmp_path / "tree"), path=path)
     told = {one["part"]: one for one in json.loads(done.stdout)["results"]}
     assert len(told) == 9
-    assert told["0000:ea:00.0"]["says"] == "nvbandwidth 0.8 does not see this GPU"
+    assert told["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
     assert {one["verdict"] for part, one in told.items() if part != "0000:ea:00.0"} == {"ok"}
     shown = healthd(tmp_path, "--show")
     assert "what was looked at is well; 8 fine, 1 not looked at" in shown.stdout
@@ -302,7 +302,7 @@ def test_a_tool_that_hangs_is_ended_and_told(tmp_path):
     done = healthd(tmp_path, "--only", "dcgm", "--seconds", "8", "--root", no_jobs(tmp_path), "--json", path=path)
     told = json.loads(done.stdout)
     assert done.returncode == 3
-    assert "did not end within" in told["results"][0]["says"]
+    assert "did not end within" in told["results"][0]["message"]
 
 
 def test_sigterm_ends_it_with_all_its_children_and_the_document_says_so(tmp_path):
@@ -326,7 +326,7 @@ def test_sigterm_ends_it_with_all_its_children_and_the_document_says_so(tmp_path
     assert ours.returncode == 3
     document = json.loads(out)
     assert document["stopped_by"] == "a signal"
-    assert {one["verdict"] for one in document["results"]} == {"not_looked"}
+    assert {one["verdict"] for one in document["results"]} == {"not_measured"}
     until(lambda: not Path(f"/proc/{told.read_text()}").exists(), "it has ended")
     assert json.loads((tmp_path / "state/validation.json").read_text()) == document
     assert not (tmp_path / "state/validations.jsonl").exists()
@@ -369,7 +369,7 @@ def test_what_a_tool_calls_failed_when_it_is_ended_is_no_failure(tmp_path):
         ours.kill()
         ours.wait(240)
     (result, *_) = json.loads(out)["results"]
-    assert (result["verdict"], result["says"]) == ("not_looked", "was stopped: memory is broken")
+    assert (result["verdict"], result["message"]) == ("not_measured", "was stopped: memory is broken")
 
 
 def test_a_prolog_that_ends_it_and_waits_for_the_lock_is_told_as_a_job(tmp_path):
@@ -441,8 +441,8 @@ def test_a_job_that_comes_without_a_prolog_ends_it_before_the_next_tool(tmp_path
     done = healthd(tmp_path, "--only", "dcgm,cpu", "--seconds", "300", "--root", tree, "--json", path=path)
     told = json.loads(done.stdout)
     assert (done.returncode, told["stopped_by"]) == (3, "a job")
-    says = {one["test"]: one["says"] for one in told["results"]}
-    assert says["cpu_gemm"] == "it was stopped by a job before this"
+    message = {one["test"]: one["message"] for one in told["results"]}
+    assert message["cpu_gemm"] == "it was stopped by a job before this"
     assert not (tmp_path / "state/validations.jsonl").exists()
 
 
@@ -461,7 +461,7 @@ def test_a_floor_of_a_test_that_there_is_not_is_told(tmp_path):
     floors = '[checks.validation.floors]\ngemm_bf17 = 600.0\ngemm_bf16 = 600.0\n"ib_loopback mlx5_0/1" = 350.0\n'
     (tmp_path / "healthd.toml").write_text(floors)
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
-    told = [words for words in json.loads(done.stdout)["not_seen"] if words.startswith("floors")]
+    told = [words for words in json.loads(done.stdout)["unmeasured"] if words.startswith("floors")]
     assert told == ["floors: there is no test gemm_bf17: what was meant has no floor"]
 
 
@@ -469,7 +469,7 @@ def test_a_floor_of_a_test_that_there_is_not_is_told(tmp_path):
 def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd):
     (tmp_path / "run").mkdir(mode=0o755)
     (tmp_path / "state").mkdir(mode=0o700)
-    validation = Validation("n1", "", 0.0, 1.0, "hand", "", (), ())
+    validation = Validation("n1", "", 0.0, 1.0, "manual", "", (), ())
     child = os.fork()
     if child == 0:
         status = 1
@@ -488,7 +488,7 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--only", "gem"), 'there is no "gem"'),
         (("--only", ""), 'there is no ""'),
@@ -499,10 +499,10 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
         (("--why", "fun"), "--why"),
     ],
 )
-def test_wrong_use_is_told_and_nothing_is_measured(tmp_path, arguments, says):
+def test_wrong_use_is_told_and_nothing_is_measured(tmp_path, arguments, message):
     done = healthd(tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (64, "")
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 def test_the_commands_help_and_the_daemon_load_nothing_of_it():

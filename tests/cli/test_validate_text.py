@@ -12,13 +12,13 @@ from tests.validation.test_document import VALIDATIONS
 
 
 def gpu(
-    number: int, value: float | None, verdict: str, says: str = "", test: str = "memory", by: str = "PyTorch 2"
+    number: int, value: float | None, verdict: str, message: str = "", test: str = "memory", by: str = "PyTorch 2"
 ) -> Result:
-    return Result(test, f"0000:{number:02x}:00.0", value, "GB/s", verdict, "peers" if value else "", None, says, by)
+    return Result(test, f"0000:{number:02x}:00.0", value, "GB/s", verdict, "peers" if value else "", None, message, by)
 
 
 def shown(*results: Result, stopped_by: str = "") -> str:
-    validation = Validation("gpu-042", "b", 1.8e9, 1.8e9 + 41, "hand", stopped_by, results, ("links between nodes",))
+    validation = Validation("gpu-042", "b", 1.8e9, 1.8e9 + 41, "manual", stopped_by, results, ("links between nodes",))
     return text(as_document(validation), Page(100))
 
 
@@ -36,7 +36,7 @@ def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
 
 
 def test_what_was_not_looked_at_is_told_once_for_all_of_its_parts():
-    told = shown(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_looked", "no room") for number in range(1, 8)))
+    told = shown(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_measured", "no room") for number in range(1, 8)))
     assert told.startswith("gpu-042: what was looked at is well; 1 fine, 7 not looked at")
     assert "memory 0000:01:00.0, memory 0000:02:00.0, memory 0000:03:00.0, 4 more: no room" in " ".join(told.split())
 

@@ -17,9 +17,9 @@ def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCa
             int("x")
     assert dict(guard.dropped) == {"socket": 3}
     now = time.time()
-    (sentence,) = guard.troubles(now)
+    (sentence,) = guard.problems(now)
     assert sentence.startswith("socket: 3 inputs were dropped by a mistake in healthd, the last by ValueError: ")
-    assert list(guard.troubles(now + SHOWN_SECONDS)) == []
+    assert list(guard.problems(now + SHOWN_SECONDS)) == []
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
     assert "{'asked': 0}" in said.getMessage()

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md stays true: the tree is current, and the example of a check works."""
+"""CONTRIBUTING.md has the current tree, the example of a check in docs/development.md works, SECURITY.md a contact."""
 
 from __future__ import annotations
 
@@ -25,12 +25,24 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+TEXT = (ROOT / "docs/development.md").read_text("utf-8")
+MOST_BYTES = 8192
 
 
 def test_contributing_tree_is_current():
     script = runpy.run_path(str(ROOT / "scripts/contributing_tree.py"))
-    assert script["page"](TEXT) == TEXT, "run scripts/contributing_tree.py"
+    assert script["page"](CONTRIBUTING) == CONTRIBUTING, "run scripts/contributing_tree.py"
+
+
+def test_contributing_is_short():
+    assert len(CONTRIBUTING.encode()) <= MOST_BYTES
+
+
+def test_security_contact_is_the_maintainer():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    contacts = re.findall(r"<([^<>@\s]+@[^<>\s]+)>", (ROOT / "SECURITY.md").read_text("utf-8"))
+    assert contacts == [maintainer["email"] for maintainer in project["maintainers"]]
 
 
 @pytest.fixture
@@ -63,5 +75,5 @@ def test_the_example_of_its_settings_is_accepted_and_at_their_defaults(example):
 
 def test_each_command_of_make_that_is_named_exists():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in set(re.findall(r"`make ([a-z-]+)`", TEXT)):
+    for target in set(re.findall(r"`make ([a-z-]+)`", CONTRIBUTING + TEXT)):
         assert re.search(rf"(?m)^{target}:", makefile), target

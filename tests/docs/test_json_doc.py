@@ -104,10 +104,10 @@ def explained() -> list[dict[str, Any]]:
     assert text is not None
     code = explanation.of_code("x", "mount/hang", "", text, checks["mount"], explanation.Here(None))
     return [
-        {**code, "settings_trouble": ""},
+        {**code, "settings_problem": ""},
         explanation.of_check("x", checks["mount"], codes),
         explanation.of_several("x", "cut", codes),
-        explanation.of_others_reason("x", "a", "b", "c"),
+        explanation.of_foreign_reason("x", "a", "b", "c"),
         explanation.of_kernel_line("x", "says"),
     ]
 

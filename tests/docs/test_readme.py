@@ -1,6 +1,6 @@
-"""The terminal in README.md shows what a terminal shows: its commands are run, and what they print is compared.
+"""The terminals in README.md and docs/try-it.md: their commands are run, and the output is compared.
 
-Times are no part of it, nor where lines are broken. `HEALTHD_WRITE_README=1` writes what the commands print now.
+Times and line breaks are not compared. `HEALTHD_WRITE_README=1` writes the current output into the pages.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+MOST_LINES = 130
 TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
 TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;)]|$)")
 
@@ -103,8 +104,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         opened.close()
 
 
-def test_the_terminal_in_the_readme_shows_what_a_terminal_shows(shell):
-    text = README.read_text("utf-8")
+@pytest.mark.parametrize("name", ["README.md", "docs/try-it.md"])
+def test_terminals_show_current_output(shell, name):
+    page = ROOT / name
+    text = page.read_text("utf-8")
+    assert TERMINAL.search(text)
     shown, printed = [], []
     for terminal in TERMINAL.findall(text):
         now = ""
@@ -115,9 +119,13 @@ def test_the_terminal_in_the_readme_shows_what_a_terminal_shows(shell):
             printed.append((command, without_times(output)))
         text = text.replace(terminal, now)
     if os.environ.get("HEALTHD_WRITE_README"):
-        README.write_text(text)
+        page.write_text(text)
     else:
         assert printed == shown
+
+
+def test_readme_is_short():
+    assert len(README.read_text("utf-8").splitlines()) <= MOST_LINES
 
 
 def test_each_page_that_the_readme_names_exists():

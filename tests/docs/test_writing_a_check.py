@@ -117,7 +117,7 @@ def test_its_setting_is_taken_and_its_words_are_shown(site):
     site.swaps(512 << 10)
     assert "n1: healthy" in site.healthd("check", "swap")
     assert "The node swaps." in site.healthd("explain", "swap/used")
-    assert "Whether the node swaps." in site.healthd("list")
+    assert "Swap usage of the node." in site.healthd("list")
 
 
 def test_the_program_warns_when_it_should(site):
@@ -171,7 +171,7 @@ LOADING: dict[str, Callable[[Site], None]] = {
 }
 RUNNING: dict[str, tuple[str, Callable[[Site], object]]] = {
     "a code of another check": ("swap", gives("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
-    "something else than a finding": ("swap", gives("'used'")),
+    "a value that is not a finding": ("swap", gives("'used'")),
     "it raises": ("swap", lambda site: site.swaps("N/A")),
     "it takes longer than `timeout_seconds`": ("swap", hangs),
     "others may write the program": ("exec", lambda site: site.program.chmod(0o777)),

@@ -15,7 +15,7 @@ from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty
 from healthd.agent.slurm.policy import Owner
 from healthd.common.model import Severity
 
-POLICY = replace(ACT, command_seconds=60)
+POLICY = replace(ACT, command_timeout_seconds=60)
 DEGRADED = faulty(condition(Severity.DEGRADED))
 SECONDS = 120.0
 
@@ -67,7 +67,7 @@ def lose_a_resume(cluster: SlurmCluster) -> None:
     assert healthd.look(HEALTHY).lifted
     cluster.kill_slurmctld()
     end = time.monotonic() + SECONDS
-    while (report := healthd.look(HEALTHY)).trouble or not report.settled or "DRAIN" in cluster.node("n1").flags:
+    while (report := healthd.look(HEALTHY)).problem or not report.settled or "DRAIN" in cluster.node("n1").flags:
         assert not report.acknowledged
         assert time.monotonic() < end, report
         time.sleep(0.5)

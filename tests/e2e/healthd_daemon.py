@@ -160,7 +160,7 @@ class Healthd:
             if self.process is not None and self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        words = ("health", "conditions", "unknown", "decision", "slurm", "barred")
+        words = ("health", "conditions", "unknown", "decision", "slurm", "blocked")
         shown = {key: (status or {}).get(key) for key in words}
         raise TimeoutError(f"not within {seconds} s: {what}; {shown}\n{self.log.read_text()[-4000:]}")
 

@@ -33,7 +33,7 @@ from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
 # tests leave drained nodes to each other, and are not about how many
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)
 # which of its jobs a fault hits is the matter of test_requeue_by_part.py
-ACT = Policy(mode=Mode.ACT, command_seconds=60, requeue_again_seconds=3, fleet=NO_LIMIT, requeue=Requeue.NODE)
+ACT = Policy(mode=Mode.ACT, command_timeout_seconds=60, requeue_retry_seconds=3, fleet=NO_LIMIT, requeue=Requeue.NODE)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 

@@ -261,7 +261,7 @@ LINKS = [
             ("gpu_fabric/not_joined", "fabric_state = 2"),
             ("gpu_fabric/unhealthy", "fabric_health = 16"),
             ("gpu_fabric/degraded", "fabric_health = 1\nfabric_summary = 3"),
-            ("gpu_fabric/left_out", "fabric_state = 0"),
+            ("gpu_fabric/no_fabric", "fabric_state = 0"),
         )
     ),
     Row(
@@ -442,7 +442,7 @@ STATE = [
         settings=SLICED,
     ),
     Row(
-        "gpu_processes/left",
+        "gpu_processes/leftover",
         GPU,
         fault=steps(
             writes({"/proc/4711/comm": "python3\n", "/proc/4711/status": "Uid:\t1000\t1000\t1000\t1000\n"}),
@@ -484,7 +484,7 @@ STATE = [
 def validated(verdict: str) -> Step:
     """`healthd validate` has left this of GPU 3."""
     says = Result("gemm_bf16", GPU, None, "TFLOPS", verdict, "", None, "the product is wrong", "PyTorch 2.5.1")
-    text = as_text(Validation("", "", 1.0, 2.0, "hand", "", (says,), ()))
+    text = as_text(Validation("", "", 1.0, 2.0, "manual", "", (says,), ()))
     return lambda scene: scene.machine.write({f"{scene.daemon.directory}/state/{FILE}": text})
 
 

@@ -66,7 +66,7 @@ LOST = JobTold(
     node_changed=True,
 )
 SLOW = frozenset({"failslow/counters"})
-REQUEUES = {"failslow": {"sample": ("ib",), "act": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
+REQUEUES = {"failslow": {"sample": ("ib",), "action": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
 
 
 def tells(job: JobTold) -> Step:
@@ -230,7 +230,7 @@ ROWS = [
         fault=tells(LOST),
         repair=tells(WELL),
         also=SLOW,
-        settings={"failslow": {**REQUEUES["failslow"], "act": "drain"}},
+        settings={"failslow": {**REQUEUES["failslow"], "action": "drain"}},
         severity=Severity.DEGRADED,
         how="drains",
     ),
@@ -257,7 +257,7 @@ ROWS = [
         repair=nothing,
         settings={"cpu": {"clear_after": 15}},  # rounds in which it is not hot any more
     ),
-    Row("memory_size/less", "", fault=memory(gib=1920), repair=memory()),
+    Row("memory_size/too_small", "", fault=memory(gib=1920), repair=memory()),
     Row("memory_edac/uncorrected", "mc0", fault=memory(uncorrected=1), repair=booted(memory())),
     Row(
         "memory_edac/uncorrected",
@@ -530,6 +530,6 @@ LEFT = {
     f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
     for what in ("unsynchronised", "uncertain", "offset")
 } | {
-    "kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one",
+    "kernel/rule_failed": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one",
     "kernel/pattern": "its patterns are no setting of a check: test_kernel_site.py tells its story",
 }

@@ -105,7 +105,7 @@ ROWS = [
         settings={"pcie_devices": {"confirm_seconds": 1.0}},
     ),
     Row(
-        "pcie_devices/another",
+        "pcie_devices/changed",
         NIC,
         fault=model("0x1017"),
         repair=model("0x1021"),

@@ -117,7 +117,7 @@ ROWS = [
     ),
     ends_by_itself("block_device/io_error", "sdb", IO_ERROR.format("sdb"), "of a disk that holds nothing"),
     ends_by_itself("block_device/raid_disk", "md0", "md/raid1:md0: Disk failure on sdb1, disabling device."),
-    ends_by_itself("block_device/trouble", "nvme0", "nvme nvme0: I/O 39 QID 3 timeout, aborting"),
+    ends_by_itself("block_device/command_error", "nvme0", "nvme nvme0: I/O 39 QID 3 timeout, aborting"),
     ends_by_itself("block_device/adapter", "mpt3sas_cm0", "mpt3sas_cm0: fault_state(0x2100)!"),
     ends_by_itself("filesystem/volume_stopped", "dm-17", "EXT4-fs (dm-17): Remounting filesystem read-only"),
     ends_by_itself(

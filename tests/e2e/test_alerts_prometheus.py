@@ -219,10 +219,10 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
 
         until(both_fire, "the fault and the refused settings fire")
         told = firing[0][fault]
-        assert f"gpu1 has gpu_xid/79 {GPU}; type there: healthd status" in told["description"]
+        assert f"Open on gpu1: gpu_xid/79 {GPU}. The node is NOT drained (mode observe)" in told["description"]
         assert told["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
         in_service = "the mode is observe: it is broken and in service"
-        until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "held", in_service)
+        until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "drain_waiting", in_service)
         dead.kill()
         down = ("HealthdTargetDown", "gpu3")  # by the name that it had while it answered
         until(lambda: down in prometheus.alerts(), "the dead healthd fires")
@@ -238,7 +238,7 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         (unseen,) = [node for node in document["nodes"] if not node["seen"]]
         assert unseen["last_seen"] is None or abs(unseen["last_seen"] - document["time"]) < 3600
         (first,) = [node for node in document["nodes"] if node["node"] == "gpu1"]
-        assert first["held_by"][0] == "observe"
+        assert first["delayed_by"][0] == "observe"
         assert "gpu_xid/79" in {c["code"] for c in first["conditions"]}
         assert document["counts"]["nodes"] == 3
 
@@ -249,5 +249,7 @@ def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_
         broken.ask(command="repaired", code="gpu_xid/79", part=None)
         ended = {fault, refused, down}
         until(lambda: not ended & set(prometheus.alerts()), "all three have ended", 400)
-        until_the_fleet(url, lambda all_: not {"held", "not_seen"} & set(groups(all_).values()), "all are back")
+        until_the_fleet(
+            url, lambda all_: not {"drain_waiting", "not_seen"} & set(groups(all_).values()), "all are back"
+        )
         assert os.path.exists(tmp_path / "data")

@@ -112,7 +112,7 @@ def test_the_clock_jumps_by_an_hour(
         offset.write_text(str(jump))
         until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is noticed")
         rounds(daemon, 2)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
         # the fault stands, with its time as the new clock tells it; the drain was neither sent again nor lifted
         for code in ("gpu_xid/79", "gpu_access/lost"):
             old, new = condition(before, code), condition(status, code)
@@ -160,16 +160,16 @@ def test_the_disk_of_the_state_directory_is_full(
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         until(lambda: "could not save copy" in daemon.log.read_text(), "it is said")
         rounds(daemon, 2)
-        first = daemon.until(lambda s: len(s["troubles"]) == 2, "both troubles are told")
+        first = daemon.until(lambda s: len(s["problems"]) == 2, "both troubles are told")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
-        trouble, stream = first["troubles"]
+        problem, stream = first["problems"]
         assert "events wait: " in stream
-        assert trouble.startswith(f"{disk}: a reboot would lose what healthd knows: no copy of it: ")
-        assert "No space left on device" in trouble
+        assert problem.startswith(f"{disk}: a reboot would lose what healthd knows: no copy of it: ")
+        assert "No space left on device" in problem
         daemon.kill()
         daemon.start()  # the live ledger is not on that disk
         rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
         assert condition(status, "gpu_xid/79") is not None
         assert [path.name for path in disk.iterdir() if path.name.endswith(".new")] == []
         (disk / "filler").unlink()
@@ -177,7 +177,7 @@ def test_the_disk_of_the_state_directory_is_full(
             lambda: (disk / "ledger.json").exists() and "gpu_xid/79" in (disk / "ledger.json").read_text(),
             "the copy is made up for when there is room",
         )
-        daemon.until(lambda s: not s["troubles"], "the trouble is over")
+        daemon.until(lambda s: not s["problems"], "the trouble is over")
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 
@@ -206,12 +206,12 @@ def test_run_is_full_when_the_daemon_is_killed_after_its_drain(
         fill(disk)
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
-        assert daemon.status()["troubles"] == []
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
+        assert daemon.status()["problems"] == []
         daemon.kill()
         daemon.start()  # the disk is still full
         rounds(daemon, 1)
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
         assert condition(status, "gpu_xid/79") is not None
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))

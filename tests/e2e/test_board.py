@@ -22,14 +22,14 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import board_figure as board
 
 # What a healthy machine of this kind does not have: nothing to show is right.
-EMPTY_WITHOUT_THAT_PART = {"InfiniBand errors", "The fleet limit, used", "Checks that cannot look"}
+EMPTY_WITHOUT_THAT_PART = {"InfiniBand errors", "Fleet limit in use", "Failing checks"}
 EMPTY_WITHOUT_WATCHED_JOBS = {
-    *("Slow jobs", "GPUs lost to slow jobs", "Nodes with slow jobs", "How slow the slowest job is"),
-    "What watching jobs drops and costs",
+    *("Slow jobs", "GPUs lost to slow jobs", "Nodes with slow jobs", "Slowdown of the slowest job"),
+    "Step monitoring: drops and overhead",
 }
-EMPTY_WITHOUT_VALIDATION = {"Validations", "The last validation"}
-EMPTY_WITHOUT_SLURM = {"Drained for", "Drain in Slurm", "Nodes that are drained"}
-EMPTY_WHILE_ALL_IS_WELL = {"Trouble of healthd itself"}
+EMPTY_WITHOUT_VALIDATION = {"Validations", "Last validation"}
+EMPTY_WITHOUT_SLURM = {"Drained for", "Drain in Slurm", "Drained nodes"}
+EMPTY_WHILE_ALL_IS_WELL = {"Problems of healthd itself"}
 
 
 @pytest.fixture(autouse=True)

@@ -158,7 +158,7 @@ def test_a_drain_that_a_wanted_reboot_takes_away_is_put_back_when_slurmd_has_reg
     registered = time.monotonic()
     cluster.wait_state(node, "DRAIN", reason=LOST_REASON, timeout=INTERVAL_SECONDS / 4)
     print(f"{node}: drained again {time.monotonic() - registered:.1f} s after slurmd had registered")
-    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is ours")
+    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is ours")
     found = condition(status, "gpu_access/lost")
     assert found is not None
     assert found["state"] == "open", "nobody has resumed it: the reboot did"
@@ -174,7 +174,7 @@ def test_ready_waits_for_a_controller_that_comes_while_the_node_boots(booting: B
     booting.daemon.env |= cluster.giving_up  # READY is kept back for a minute
     try:
         booting.daemon.start()
-        booting.daemon.until(lambda s: s["slurm"]["trouble"] != "", "slurmctld is away")
+        booting.daemon.until(lambda s: s["slurm"]["problem"] != "", "slurmctld is away")
         until(lambda: booting.daemon.verdict().startswith("warning "), "no count of the fleet has allowed the drain")
         assert not booting.has_said_ready()
     finally:
@@ -197,7 +197,7 @@ def test_a_node_without_a_disk_knows_after_a_boot_what_its_reason_says(booting: 
     assert found is not None
     assert (found["state"], found["clears"]) == ("acknowledged", "operator")
     assert found["message"] == "adopted from the node's Reason in Slurm"
-    assert status["slurm"]["owner"] == "foreign_healthd"
+    assert status["slurm"]["owner"] == "unrecorded_healthd"
     # all is well, and nobody has said so: a drain that this healthd has not made is not lifted by it
     assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
     daemon.until(lambda s: looked_since(s, status["time"]), "all checks have looked")

@@ -217,10 +217,10 @@ def test_metrics_come_over_http_and_as_a_whole_file(directory: Path) -> None:
 
 def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(directory: Path) -> None:
     with Healthd(directory=directory, config='[metrics]\ntextfile = "/nonexistent/healthd.prom"') as daemon:
-        status = daemon.until(lambda s: s["troubles"], "it is a trouble")
-        (trouble,) = status["troubles"]
-        assert trouble.startswith("no metrics in /nonexistent/healthd.prom (metrics.textfile): ")
-        assert trouble in daemon.log.read_text()
+        status = daemon.until(lambda s: s["problems"], "it is a trouble")
+        (problem,) = status["problems"]
+        assert problem.startswith("no metrics in /nonexistent/healthd.prom (metrics.textfile): ")
+        assert problem in daemon.log.read_text()
         assert status["health"] == "healthy"
 
 
@@ -292,17 +292,17 @@ def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it
 
 
 @pytest.mark.parametrize(
-    ("trouble", "timeout_seconds", "code"),
+    ("problem", "timeout_seconds", "code"),
     [
         ("gpu.3.lost_after = 3\n", 60, "gpu_access/lost"),
         ('hang = "nvmlDeviceGetEccMode"\nhang_seconds = 60\n', 2, "gpu_access/hang"),
     ],
 )
 def test_what_another_gpu_check_meets_in_the_middle_of_a_round_is_found_in_that_round(
-    directory: Path, trouble: str, timeout_seconds: int, code: str
+    directory: Path, problem: str, timeout_seconds: int, code: str
 ) -> None:
     scenario = directory / "middle.toml"
-    write_whole(scenario, f'profile = "dgx-h100"\n{trouble}')
+    write_whole(scenario, f'profile = "dgx-h100"\n{problem}')
     config = f"interval_seconds = 3600\n[checks.gpu_ecc]\ntimeout_seconds = {timeout_seconds}\n"
     with Healthd(directory=directory, config=config, fake_nvml=str(scenario)) as daemon:
         status = daemon.status()
@@ -325,14 +325,14 @@ def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_a
         assert found is not None
         assert found["severity"] == "warning"
         assert status["health"] == "unknown"
-        assert list(status["barred"]) == ["nvml"]
+        assert list(status["blocked"]) == ["nvml"]
         daemon.until(
             lambda s: (c := condition(s, "gpu_access/hang")) is not None and c["severity"] == "degraded", "worse"
         )
         daemon.until(lambda s: results(s).get("ib_link", {}).get("outcome") == "completed", "the others look")
         write_whole(scenario, 'profile = "dgx-h100"\n')
         status = daemon.until(lambda s: s["health"] == "healthy", "the call came back")
-        assert (status["barred"], status["conditions"]) == ({}, [])
+        assert (status["blocked"], status["conditions"]) == ({}, [])
         assert status["cleared"][-1]["cleared_by"] == "pass"
 
 
@@ -511,7 +511,7 @@ def test_a_pause_survives_a_kill(directory: Path) -> None:
         daemon.kill()
         daemon.start()
         assert daemon.status()["pause"]["why"] == "driver upgrade"
-        assert "the pause is over" in daemon.ask(command="resume-checks")["done"]
+        assert "the pause is over" in daemon.ask(command="unpause")["done"]
         assert daemon.status()["pause"] is None
 
 
@@ -539,12 +539,12 @@ def test_a_reload_to_observe_takes_a_hold_of_the_fleet_limit_out_of_status_and_m
         file.write_bytes(encode(replace(decode(file.read_text(), ""), slurm=SlurmMemory(hold=hold))))
         daemon.start()
         assert daemon.status()["slurm"]["fleet_hold"]["partition"] == "gpu"
-        until(lambda: page.exists() and "healthd_fleet_limit_held{" in page.read_text())
+        until(lambda: page.exists() and "healthd_fleet_limit_drain_waiting{" in page.read_text())
         daemon.configure(f'mode = "observe"\n{textfile}')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "observe", "the new mode")
         assert daemon.status()["slurm"]["fleet_hold"] is None
-        until(lambda: "healthd_fleet_limit_held{" not in page.read_text())
+        until(lambda: "healthd_fleet_limit_drain_waiting{" not in page.read_text())
 
 
 def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_changes_them(directory: Path) -> None:
@@ -616,15 +616,15 @@ def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_set
             until(lambda times=times: daemon.log.read_text().count("the settings stay as they were") == times)
             status = daemon.status()
             assert (status["interval_seconds"], "fan" in results(status)) == (3600, True)
-            (trouble,) = [t for t in status["troubles"] if t.startswith("the settings were not read again: ")]
-            assert sentence in trouble
-            assert trouble.partition(": ")[2].strip() == checked.stderr.removeprefix("healthd: ").strip()
-            assert trouble.partition(": ")[2].startswith((str(daemon.config), str(checks)))
+            (problem,) = [t for t in status["problems"] if t.startswith("the settings were not read again: ")]
+            assert sentence in problem
+            assert problem.partition(": ")[2].strip() == checked.stderr.removeprefix("healthd: ").strip()
+            assert problem.partition(": ")[2].startswith((str(daemon.config), str(checks)))
         assert "Traceback" not in daemon.log.read_text()
         (checks / "fan.py").write_text(FAN.format(field="x: int = 1", more=""))
         daemon.process.send_signal(signal.SIGHUP)
         status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
-        assert not any("settings" in trouble for trouble in status["troubles"])
+        assert not any("settings" in problem for problem in status["problems"])
         daemon.until(lambda s: results(s)["fan"]["outcome"] == "completed", "it runs on")
 
 
@@ -642,7 +642,7 @@ def test_a_reload_that_fails_as_nobody_thought_of_keeps_the_old_settings_and_say
         until(lambda: "the settings stay as they were: KeyboardInterrupt: as if by hand" in daemon.log.read_text())
         assert "Traceback (most recent call last)" in daemon.log.read_text()
         status = daemon.status()
-        assert "the settings were not read again: KeyboardInterrupt: as if by hand" in status["troubles"]
+        assert "the settings were not read again: KeyboardInterrupt: as if by hand" in status["problems"]
         assert "fan" not in results(status)
 
 

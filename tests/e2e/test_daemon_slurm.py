@@ -147,7 +147,7 @@ def test_the_processes_on_gpus_are_asked_for_only_while_the_node_is_drained_and_
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         assert not asked(rounds(daemon, 3)), "a job still runs"
         cluster.run("scancel", job)
-        daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "what is left is known")
+        daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "what is left is known")
         daemon.ask(command="repaired", code="gpu_xid/79")
         rounds(daemon, 3)
         assert "DRAIN" in cluster.node(node).flags, "the process is still there"
@@ -327,7 +327,7 @@ def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_stil
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         cluster.wait_job(old, "PENDING")
         rounds(daemon, 2)
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         time.sleep(1.5)  # nor did slurmctld start in the second in which the drain was last read
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         daemon.until(
@@ -343,12 +343,12 @@ def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_stil
         cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
         assert cluster.wait_job(new, "PENDING")["Restarts"] == "1"
         rounds(daemon, 2)
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is read back")
         time.sleep(1.5)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")  # it still fails
         rounds(daemon, 1)
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
     assert cluster.job(new)["Restarts"] == "1"
 
 
@@ -359,7 +359,7 @@ def test_a_job_that_started_after_the_resume_is_not_requeued_for_the_old_fault(
     write_whole(scenario, LOST_GPU)
     with healthd(cluster, node, tmp_path, fake_nvml=str(scenario)) as daemon:
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
         daemon.kill()  # so that the job can start before healthd sees that the node is open
         time.sleep(1.5)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
@@ -376,7 +376,7 @@ def test_an_operators_drain_is_never_touched(cluster: SlurmCluster, node: str, t
     before = cluster.node(node)
     with healthd(cluster, node, tmp_path) as daemon:
         daemon.kernel_line(xid(79))
-        status = daemon.until(lambda s: s["slurm"]["owner"] == "foreign", "the operator's drain is seen")
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "other", "the operator's drain is seen")
         rounds(daemon, 2)
         assert cluster.node(node) == before
         daemon.ask(command="repaired", code="gpu_xid/79")
@@ -390,7 +390,7 @@ def test_a_drain_that_an_operator_takes_over_is_theirs(cluster: SlurmCluster, no
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: ")
         cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=mine now")
-        daemon.until(lambda s: s["slurm"]["owner"] == "foreign", "the operator's drain is seen")
+        daemon.until(lambda s: s["slurm"]["owner"] == "other", "the operator's drain is seen")
         daemon.ask(command="repaired", code="gpu_xid/79")
         rounds(daemon, 2)
         assert cluster.node(node).reason == "mine now"
@@ -416,7 +416,7 @@ def test_in_a_pause_nothing_happens_and_after_it_a_check_decides(
             assert is_free(cluster, node)
             assert not daemon.verdict().startswith("drain ")
             write_whole(scenario, scenario_after)
-            assert "done" in daemon.ask(command="resume-checks")
+            assert "done" in daemon.ask(command="unpause")
             rounds(daemon, 2)
             if drains:
                 cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
@@ -436,28 +436,28 @@ def test_a_fault_while_slurmctld_is_down_drains_when_it_is_back(own_cluster: Slu
     with healthd(cluster, "n1", tmp_path) as daemon:
         cluster.kill_slurmctld(signal.SIGTERM)
         daemon.kernel_line(xid(79))
-        status = daemon.until(lambda s: "contact slurm controller" in s["slurm"]["trouble"], "the trouble is told")
+        status = daemon.until(lambda s: "contact slurm controller" in s["slurm"]["problem"], "the trouble is told")
         assert status["health"] == "unhealthy"
         assert daemon.verdict().startswith("warning "), "no count of the fleet has allowed the drain"
         cluster.start_slurmctld()
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
 
 
 def test_a_fault_while_slurmctld_hangs_drains_when_it_goes_on(own_cluster: SlurmCluster, tmp_path: Path) -> None:
     cluster = own_cluster
     job = running_job(cluster, "n1")
-    with healthd(cluster, "n1", tmp_path, config="[slurm]\ncommand_seconds = 3\n") as daemon:
+    with healthd(cluster, "n1", tmp_path, config="[slurm]\ncommand_timeout_seconds = 3\n") as daemon:
         cluster.signal_slurmctld(signal.SIGSTOP)
         daemon.kernel_line(xid(79))
         number = daemon.status()["round"]["number"]
-        daemon.until(lambda s: "did not end in time" in s["slurm"]["trouble"], "the trouble is told")
+        daemon.until(lambda s: "did not end in time" in s["slurm"]["problem"], "the trouble is told")
         daemon.until(lambda s: s["round"]["number"] > number + 1, "the rounds go on")
         cluster.signal_slurmctld(signal.SIGCONT)
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
 
 
 def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follows_when_it_is_over(
@@ -467,7 +467,7 @@ def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follo
     programs.mkdir()
     env = cluster.env | {"PATH": f"{programs}:{cluster.env['PATH']}"}
     job = running_job(cluster, "n1")
-    config = f'[slurm]\ncommand_seconds = 2\n[metrics]\ntextfile = "{textfile}"\n'
+    config = f'[slurm]\ncommand_timeout_seconds = 2\n[metrics]\ntextfile = "{textfile}"\n'
 
     def metrics_say(words: str) -> bool:
         return textfile.exists() and words in textfile.read_text()
@@ -479,11 +479,11 @@ def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follo
             return f"{status['decision']['would']} {status['decision']['text']}".strip()
 
         # The first look at Slurm may have met the trouble before the fault was heard.
-        status = daemon.until(lambda s: words in s["slurm"]["trouble"] and wanted(s).startswith("drain "), words)
+        status = daemon.until(lambda s: words in s["slurm"]["problem"] and wanted(s).startswith("drain "), words)
         assert "healthd: gpu_xid/79 " in wanted(status)
         assert daemon.verdict().startswith(f"{verdict} ")
         daemon.until(lambda s: s["round"]["number"] > number + 1, "the checks go on")
-        until(lambda: metrics_say("healthd_slurm_trouble 1.0\n"), "the metrics say so")
+        until(lambda: metrics_say("healthd_slurm_problem 1.0\n"), "the metrics say so")
 
     def scontrol(body: str) -> None:
         (programs / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
@@ -507,10 +507,10 @@ def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follo
         assert cluster.job(job)["Restarts"] == "0"
         assert is_free(cluster, "n1")
         (programs / "scontrol").unlink()
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "drained")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "drained")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
-        until(lambda: metrics_say("healthd_slurm_trouble 0.0"), "the metrics say so")
+        daemon.until(lambda s: s["slurm"]["problem"] == "", "the trouble is over")
+        until(lambda: metrics_say("healthd_slurm_problem 0.0"), "the metrics say so")
 
 
 # --- settings and restarts

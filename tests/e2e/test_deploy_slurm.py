@@ -57,7 +57,7 @@ def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_pa
         job = cluster.sbatch("echo the job runs", f"--output={output}.kept-away")
         cluster.wait_state("n1", "DRAIN", reason="Prolog error")
         cluster.wait_job(job, "PENDING")
-        assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1")
+        assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1")
 
 
 def test_slurmd_is_told_that_no_healthd_runs_and_takes_jobs_all_the_same(tmp_path: Path) -> None:

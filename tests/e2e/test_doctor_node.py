@@ -34,7 +34,7 @@ def doctor(env: dict[str, str], *flags: str) -> tuple[int, dict[str, dict[str, A
     command = [sys.executable, "-m", "healthd", "doctor", "--json", *flags]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
-    return done.returncode, {line["about"]: line for line in json.loads(done.stdout)["lines"]}
+    return done.returncode, {line["topic"]: line for line in json.loads(done.stdout)["lines"]}
 
 
 def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -47,10 +47,10 @@ def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmC
         _, lines = doctor(
             cluster.env, "--config", str(config), "--runtime-dir", str(daemon.run_dir), "--fake-nvml", "dgx-h100"
         )
-        for about in ("settings", "daemon", "GPUs", "kernel log", "munge", "Slurm node", "Slurm rights", "room"):
-            assert lines[about]["state"] == "works", lines[about]
-        assert "8 GPUs" in lines["GPUs"]["says"]
-        assert "MiB" in lines["daemon"]["says"]
+        for topic in ("settings", "daemon", "GPUs", "kernel log", "munge", "Slurm node", "Slurm rights", "room"):
+            assert lines[topic]["state"] == "ok", lines[topic]
+        assert "8 GPUs" in lines["GPUs"]["message"]
+        assert "MiB" in lines["daemon"]["message"]
         assert cluster.node("n1").flags == before, "nothing was changed"
 
 
@@ -70,9 +70,9 @@ def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: Slu
     from healthd.agent.settings.config import Settings
     from healthd.common.model import Mode
 
-    lines = {line.about: line for line in slurm.lines(Settings(mode=Mode.ACT, node_name="n1"), as_nobody)}
+    lines = {line.topic: line for line in slurm.lines(Settings(mode=Mode.ACT, node_name="n1"), as_nobody)}
     assert lines["Slurm rights"].state is State.FAILS
-    assert "Invalid user id" in lines["Slurm rights"].says
+    assert "Invalid user id" in lines["Slurm rights"].message
     assert lines["Slurm node"].state is State.WORKS
 
 
@@ -100,16 +100,16 @@ def test_a_state_folder_on_a_file_system_that_hangs_is_one_line_and_the_rest_is_
     config.write_text(f'state_dir = "{dead}/state"\n')
     status, lines = doctor(dict(os.environ), "--config", str(config), "--runtime-dir", str(tmp_path))
     assert status == 2
-    assert "no answer within" in lines["room"]["says"]
-    assert lines["kernel log"]["state"] == "works"
+    assert "no answer within" in lines["room"]["message"]
+    assert lines["kernel log"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("setting", "about"),
+    ("setting", "topic"),
     [("baseline_file", "settings"), ("checks_dir", "settings"), ("runtime_dir", "daemon"), ("", "settings")],
 )
 def test_what_is_read_before_all_else_may_hang_too_and_is_named(
-    tmp_path: Path, dead: Path, setting: str, about: str
+    tmp_path: Path, dead: Path, setting: str, topic: str
 ) -> None:
     config = tmp_path / "healthd.toml" if setting else dead / "healthd.toml"
     if setting:
@@ -118,5 +118,5 @@ def test_what_is_read_before_all_else_may_hang_too_and_is_named(
     status, lines = doctor(dict(os.environ), "--config", str(config), *flags)
     assert status == 2
     named = f"{dead}/it ({setting})" if setting else str(config)
-    assert lines[about]["says"].startswith(f"{named}: no answer within"), lines[about]
-    assert lines["kernel log"]["state"] == "works"
+    assert lines[topic]["message"].startswith(f"{named}: no answer within"), lines[topic]
+    assert lines["kernel log"]["state"] == "ok"

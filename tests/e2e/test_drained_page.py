@@ -23,7 +23,7 @@ HEALTHD = """\
 # healthd as on a node, where its folders are those of the settings
 command=$1; shift
 case $command in
-    status|repaired|ack|pause|resume-checks) set -- --runtime-dir "{run}" "$@";;
+    status|repaired|ack|pause|unpause) set -- --runtime-dir "{run}" "$@";;
     events) set -- --state-dir "{state}" "$@";;
     check|record) set -- --config "{config}" --fake-nvml "{nvml}" "$@";;
     explain) set -- --config "{config}" "$@";;
@@ -108,7 +108,7 @@ def test_who_knows_of_a_fault_says_so_and_the_node_is_given_back(cluster: SlurmC
         cluster.wait_state("n2", "IDLE", without=("DRAIN",))
         assert node.types(the("healthd pause")).returncode == 0
         assert "paused" in node.types(the("healthd status")).stdout
-        assert node.types(the("healthd resume-checks")).returncode == 0
+        assert node.types(the("healthd unpause")).returncode == 0
         cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan, ticket 12")
         told = node.types(the("healthd explain")).stdout
         assert "Either somebody's Reason, or a kernel line that no rule reads" in told

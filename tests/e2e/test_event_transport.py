@@ -66,7 +66,7 @@ def until_all(written: Written, centre: Path) -> Tally:
         time.sleep(0.1)
     count, tally, cursor = arrived(centre)
     assert (count, list(cursor.seen.holes())) == (written.seq, [])
-    assert (tally.unread, tally.unfinished, tally.trouble) == (0, 0, {})
+    assert (tally.unread, tally.unfinished, tally.problem) == (0, 0, {})
     return tally
 
 
@@ -395,7 +395,7 @@ def test_rsync_brings_every_event_through_rotations_kills_and_a_centre_that_is_a
             rsyncd.kill()
             assert subprocess.run(rsync(place), stderr=subprocess.DEVNULL, timeout=SECONDS).returncode != 0
             rsyncd.start()
-        assert arrived(place.centre)[1].trouble.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
+        assert arrived(place.centre)[1].problem.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
     subprocess.run(rsync(place), check=True, timeout=SECONDS)
     until_all(written, place.centre)
     names = {path.name for path in (place.centre / "gpu-1").iterdir()}

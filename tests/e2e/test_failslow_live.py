@@ -155,7 +155,7 @@ def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon,
 def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_then_it_is(daemon, tmp_path):
     sock = tmp_path / "run/failslow.sock"
     until(sock.exists, "the socket is there")
-    daemon.ask(command="pause-detection", seconds=3600, why="a benchmark")
+    daemon.ask(command="failslow-pause", seconds=3600, why="a benchmark")
     daemon.stop()
     daemon.start()
     assert daemon.status()["detection_pause"]["why"] == "a benchmark"
@@ -174,7 +174,7 @@ def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_
         status = daemon.until(watched, "it is watched, and what it loses is counted")
         assert reading(status, "failslow_paused_until_timestamp_seconds") > 0
         assert condition(status, "failslow/job") is None
-        daemon.ask(command="resume-detection")
+        daemon.ask(command="failslow-unpause")
 
         def told(status):
             gang.step(0.5, slow=5)
@@ -199,7 +199,7 @@ def test_a_live_process_that_hangs_or_is_killed_is_another_one_soon_and_ranks_fi
     os.kill(first, signal.SIGKILL)
     until(lambda: live_pid(daemon) not in (None, first), "another one runs")
     until(lambda: connects(sock), "it listens")
-    daemon.until(lambda s: not [t for t in s["troubles"] if "fail-slow" in t], "no trouble is left")
+    daemon.until(lambda s: not [t for t in s["problems"] if "fail-slow" in t], "no trouble is left")
 
 
 def connects(sock: Path) -> bool:

@@ -49,4 +49,4 @@ def test_a_rank_of_a_job_is_heard_under_the_limits_of_the_unit():
         finally:
             box.systemctl("stop", "slurmstepd.scope", check=False)
             rank.communicate(timeout=240)
-        assert [trouble for trouble in box.status()["troubles"] if "fail-slow" in trouble] == []
+        assert [problem for problem in box.status()["problems"] if "fail-slow" in problem] == []

@@ -61,7 +61,7 @@ def removed(folder: Path) -> None:
 
 
 def says(status: dict[str, Any], sentence: str) -> bool:
-    return any(sentence in trouble for trouble in status["troubles"])
+    return any(sentence in problem for problem in status["problems"])
 
 
 def test_a_daemon_whose_venv_is_removed_says_so_and_what_it_knows_and_decided_stands(directory: Path) -> None:

@@ -28,7 +28,7 @@ profile = "none"
 baseline_file = ""
 interval_seconds = 1.0
 [slurm]
-command_seconds = 1.0
+command_timeout_seconds = 1.0
 [checks.ipmi_sel]
 interval_seconds = 1.0
 """

@@ -19,9 +19,9 @@ limit_percent = 100.0
 own_hardware_limit_percent = 100.0
 jitter_seconds = 0.0
 [slurm]
-requeue_again_seconds = 1.0
+requeue_retry_seconds = 1.0
 shared_wait_seconds = {wait}
-shared_longest_wait_seconds = {longest}
+shared_max_wait_seconds = {longest}
 """
 CHECK = """
 from healthd.common.model import Finding, Severity
@@ -72,7 +72,7 @@ def test_own_hardware_that_comes_and_goes_is_given_back_twice_in_an_hour_and_the
             flaps.comes()
             flaps.goes()
             flaps.is_free()
-        daemon.until(lambda s: s["slurm"]["owner"] == "nobody", "it has heard that Slurm did it")
+        daemon.until(lambda s: s["slurm"]["owner"] == "none", "it has heard that Slurm did it")
         daemon.kill()
         daemon.start()
         flaps.comes()

@@ -41,7 +41,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
     rng = random.Random(12)
     for number in range(FILES):
-        tickets, jobs = ["node,opened,closed,words"], ["job_id,nodes,gpus,submit,start,end,state,user"]
+        tickets, jobs = ["node,opened,closed,text"], ["job_id,nodes,gpus,submit,start,end,state,user"]
         for index in range(ROWS):
             start = BEGIN + rng.randrange(120) * DAY + index
             tickets.append(f"n{index % 9},{start},{start + DAY},{number} words")

@@ -78,8 +78,7 @@ def test_apply_drains_each_within_the_limit_and_never_beyond(rested: SlurmCluste
     applied = json.loads(done.stdout)["applied"]
     assert [(one["node"], one["drained"]) for one in applied] == [("n1", True), ("n2", True), ("n3", False)]
     assert (
-        "held by the fleet limit: healthd holds 2 of the 3 nodes of partition gpu, and may hold 2"
-        in applied[2]["words"]
+        "held by the fleet limit: healthd holds 2 of the 3 nodes of partition gpu, and may hold 2" in applied[2]["text"]
     )
     for name in ("n1", "n2"):
         rested.wait_state(name, "DRAIN", reason="lemon: ")
@@ -87,7 +86,7 @@ def test_apply_drains_each_within_the_limit_and_never_beyond(rested: SlurmCluste
 
     again = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert [one["drained"] for one in again] == [False, False, False]
-    assert "lemon: " in again[0]["words"]
+    assert "lemon: " in again[0]["text"]
     for name in ("n1", "n2"):
         assert "DRAIN" in flags(rested, name), "nothing resumes"
 
@@ -101,7 +100,7 @@ def test_what_somebody_else_drained_is_left_as_it_is_and_daemons_drains_count(
     before = {name: rested.node(name) for name in ("n1", "n2")}
     applied = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert [(one["node"], one["drained"]) for one in applied] == [("n1", False), ("n2", False), ("n3", True)]
-    assert "anna looks at it" in applied[0]["words"]
+    assert "anna looks at it" in applied[0]["text"]
     assert {name: rested.node(name) for name in ("n1", "n2")} == before
 
 
@@ -110,7 +109,7 @@ def test_a_limit_of_none_drains_none_and_the_other_cluster_has_to_be_named(
 ) -> None:
     db = store(rested, tmp_path, {"n1": 8})
     config = tmp_path / "healthd.toml"
-    config.write_text("[fleet]\nlimit_percent = 0.0\nlimit_at_least = 0\n")
+    config.write_text("[fleet]\nlimit_percent = 0.0\nlimit_min_nodes = 0\n")
     done = healthd(rested, "lemons", "--db", str(db), "--apply", "--config", str(config))
     assert "n1: left: held by the fleet limit" in " ".join(done.stdout.split())
     other = tmp_path / "other"
@@ -181,7 +180,7 @@ def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: 
     db = store(rested, later, {"n2": 9}, others=50)
     (second,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
-    assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in second["words"]
+    assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in second["text"]
     assert "DRAIN" not in flags(rested, "n2")
 
 
@@ -220,7 +219,7 @@ def test_a_slurm_that_fails_half_way_is_told_with_what_was_done(
 ) -> None:
     db = store(rested, tmp_path, {"n1": 9, "n2": 8})
     config = tmp_path / "healthd.toml"
-    config.write_text(f"[slurm]\ncommand_seconds = {seconds}\n")
+    config.write_text(f"[slurm]\ncommand_timeout_seconds = {seconds}\n")
     argv = [sys.executable, "-m", "healthd", "fleet", "lemons", "--db", str(db), "--apply", "--config", str(config)]
     env = programs(rested, tmp_path, program, before)
     done = subprocess.run(argv, env=env, timeout=400, capture_output=True, text=True, check=False)
@@ -233,4 +232,4 @@ def test_a_lemon_that_slurm_does_not_have_keeps_no_other_from_its_drain(rested: 
     db = store(rested, tmp_path, {"gone": 9, "n2": 8})
     applied = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert [(one["node"], one["drained"]) for one in applied] == [("gone", False), ("n2", True)]
-    assert applied[0]["words"] == 'left: Slurm has no node "gone" in any partition'
+    assert applied[0]["text"] == 'left: Slurm has no node "gone" in any partition'

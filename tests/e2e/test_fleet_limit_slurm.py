@@ -81,7 +81,8 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         assert "DRAIN" not in cluster.node("n3").flags
         page = third.directory / "healthd.prom"
         third.until(
-            lambda _: 'healthd_fleet_limit_held{kind="shared",partition="gpu"} 1.0' in page.read_text(), "metric"
+            lambda _: 'healthd_fleet_limit_drain_waiting{kind="shared",partition="gpu"} 1.0' in page.read_text(),
+            "metric",
         )
         assert "held by the fleet limit" in third.log.read_text()
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
@@ -129,7 +130,7 @@ def test_a_held_node_is_well_again_when_its_cause_is_over(
 
 def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(cluster: SlurmCluster) -> None:
     """Each has waited, each finds nobody drained: the second count decides."""
-    policy = Policy(Mode.ACT, command_seconds=20, fleet=FleetLimits(jitter_seconds=0.0))
+    policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(jitter_seconds=0.0))
     verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
     looks = [
         Look(cluster, name, policy, memory=SlurmMemory(hold=FleetHold(time.time(), time.time())))
@@ -152,7 +153,7 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
 @pytest.mark.parametrize("version", [None, "24.11"])
 def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str | None) -> None:
     """24.11 keeps the reasons of drains that are over: they do not count, and one in the same words is a new one."""
-    policy = Policy(Mode.ACT, command_seconds=20, fleet=FleetLimits(67.0, 0, jitter_seconds=0.0))
+    policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(67.0, 0, jitter_seconds=0.0))
     verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
     with SlurmCluster(nodes=4, gpus=0, version=version) as cluster:
         cluster.run("scontrol", "create", "PartitionName=pair", "Nodes=n[2-3]", "Hidden=YES", "State=DOWN")
@@ -193,15 +194,15 @@ def test_nothing_is_drained_or_requeued_while_the_fleet_cannot_be_counted(
     """sinfo of all nodes fails, as where slurmctld is too slow for it; sinfo of one node works."""
     program(tmp_path / "sinfo", f'case "$*" in *" -n "*) exec {shutil.which("sinfo")} "$@";; esac; exit 1')
     blind = {"PATH": f"{tmp_path}:{cluster.env['PATH']}"}
-    limits = FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_at_least=2)
-    policy = Policy(Mode.ACT, command_seconds=20, fleet=limits)
+    limits = FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_min_nodes=2)
+    policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=limits)
     looks = [Look(cluster, name, policy, environment=blind) for name in cluster.names]
     jobs = [look.running("sleep 600") for look in looks]
     verdict = faulty(cause(Severity.CRITICAL))
     for look in looks:
         report = look.look(verdict)
         assert isinstance(report.decision, Leave)
-        assert "cannot be counted" in report.trouble
+        assert "cannot be counted" in report.problem
     assert [name for name in cluster.names if "DRAIN" in cluster.node(name).flags] == []
     for look in looks:
         look.environment = {}

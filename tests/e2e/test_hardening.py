@@ -82,7 +82,7 @@ def test_what_stays_open_is_explained_line_by_line(debian: SystemdContainer) -> 
     said = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
     still_open = {one["name"] for one in json.loads(said) if one["set"] is False and one.get("exposure")}
     rows = re.findall(
-        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("What stays open")[2].partition("\n## ")[0], re.MULTILINE
+        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("The unit leaves this open")[2].partition("\n## ")[0], re.MULTILINE
     )
     explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert still_open - explained == set()
@@ -371,7 +371,7 @@ def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
             log.write(f"{xid(79)}\n")
         until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "it is heard")
         cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0")
-        until(lambda: box.status()["slurm"]["trouble"] == "", "Slurm answers")
+        until(lambda: box.status()["slurm"]["problem"] == "", "Slurm answers")
         box.exec("healthd", "repaired", "gpu_xid/79")
         cluster.wait_state("n1", without=("DRAIN",))
         box.systemctl("stop", "healthd")

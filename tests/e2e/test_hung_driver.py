@@ -131,7 +131,7 @@ def test_a_driver_that_hangs_costs_a_round_its_gpu_checks_and_nothing_else(
         hang = condition(after, "gpu_access/hang")
         assert hang is not None
         assert hang["severity"] == "warning"
-        assert after["barred"] == {"nvml": worker}
+        assert after["blocked"] == {"nvml": worker}
         word, expires, reason = daemon.verdict().split(maxsplit=2)
         assert word == "unknown"
         assert "gpu_access" in reason
@@ -167,14 +167,14 @@ def test_a_daemon_stops_and_starts_beside_a_stuck_worker_and_asks_again_when_it_
             daemon.configure(CONFIG % 1)
             daemon.start()
             beside = daemon.status()
-            assert beside["barred"] == {"nvml": worker}
+            assert beside["blocked"] == {"nvml": worker}
             assert beside["round"]["seconds"] < STOP_SECONDS
             assert outcomes(beside)["gpu_access"] == "stuck"
             assert outcomes(beside)["exec"] == "completed"
             assert condition(beside, "gpu_access/hang") is not None
             assert nvml_workers(tmp_path) == [worker]
             assert pending_signals(worker) == set()
-        daemon.until(lambda s: s["barred"] == {}, "the stuck worker is gone")
+        daemon.until(lambda s: s["blocked"] == {}, "the stuck worker is gone")
         assert worker not in marked(tmp_path)
         daemon.until(lambda s: gpu_outcomes(s) == {"completed"}, "GPU checks complete again")
         daemon.until(lambda s: len(s["inventory"]["gpus"]) == 2, "the GPUs are in the inventory")
@@ -200,7 +200,7 @@ def stuck(
         box.write("/etc/systemd/system/healthd.service.d/test.conf", "\n".join([*lines, ""]))
         box.systemctl("daemon-reload")
         box.systemctl("start", "healthd")
-        worker = box.status()["barred"]["nvml"]
+        worker = box.status()["blocked"]["nvml"]
         until(lambda: in_d_state(worker, proc(box)), "it sits in the driver")
         yield box, worker
 
@@ -217,7 +217,7 @@ def test_a_restart_by_systemd_leaves_the_stuck_worker_alone(
     began = time.monotonic()
     box.systemctl("restart", "healthd")
     assert time.monotonic() - began < STOP_SECONDS
-    assert box.status()["barred"] == {"nvml": worker}
+    assert box.status()["blocked"] == {"nvml": worker}
     assert in_d_state(worker, proc(box))
     assert pending_signals(worker, proc(box)) == set()
     disk.thaw()
@@ -234,7 +234,7 @@ def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
     box.wait("healthd", "NRestarts", "1")
     box.wait("healthd", "ActiveState", "active")
     assert "Watchdog timeout" in box.log("healthd")
-    assert box.status()["barred"] == {"nvml": worker}
+    assert box.status()["blocked"] == {"nvml": worker}
     assert in_d_state(worker, proc(box))
     assert pending_signals(worker, proc(box)) == set()
 
@@ -286,7 +286,7 @@ def test_a_round_goes_on_with_a_fresh_worker_after_one_that_misbehaves(tmp_path:
         assert {result["outcome"] for result in results.values()} == {"completed"}
         assert min(result["started"] for result in results.values()) >= status["round"]["started"] - 0.1
         assert status["round"]["seconds"] < 3 * STOP_SECONDS
-        assert status["barred"] == {}
+        assert status["blocked"] == {}
 
 
 # --- mounts and disks
@@ -307,11 +307,11 @@ def test_a_mount_that_hangs_costs_a_round_its_own_check_only(tmp_path: Path, mar
             assert {("exec", "site"), ("mount", "/"), ("gpu_access", "")} <= set(found)
             assert set(found.values()) == {"completed"}
             assert status["round"]["seconds"] < STOP_SECONDS
-            worker = status["barred"][f"mount {point}"]
+            worker = status["blocked"][f"mount {point}"]
             wait_for_d_state(worker)  # it has just been told to end
             assert timed_stop(daemon) < STOP_SECONDS
             daemon.start()
-            assert daemon.status()["barred"] == {f"mount {point}": worker}
+            assert daemon.status()["blocked"] == {f"mount {point}": worker}
             assert timed_stop(daemon) < STOP_SECONDS
 
 
@@ -334,19 +334,19 @@ def test_a_state_directory_whose_disk_hangs_stops_nothing(
 
         began = time.monotonic()
         first = writing.status()["round"]["number"]
-        writing.until(lambda s: "state_dir" in s["barred"], "the worker that copies is left")
+        writing.until(lambda s: "state_dir" in s["blocked"], "the worker that copies is left")
         writing.until(lambda s: s["round"]["number"] > first + 1, "rounds go on")
         assert "the worker could not write events: no answer within 20 s" in writing.log.read_text()
         assert timed_stop(writing) < STOP_SECONDS
         writing.start()
-        assert "state_dir" in writing.status()["barred"]
+        assert "state_dir" in writing.status()["blocked"]
         disk.thaw()
         until((disk.path / "state/ledger.json").exists, "the copy is made up for")
-        assert writing.status()["barred"] == {}
+        assert writing.status()["blocked"] == {}
         assert timed_stop(writing) < STOP_SECONDS
 
         reading.until(lambda s: s["round"]["seconds"] > 0, "the start is bounded")
         assert time.monotonic() - began < 5 * STOP_SECONDS
         assert "the copy of the ledger in" in reading.log.read_text()
-        assert "state_dir" in reading.status()["barred"]
+        assert "state_dir" in reading.status()["blocked"]
         assert timed_stop(reading) < STOP_SECONDS

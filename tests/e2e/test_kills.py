@@ -33,7 +33,7 @@ KILLS_PER_FAULT = 12
 SECONDS_BETWEEN_KILLS = (0.3, 0.8)  # a daemon is up after 0.15 s: either these kills meet the start, or what follows
 # Each node breaks again and again: nobody shall have to resume it.
 # A killed daemon's requeue may be under way for so long.
-CONFIG = '[slurm]\nrequeue_again_seconds = 15\nrequeue = "node"\nown_faults_an_hour = 0\n'
+CONFIG = '[slurm]\nrequeue_retry_seconds = 15\nrequeue = "node"\nown_faults_per_hour = 0\n'
 SLOW_SCONTROL = """\
 #!/bin/sh
 # Writes down what is requeued, and takes its time: a killed daemon's command is under way at the next start.

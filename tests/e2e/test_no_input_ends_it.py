@@ -66,7 +66,7 @@ def test_no_request_ends_the_daemon(daemon: Healthd) -> None:
     for line in REQUESTS:
         assert list(send(daemon, line)) == ["error"], line[:80]
         status = daemon.status()
-        assert (status["health"], status["dropped"], status["troubles"]) == ("healthy", {}, []), line[:80]
+        assert (status["health"], status["dropped"], status["problems"]) == ("healthy", {}, []), line[:80]
 
 
 def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(daemon: Healthd) -> None:
@@ -76,7 +76,7 @@ def test_silent_connections_of_another_user_without_end_do_not_keep_root_out(dae
         for words in (
             ["status"],
             ["pause", "--for", "1m", "--why", "a crowd"],
-            ["resume-checks"],
+            ["unpause"],
             ["hook", "epilog", "--wait", "20"],
         ):
             flags = ["--runtime-dir", str(daemon.run_dir)]
@@ -125,10 +125,10 @@ def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> 
     daemon.start()
     daemon.kernel_line(xid(79))
     status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are judged all the same")
-    unread = condition(status, "kernel/unread")
+    unread = condition(status, "kernel/rule_failed")
     assert unread is None, "it was told of when it came, and is no news"
     assert status["dropped"] == {"kernel_log": 1}
-    assert any(trouble.startswith("kernel_log: 1 input was dropped") for trouble in status["troubles"])
+    assert any(problem.startswith("kernel_log: 1 input was dropped") for problem in status["problems"])
     assert daemon.log.read_text().count("Traceback") == 1
     daemon.kernel_line(xid(48, "0000:5d:00", "DBE"))
     status = daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "the next is judged too")
@@ -161,7 +161,7 @@ def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin"}
     with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
-        daemon.until(lambda s: bool(s["slurm"]["trouble"]), "Slurm's trouble is told")
+        daemon.until(lambda s: bool(s["slurm"]["problem"]), "Slurm's trouble is told")
         daemon.kernel_line(xid(79))
         status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
         assert status["health"] == "unhealthy"

@@ -57,7 +57,7 @@ def test_a_slurmd_that_is_restarted(cluster: SlurmCluster, node: str, daemon: He
     rounds(daemon, 2)
     cluster.start_slurmd(node)
     status = rounds(daemon, 2)
-    assert (status["health"], status["slurm"]["trouble"]) == ("healthy", "")
+    assert (status["health"], status["slurm"]["problem"]) == ("healthy", "")
     assert_nothing_happened(cluster, node, job)
     # nor does a drain of ours end by it
     daemon.kernel_line(xid(79))
@@ -67,7 +67,7 @@ def test_a_slurmd_that_is_restarted(cluster: SlurmCluster, node: str, daemon: He
     rounds(daemon, 2)
     cluster.start_slurmd(node)
     rounds(daemon, 3)
-    status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
+    status = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "the drain is ours")
     found = condition(status, "gpu_xid/79")
     assert found is not None
     assert found["state"] == "open"
@@ -107,7 +107,7 @@ def test_a_driver_upgrade_in_a_pause(
     assert_nothing_happened(cluster, node, job)
     machine.gpus()
     rounds(daemon, 2)
-    assert "done" in daemon.ask(command="resume-checks")
+    assert "done" in daemon.ask(command="unpause")
     status = rounds(daemon, 3)
     assert (status["pause"], status["decision"]["action"]) == (None, "leave")
     # what waits for a reboot is still told, and does not act
@@ -119,7 +119,7 @@ def test_a_driver_upgrade_in_a_pause(
     machine.gpus("[gpu.3]\ngone = true")
     rounds(daemon, 2)
     assert_nothing_happened(cluster, node, job)
-    assert "done" in daemon.ask(command="resume-checks")
+    assert "done" in daemon.ask(command="unpause")
     cluster.wait_state(node, "DRAIN", reason="healthd: gpu_count/missing 0000:61:00.0: ")
 
 

@@ -250,7 +250,7 @@ def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdCon
 
 
 def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
-    """An older version as README.md installs one, with a unit that would hide the package's."""
+    """An older version as docs/deploy.md installs one, with a unit that would hide the package's."""
     by_hand = packages / "by-hand"
     box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(by_hand))
     put_old_version(by_hand, release)

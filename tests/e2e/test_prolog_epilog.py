@@ -100,9 +100,9 @@ def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
             assert pending["Restarts"] == "1"
             expected = ("BeginTime", False) if nohold else ("launch_failed_requeued_held", True)
             until(lambda: (now := cluster.job(job)) and (now["Reason"], now["Priority"] == "0") == expected)
-            until(lambda: output.exists() and "takes no job" in output.read_text())
-            assert "healthd: node n1 takes no job: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
-            assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
+            until(lambda: output.exists() and "accepts no jobs" in output.read_text())
+            assert "healthd: node n1 accepts no jobs: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
+            assert "accepts no jobs: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
 
 
 def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_once(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_prolog_error_of_our_own_prolog_gets_our_reason_and_is_lifted_after_th
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
             wanted = "drain and requeue: healthd: gpu_xid/79 "
             daemon.until(
-                lambda s: s["slurm"]["owner"] == "ours" and s["decision"]["text"].startswith(wanted), "it is ours"
+                lambda s: s["slurm"]["owner"] == "healthd" and s["decision"]["text"].startswith(wanted), "it is ours"
             )
             assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
             cluster.wait_state("n1", "IDLE", without=("DRAIN",))
@@ -151,7 +151,7 @@ def test_a_resume_in_the_first_minute_of_our_drain_is_heard_though_the_prolog_re
         time.sleep(3)  # slurmctld was not started in the second in which the drain is read
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
-        read = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
+        read = daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
         now = daemon.until(lambda s: s["round"]["number"] > read["round"]["number"], "the next round")
         daemon.until(lambda s: s["slurm"]["read_at"] > now["round"]["started"], "the look at the end of that round")
         with hearing_nothing(daemon):
@@ -160,7 +160,7 @@ def test_a_resume_in_the_first_minute_of_our_drain_is_heard_though_the_prolog_re
             node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
         node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
         found = daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["state"] == "acknowledged", "they know of it")
-        assert found["slurm"]["owner"] == "nobody"
+        assert found["slurm"]["owner"] == "none"
         assert not daemon.verdict().startswith("drain ")
 
 
@@ -182,7 +182,7 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_fails_in_that_
         time.sleep(3)  # slurmctld was not started in the second in which the drain is read
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
-        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
+        daemon.until(lambda s: s["slurm"]["owner"] == "healthd", "it is read back")
         fails.touch()
         daemon.until(lambda s: "site" in str(s["unknown"]), "the check fails")
         daemon.until(lambda s: s["slurm"]["read_at"] > end_of_round(s), "the look at the end of that round is over")
@@ -218,7 +218,7 @@ def test_where_it_must_a_node_without_a_daemon_takes_no_job(tmp_path: Path) -> N
         node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
         node.cluster.wait_job(job, "PENDING")
         until(lambda: node.cluster.job(job)["Reason"] == "launch_failed_requeued_held", "it is held")
-        assert "healthd has no verdict on this node" in node.cluster.log("slurmd.n1")
+        assert "healthd has no verdict for this node" in node.cluster.log("slurmd.n1")
         node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
         with node.daemon():
             node.cluster.run("scontrol", "release", job)
@@ -284,14 +284,14 @@ def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_st
     with SlurmCluster(nodes=1) as cluster:
         daemon = Healthd(*flags, directory=tmp_path, env=cluster.env, fake_nvml=str(scenario), config=config)
         with daemon:
-            assert condition(daemon.status(), "gpu_processes/left") is None
+            assert condition(daemon.status(), "gpu_processes/leftover") is None
             assert daemon.ask(command="job-ended")["done"]
-            found = daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "it is seen")
-            assert (condition(found, "gpu_processes/left") or {})["state"] == "pending"
+            found = daemon.until(lambda s: condition(s, "gpu_processes/leftover") is not None, "it is seen")
+            assert (condition(found, "gpu_processes/leftover") or {})["state"] == "pending"
             job = scope.parent / "job_12/step_0"
             job.mkdir(parents=True)
             (job / "cgroup.procs").write_text("4712\n")
-            daemon.until(lambda s: condition(s, "gpu_processes/left") is None, "a job runs: it may be its own")
+            daemon.until(lambda s: condition(s, "gpu_processes/leftover") is None, "a job runs: it may be its own")
             (job / "cgroup.procs").write_text("")
             daemon.ask(command="job-ended")
-            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/left")
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/leftover")

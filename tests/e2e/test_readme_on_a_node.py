@@ -1,6 +1,6 @@
-"""What README.md says under "On a node" and docs/deploy.md under each heading is done, each command as it stands: on
-machines of which only systemd is there yet, and on nodes that have no network. Then again with a newer program, as an
-upgrade, and by Ansible, which runs on the node itself, as on a machine beside it.
+"""Run each command of README.md ("Install on a node") and of docs/deploy.md (all headings) as printed: on machines
+that have only systemd, and on nodes without a network. Then again with a newer program as an upgrade, and by Ansible,
+which runs on the node itself.
 
 A minute for each Debian and way; more the first time, when its root is made (mmdebstrap), and on a busy machine.
 """
@@ -106,7 +106,7 @@ def test_every_command_of_the_two_pages_is_done_by_a_test_of_this_file() -> None
     for heading, section in re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", text):
         if "```sh" in section:
             assert f'fenced("{heading}")' in source, heading
-    make, node = fenced("On a node", "README.md")
+    make, node = fenced("Install on a node", "README.md")
     assert [make, node] == fenced("One node")[:2]
     assert make == ["make package"], "scripts/package.sh, as packages.py runs it"
 
@@ -309,7 +309,7 @@ def test_what_is_said_of_images_and_of_wheels_makes_a_node_watched_and_upgraded(
 @pytest.mark.timeout(1200)
 def test_what_the_readme_says_makes_a_centre_that_can_be_asked(tmp_path: Path) -> None:
     require_programs("git", packages="git")
-    build, install = fenced("The fleet, at the centre", "README.md")
+    build, install = fenced("Central host")
     require_network(f"{PYPI}/pip/")
     tree, jobs = tmp_path / "healthd", tmp_path / "jobs.csv"
     clone(tree)

@@ -28,7 +28,7 @@ NO_INODES = 'mkdir "$point/d"; seq -f "$point/d/%g" 5000 | xargs touch 2>/dev/nu
 
 
 @pytest.mark.parametrize(
-    ("options", "trouble", "expected"),
+    ("options", "problem", "expected"),
     [
         ("errors=remount-ro", ":", []),
         ("errors=remount-ro", AN_ERROR, ["block_device/stopped"]),
@@ -41,7 +41,7 @@ NO_INODES = 'mkdir "$point/d"; seq -f "$point/d/%g" 5000 | xargs touch 2>/dev/nu
     ],
 )
 def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
-    tmp_path: Path, options: str, trouble: str, expected: list[str]
+    tmp_path: Path, options: str, problem: str, expected: list[str]
 ) -> None:
     require_root()
     require_programs("mkfs.ext4", "mount", "unshare", "findmnt", packages="e2fsprogs mount util-linux")
@@ -52,7 +52,7 @@ def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
     point.mkdir()
     config.write_text(f'[checks.disk_space]\npaths = ["{point}"]\n')
     look = f"{sys.executable} -m healthd check --json --config {config} block_device disk_space"
-    script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {trouble}; exec {look}'
+    script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {problem}; exec {look}'
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
     assert done.stderr == ""
     conditions = json.loads(done.stdout)["conditions"]

@@ -99,7 +99,7 @@ RUNS, REQUEUED = "RUNNING", "requeued"
 
 def costs(healthd: Healthd, verdict: Verdict) -> dict[str, int]:
     before = Counter(healthd.cluster.sdiag_counts())
-    assert healthd.look(verdict).trouble == ""
+    assert healthd.look(verdict).problem == ""
     spent = Counter(healthd.cluster.sdiag_counts()) - before
     others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
     return {name: n for name, n in spent.items() if name.startswith("REQUEST") and not name.startswith(others)}
@@ -296,7 +296,9 @@ def test_the_daemon_keeps_what_our_prolog_told_and_says_who_was_spared(tmp_path:
         until(daemon, lambda text: f"job {jobs[0]}: has GPU {PCI[0]}" in text)
         assert fate(node.cluster, *jobs) == [RUNS, REQUEUED]
         status = daemon.status()
-        assert status["decision"]["spared"] == [{"job": jobs[0], "why": f"has GPU {PCI[0]}, which no such fault hit"}]
+        assert status["decision"]["not_requeued"] == [
+            {"job": jobs[0], "why": f"has GPU {PCI[0]}, which no such fault hit"}
+        ]
         read = node.cluster.sdiag_counts()["REQUEST_NODE_INFO"] - tables
         assert read == 2, "the fleet was counted twice; scontrol -d was not asked for any job"
         log = daemon.log.read_text()

@@ -51,7 +51,7 @@ def test_daemon_survives_a_pids_limit_and_recovers(pids: Path) -> None:
             os.kill(daemon.worker(), 9)  # the next one must be started
         (pids / "pids.max").write_text((pids / "pids.current").read_text())
         status = daemon.until(lambda s: s["shortages"].get("processes", 0) >= 2, "no process can be started")
-        assert status["troubles"]
+        assert status["problems"]
         daemon.kernel_line(xid(79))
         daemon.until(lambda s: bool(condition(s, "gpu_xid/79")), "the kernel log is still read")
         (pids / "pids.max").write_text("max")
@@ -95,7 +95,7 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
                 client.close()
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         status = daemon.until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "it is reported")
-        assert any("file descriptors" in trouble for trouble in status["troubles"])
+        assert any("file descriptors" in problem for problem in status["problems"])
         # Each failed accept(2) is a shortage, and the listener rests after it. A loop that does not rest counts
         # thousands of them a second.
         rests = (time.monotonic() - began) / REST_SECONDS

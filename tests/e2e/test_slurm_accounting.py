@@ -71,7 +71,7 @@ def test_an_operators_account_that_may_requeue_but_not_drain_is_trouble_and_requ
     job = healthd.running("sleep 600")
     as_account(healthd, "Operator")
     report = healthd.look(faulty())
-    assert "Invalid user id: only root, SlurmUser or a Slurm administrator" in report.trouble
+    assert "Invalid user id: only root, SlurmUser or a Slurm administrator" in report.problem
     assert not report.settled
     assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
     # it could requeue, but onto an open node the job would come back

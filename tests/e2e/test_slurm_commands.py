@@ -126,9 +126,9 @@ def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_els
         other.listen()
         port = other.getsockname()[1]
         with Healthd("--listen", f"127.0.0.1:{port}", "--interval", "1") as daemon:
-            assert any("no metrics page" in trouble for trouble in daemon.status()["troubles"])
+            assert any("no metrics page" in problem for problem in daemon.status()["problems"])
             other.close()
-            daemon.until(lambda s: not s["troubles"], "the page is there once the port is free")
+            daemon.until(lambda s: not s["problems"], "the page is there once the port is free")
 
 
 def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
@@ -151,7 +151,7 @@ def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow:
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
         daemon.kernel_line(xid(79))
-        daemon.until(lambda s: s["slurm"]["trouble"] != "", "Slurm is in trouble")
+        daemon.until(lambda s: s["slurm"]["problem"] != "", "Slurm is in trouble")
         assert daemon.process is not None
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)

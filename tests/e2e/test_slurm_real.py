@@ -151,7 +151,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
 
     def cost(verdict: Verdict) -> dict[str, int]:
         before = Counter(cluster.sdiag_counts())
-        assert healthd.look(verdict).trouble == ""
+        assert healthd.look(verdict).problem == ""
         spent = Counter(cluster.sdiag_counts()) - before
         return {name: n for name, n in spent.items() if is_asked(name)}
 
@@ -184,7 +184,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     healthd.memory = replace(healthd.memory, hold=hold)
     assert cost(shared) == LOOK
     healthd.memory = replace(healthd.memory, hold=replace(hold, until=0.0))
-    healthd.policy = replace(ACT, fleet=FleetLimits(limit_percent=0, limit_at_least=0))
+    healthd.policy = replace(ACT, fleet=FleetLimits(limit_percent=0, limit_min_nodes=0))
     assert cost(shared) == LOOK, "so late it waits anew"
     healthd.memory = replace(healthd.memory, hold=replace(healthd.memory.hold, until=time.time()))
     assert cost(shared) == costs(LOOK, COUNT), "held"
@@ -248,7 +248,7 @@ def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd
     try:
         cluster.wait_job(leader, "RUNNING")
         until_listed(cluster, str(int(leader) + 1), healthd.node)
-        assert healthd.look(faulty()).trouble == ""
+        assert healthd.look(faulty()).problem == ""
         assert cluster.job(leader)["Restarts"] == "1"
     finally:
         cluster.run("scancel", leader)
@@ -383,7 +383,7 @@ def test_a_slurmstepd_that_died_does_not_keep_other_jobs_from_their_requeue(heal
     try:
         report = healthd.look(faulty())
         assert report.requeued == (job,)
-        assert report.trouble.startswith("scontrol listpids: Unable to connect to slurmstepd")
+        assert report.problem.startswith("scontrol listpids: Unable to connect to slurmstepd")
         assert cluster.job(lost)["JobState"] == "RUNNING"
     finally:
         cluster.remove_dead_slurmstepd(lost)
@@ -550,7 +550,7 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
 
 @every_slurm
 def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> None:
-    healthd.policy = replace(ACT, requeue_again_seconds=90)
+    healthd.policy = replace(ACT, requeue_retry_seconds=90)
     healthd.look(faulty())
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     assert healthd.look(faulty()).owner is Owner.OURS
@@ -728,7 +728,7 @@ def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Hea
     report = healthd.look(faulty())
     healthd.environment = {}
     healthd.cluster.start_slurmctld()
-    assert "connect failure" in report.trouble
+    assert "connect failure" in report.problem
     assert not report.settled
     assert isinstance(report.decision, Leave)
     assert report.decision.would.startswith("drain with "), "what is wanted is said all the same"
@@ -748,7 +748,7 @@ def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: H
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
     healthd.before, healthd.environment = lambda command: None, {}
-    assert "Socket timed out" in report.trouble
+    assert "Socket timed out" in report.problem
     healthd.cluster.wait_state(healthd.node, "DRAIN")
     report = healthd.look(HEALTHY)  # the fault is gone meanwhile: our late drain must not stay for ever
     assert isinstance(report.decision, Resume)
@@ -766,7 +766,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     healthd.before = hang
     try:
         # scontrol requeue says no more than that when the answer does not come
-        assert "Unexpected message received" in healthd.look(faulty()).trouble
+        assert "Unexpected message received" in healthd.look(faulty()).problem
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
     healthd.before, healthd.environment = lambda command: None, {}
@@ -785,11 +785,11 @@ def test_a_controller_behind_a_black_hole_is_trouble_within_the_commands_own_dea
 ) -> None:
     conf = (healthd.cluster.directory / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(conf.replace("(127.0.0.1)", "(10.99.0.2)"))
-    healthd.policy = Policy(mode=Mode.ACT, command_seconds=2)
+    healthd.policy = Policy(mode=Mode.ACT, command_timeout_seconds=2)
     healthd.prefix = ("unshare", "--net", "sh", "-c", BLACK_HOLE, "sh")
     healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
     started = time.monotonic()
-    assert healthd.look(faulty()).trouble == "sinfo did not end in time"
+    assert healthd.look(faulty()).problem == "sinfo did not end in time"
     assert time.monotonic() - started < 60
     healthd.prefix, healthd.environment, healthd.policy = (), {}, ACT
     assert healthd.look_until_settled(faulty()).owner is Owner.OURS
@@ -804,7 +804,7 @@ def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healt
         (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", port, conf) + GIVE_UP)
         healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
         report = healthd.look(faulty())
-    assert report.trouble.startswith("sinfo: ")
+    assert report.problem.startswith("sinfo: ")
     assert not report.settled
     healthd.environment = {}
     assert healthd.look_until_settled(faulty()).owner is Owner.OURS
@@ -833,7 +833,7 @@ def slow(cluster: SlurmCluster) -> Iterator[None]:
 
 def test_a_slow_controller_drains_and_requeues_once() -> None:
     with SlurmCluster(nodes=1, message_timeout=60) as cluster:  # slow, and not so slow that it is given up
-        healthd = Healthd(cluster, "n1", replace(ACT, command_seconds=100))
+        healthd = Healthd(cluster, "n1", replace(ACT, command_timeout_seconds=100))
         job = healthd.running("sleep 600")
         with slow(cluster):
             report = healthd.look_until_settled(faulty())
@@ -881,7 +881,7 @@ def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands
 
 
 def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(healthd: Healthd) -> None:
-    healthd.policy = Policy(mode=Mode.ACT, command_seconds=1)
+    healthd.policy = Policy(mode=Mode.ACT, command_timeout_seconds=1)
     healthd.cluster.kill_munged()
     try:
         started = time.monotonic()
@@ -889,18 +889,18 @@ def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(healthd: Healt
         assert time.monotonic() - started < 60
     finally:
         healthd.cluster.start_munged()
-    assert report.trouble == "sinfo did not end in time"
+    assert report.problem == "sinfo did not end in time"
 
 
 def test_a_missing_slurm_conf_is_trouble(healthd: Healthd) -> None:
-    healthd.policy = Policy(mode=Mode.ACT, command_seconds=2)
+    healthd.policy = Policy(mode=Mode.ACT, command_timeout_seconds=2)
     healthd.environment = {"SLURM_CONF": "/nonexistent/slurm.conf"}
-    assert healthd.look(faulty()).trouble.startswith("sinfo")
+    assert healthd.look(faulty()).problem.startswith("sinfo")
 
 
 def test_a_missing_sinfo_is_trouble(healthd: Healthd) -> None:
     healthd.prefix = ("/nonexistent/bin/env",)
-    assert "No such file" in healthd.look(faulty()).trouble
+    assert "No such file" in healthd.look(faulty()).problem
 
 
 @every_slurm
@@ -908,14 +908,14 @@ def test_without_the_right_to_drain_it_says_so_and_nothing_is_requeued(healthd: 
     job = healthd.running("sleep 600")
     healthd.prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     report = healthd.look(faulty())
-    assert "Invalid user id" in report.trouble
+    assert "Invalid user id" in report.problem
     assert not report.settled
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
     assert healthd.state().flags.isdisjoint({"DRAIN"})
 
 
 def test_a_node_that_slurm_does_not_know_is_trouble(cluster: SlurmCluster) -> None:
-    assert Healthd(cluster, "n99").look(faulty()).trouble == 'Slurm has no node "n99" in any partition'
+    assert Healthd(cluster, "n99").look(faulty()).problem == 'Slurm has no node "n99" in any partition'
 
 
 # killed with -9

@@ -195,7 +195,7 @@ def test_a_cloud_node_is_drained_and_a_future_node_is_not_known_to_slurm(cluster
     node = cloud.look(DEGRADED).node  # 22.05 hides it from `scontrol show node` while it is off
     assert node is not None
     assert (node.flags >= {"CLOUD", "DRAIN"}, node.reason) == (True, XID)
-    assert Healthd(cluster, "f1", NO_LIMIT).look(DEGRADED).trouble == 'Slurm has no node "f1" in any partition'
+    assert Healthd(cluster, "f1", NO_LIMIT).look(DEGRADED).problem == 'Slurm has no node "f1" in any partition'
 
 
 def test_a_node_whose_last_job_is_ending_is_resumed_without_waiting(cluster: SlurmCluster) -> None:

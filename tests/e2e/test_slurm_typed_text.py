@@ -14,7 +14,7 @@ from healthd.agent.slurm.policy import Owner
 from healthd.common.model import Leave, Severity
 
 CRITICAL = faulty(condition(Severity.CRITICAL))
-LIMIT_OF_TWO = replace(ACT, fleet=FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_at_least=2))
+LIMIT_OF_TWO = replace(ACT, fleet=FleetLimits(own_hardware_limit_percent=0.0, own_hardware_limit_min_nodes=2))
 REASONS = [
     "L\u00fcfter tot",
     "\u0417\u0430\u043c\u0435\u043d\u0430 GPU",
@@ -41,7 +41,7 @@ def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmClu
         assert first.look(CRITICAL).owner is Owner.OURS
         assert second.look(CRITICAL).owner is Owner.OURS
         held = third.look(CRITICAL)
-        assert held.trouble == ""
+        assert held.problem == ""
         assert isinstance(held.decision, Leave)
         assert held.memory.hold is not None
         hold = held.memory.hold
@@ -56,7 +56,7 @@ def test_fleet_limit_holds_whatever_the_reason_of_another_node(cluster: SlurmClu
 def test_a_node_that_is_only_in_a_partition_with_an_umlaut_is_drained(cluster: SlurmCluster) -> None:
     look = Healthd(cluster, "n5", LIMIT_OF_TWO)
     report = look.look(CRITICAL)
-    assert (report.owner, report.trouble) == (Owner.OURS, "")
+    assert (report.owner, report.problem) == (Owner.OURS, "")
     assert report.node is not None
     assert report.node.partitions == {"gro\u00dfer"}
     assert report.node.gpus == 8

@@ -142,14 +142,14 @@ def test_a_full_disk_delays_the_stream_and_says_so(tmp_path: Path) -> None:
             daemon.kernel_line(xid(79))
             daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon goes on")
             daemon.until(
-                lambda s: any("events wait: No space left on device" in trouble for trouble in s["troubles"]),
+                lambda s: any("events wait: No space left on device" in problem for problem in s["problems"]),
                 "it is said",
             )
             daemon.kill()
             daemon.start()
             assert lines(disk) == []
             (disk / "filler").unlink()
-            daemon.until(lambda s: not s["troubles"] and not s["stream"]["waiting"], "the trouble is over")
+            daemon.until(lambda s: not s["problems"] and not s["stream"]["waiting"], "the trouble is over")
             assert daemon.stop_at_rest() == 0
         told = lines(disk)
     finally:

@@ -212,14 +212,14 @@ def test_a_refused_reload_fails_and_says_why(reloaded: SystemdContainer, wrong: 
     assert sentence in box.exec("systemctl", "status", "--no-pager", "healthd", check=False).stdout
     assert sentence in box.log("healthd")
     said = box.status("--runtime-dir", "/run/healthd")
-    assert [one for one in said["troubles"] if f"the settings were not read again: {sentence}" in one]
+    assert [one for one in said["problems"] if f"the settings were not read again: {sentence}" in one]
     assert said["mode"] == "observe"
     assert (box.show("healthd", "MainPID"), box.show("healthd", "ActiveState")) == (daemon, "active")
 
     box.write("/etc/healthd/healthd.toml", SETTINGS.replace("observe", "drain"))
     box.systemctl("reload", "healthd")  # fails the test where it fails
     now = box.status()
-    assert (now["mode"], [one for one in now["troubles"] if "settings" in one]) == ("drain", [])
+    assert (now["mode"], [one for one in now["problems"] if "settings" in one]) == ("drain", [])
     assert box.show("healthd", "StatusText").startswith(now["health"])
     assert box.show("healthd", "MainPID") == daemon
     box.write("/etc/healthd/healthd.toml", SETTINGS)

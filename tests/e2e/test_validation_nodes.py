@@ -96,7 +96,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_each_node_is_validated_and_every_pair_of_the_ring_and_the_reservation_is_gone(nodes: Cluster) -> None:
     status, told, err = nodes.validate("--nodes", "n[1-4]")
     assert status == 0, (told, err)
-    assert told["trouble"] == []
+    assert told["problems"] == []
     assert [one["node"] for one in told["nodes"]] == ["n1", "n2", "n3", "n4"]
     assert {one["why"] for one in told["documents"]} == {"nodes"}
     pairs = {(one["sender"], one["receiver"]) for one in told["transfers"]}

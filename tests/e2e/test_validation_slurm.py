@@ -95,7 +95,7 @@ clear_after = 1
 timeout_seconds = 30.0
 [checks.validation]
 before_resume = true
-seconds = 300.0
+before_resume_seconds = 300.0
 """
 OURS = "healthd: exec/critical site"
 
@@ -149,7 +149,7 @@ def test_a_drained_node_is_validated_once_before_it_is_resumed(node: Node) -> No
     assert "DRAIN" in node.cluster.node("n1").flags
     node.tool.may_go_on()
     node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
-    assert (kept(node.folder)["why"], kept(node.folder)["verdict"]) == ("idle", "ok")
+    assert (kept(node.folder)["why"], kept(node.folder)["verdict"]) == ("before_resume", "ok")
     rounds(node.daemon, 3)
     assert len(node.tool.runs) == 1
     assert "DRAIN" not in node.cluster.node("n1").flags

@@ -79,8 +79,8 @@ def serving(path: Path, listen: list[str]) -> Iterator[Healthd]:
         yield daemon
 
 
-def troubles(daemon: Healthd) -> str:
-    return "\n".join(daemon.status()["troubles"])
+def problems(daemon: Healthd) -> str:
+    return "\n".join(daemon.status()["problems"])
 
 
 def test_prometheus_scrapes_over_tls(authority: Authority, tmp_path: Path) -> None:
@@ -163,16 +163,16 @@ def test_a_renewed_certificate_needs_no_restart_and_a_broken_one_is_a_trouble(
 
         with serving(path, [f"127.0.0.1:{port}"]) as daemon:
             assert served() == certificate.read_text()
-            assert "node.crt: the certificate expires" in troubles(daemon), "in two days"
+            assert "node.crt: the certificate expires" in problems(daemon), "in two days"
             authority.sign("node")
             assert served() == certificate.read_text()
             good = certificate.read_text()
             certificate.write_text("nothing")
             assert served() == good
-            until(lambda: "not a certificate and its key" in troubles(daemon), "the trouble is shown")
+            until(lambda: "not a certificate and its key" in problems(daemon), "the trouble is shown")
             authority.sign("node")
             assert served() == certificate.read_text()
-            until(lambda: "certificate" not in troubles(daemon), "it is over")
+            until(lambda: "certificate" not in problems(daemon), "it is over")
 
 
 def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_do(
@@ -183,8 +183,8 @@ def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
         with serving(path, [f"127.0.0.1:{port}"]) as daemon:
-            assert "no metrics page:" in troubles(daemon)
-            assert "node.crt: cannot be read: No such file" in troubles(daemon)
+            assert "no metrics page:" in problems(daemon)
+            assert "node.crt: cannot be read: No such file" in problems(daemon)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=240)
             authority.sign("node")

@@ -88,16 +88,16 @@ def test_the_schema_is_that_of_the_code():
 def test_the_page_names_every_event_with_its_fields_and_no_other():
     of_condition = names(PAGE.split('"The condition" is ', 1)[1].split("\n", 1)[0])
     page = {}
-    for name, _, always, at_times, *_ in table("The events"):
+    for name, _, always, at_times, *_ in table("Events"):
         mine = of_condition if "the condition" in always else []
         page[name.strip("`")] = ({*mine, *names(always)}, set(names(at_times)))
     assert page == {name: (set(says.always), set(says.at_times)) for name, says in EVENTS.items()}
 
 
 def test_the_page_explains_every_field():
-    of_all = {name for cell, *_ in table("The fields of every line") for name in names(cell)}
+    of_all = {name for cell, *_ in table("Fields of every line") for name in names(cell)}
     assert of_all == set(HEAD)
-    assert {name for cell, *_ in table("Their fields") for name in names(cell)} == set(FIELDS) - of_all
+    assert {name for cell, *_ in table("Fields of the events") for name in names(cell)} == set(FIELDS) - of_all
 
 
 def test_the_page_names_every_word_that_a_field_may_hold():

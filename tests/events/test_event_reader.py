@@ -91,7 +91,7 @@ def test_a_folder_of_nodes_has_a_stream_for_each(tmp_path):
     assert [(one.key.cluster, one.key.node, one.seq) for one in told if one.key] == [
         *(("c1", "n1", 1), ("c1", "n1", 2), ("c1", "n2", 1), ("c1", "n2", 2), ("c2", "n1", 1), ("c2", "n1", 2)),
     ]
-    assert (tally.events, tally.repeats, tally.trouble) == (6, 0, {})
+    assert (tally.events, tally.repeats, tally.problem) == (6, 0, {})
 
 
 def test_several_nodes_can_be_read_by_time(tmp_path):
@@ -127,7 +127,7 @@ def test_any_number_of_nodes_is_read_by_time_with_few_open_files(tmp_path: Path)
         told = list(merged(find([str(tmp_path)], tally), cursor, tally))
     times = [one.at or 0.0 for one in told]
     assert (len(told), times == sorted(times)) == (2000, True)
-    assert (tally.trouble, list(cursor.seen.holes())) == ({}, [])
+    assert (tally.problem, list(cursor.seen.holes())) == ({}, [])
     assert len(os.listdir("/proc/self/fd")) <= free  # what other tests left may have been closed meanwhile
 
 
@@ -148,7 +148,7 @@ def test_a_stream_of_any_number_of_files_is_read_with_few_open_ones(tmp_path: Pa
     with open_files(len(os.listdir("/proc/self/fd")) + reader.HELD + 3):
         told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == list(range(1, 1500))
-    assert tally.trouble == {}
+    assert tally.problem == {}
 
 
 def test_one_file_of_all_nodes_is_read_too(tmp_path):
@@ -301,7 +301,7 @@ def test_lines_are_the_same_however_they_are_read(pieces, block):
 def test_a_folder_without_a_stream_and_a_file_that_is_not_there_are_told(tmp_path):
     tally = Tally()
     assert find([str(tmp_path), str(tmp_path / "none")], tally) == []
-    assert list(tally.trouble) == [
+    assert list(tally.problem) == [
         f"{tmp_path}: there is no events.jsonl in it",
         f"{tmp_path}/none: there is no such file or folder",
     ]
@@ -313,11 +313,11 @@ def test_a_damaged_archive_is_told_and_its_beginning_is_read(tmp_path):
     told, tally, _ = all_of(folder)
     assert told[0].seq == 1
     assert [one.seq for one in told][-2:] == [5001, 5002]
-    assert list(tally.trouble) == [f"{folder}/events.jsonl.1.gz: ends in the middle of compressed data"]
+    assert list(tally.problem) == [f"{folder}/events.jsonl.1.gz: ends in the middle of compressed data"]
     (folder / "events.jsonl.1.gz").write_bytes(packed[:40] + b"????" + packed[44:])
     _, tally, _ = all_of(folder)
-    (trouble,) = tally.trouble
-    assert trouble.startswith(f"{folder}/events.jsonl.1.gz: its compressed data are damaged: ")
+    (problem,) = tally.problem
+    assert problem.startswith(f"{folder}/events.jsonl.1.gz: its compressed data are damaged: ")
 
 
 def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
@@ -325,7 +325,7 @@ def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
     file.write_bytes(b"\xfd7zXZ\0 and so on")
     told, tally, _ = all_of(file)
     assert told == []
-    assert list(tally.trouble) == [
+    assert list(tally.problem) == [
         f"{file}: cannot be read: it is compressed, and not with gzip: xzcat {file} | healthd events -"
     ]
 
@@ -349,7 +349,7 @@ def nobody() -> Iterator[Path]:
 def test_a_file_without_permission_is_told_and_the_others_are_read(nobody):
     told, tally, _ = all_of(nobody)
     assert [one.seq for one in told] == [3, 4]
-    assert list(tally.trouble) == [f"{nobody}/events.jsonl.1: cannot be read: Permission denied"]
+    assert list(tally.problem) == [f"{nobody}/events.jsonl.1: cannot be read: Permission denied"]
 
 
 def test_a_folder_of_a_files_name_is_told(tmp_path):
@@ -357,7 +357,7 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
     (folder / "events.jsonl").mkdir()
     told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == [1, 2]
-    assert list(tally.trouble) == [f"{folder}/events.jsonl: cannot be read: Is a directory"]
+    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: Is a directory"]
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_in_a_folder_only_plain_files_are_read(tmp_path, monkeypatch, make, why)
         pytest.skip("only root makes a device")
     told, tally, _ = all_of(folder)
     assert [one.seq for one in told] == [1, 2]
-    assert list(tally.trouble) == [f"{folder}/events.jsonl: cannot be read: {why}"]
+    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: {why}"]
 
 
 def test_what_a_person_names_may_be_a_link(tmp_path):
@@ -517,7 +517,7 @@ def test_a_file_that_is_away_for_a_while_is_followed_when_it_is_back(tmp_path):
         lambda: (folder / "events.jsonl").write_bytes(lines(3, 4)),
     )
     assert found == [1, 2, 3, 4]
-    assert list(tally.trouble) == [f"{folder}: there is no events.jsonl in it"]
+    assert list(tally.problem) == [f"{folder}: there is no events.jsonl in it"]
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(
@@ -535,5 +535,5 @@ def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(
     monkeypatch.setattr(reader, "_open", failing)
     found, tally = following(folder, fails.clear, lambda: None, lambda: None)
     assert found == [1, 2]
-    assert list(tally.trouble) == [f"{folder}/events.jsonl: cannot be read: Too many open files"]
+    assert list(tally.problem) == [f"{folder}/events.jsonl: cannot be read: Too many open files"]
     assert tally.troubled == set()

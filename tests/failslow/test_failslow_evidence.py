@@ -131,7 +131,7 @@ def test_what_is_wrong_is_one_sentence(
 def test_without_the_extra_one_sentence_says_what_to_install(db: Path, tmp_path: Path) -> None:
     (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError(\"No module named 'duckdb'\", name='duckdb')\n")
     told = run(gang(tmp_path), "--index", "at", "--db", str(db), first=tmp_path)
-    sentence = 'duckdb is not installed here: README.md, "The fleet, at the centre", says how to install it'
+    sentence = 'duckdb is not installed here: docs/deploy.md, "Central host", describes the installation'
     assert told == (3, "", f"healthd failslow: {sentence}\n")
 
 

@@ -92,7 +92,7 @@ def test_plan_tells_when_a_remedy_was_worth_its_cost(capsys: Captured, folder: P
     assert status == 0  # it is over
     assert told["overhead_seconds"] == {"s2": 5.0, "s3": 60.0, "s4": 600.0}
     (slow,) = told["slow"]
-    assert slow["who"] == ["5"]
+    assert slow["series"] == ["5"]
     assert [one["action"] for one in slow["actions"]] == ["s2"]
     assert slow["actions"][0]["lost_gpu_seconds"] >= slow["actions"][0]["overhead_gpu_seconds"] == 40
     assert told["now"] == {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
@@ -118,7 +118,7 @@ def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_pat
     words = (str(tmp_path / "job.csv"), "--index", "step", "--group", "stage", "--gpus", "32")
     status, out, _ = ran(capsys, "plan", *words, "--overhead", "s2=0.1,s3=0.1,s4=0.2", "--json")
     told = json.loads(out)
-    assert (status, told["now"]["action"], [one["who"] for one in told["slow"]]) == (1, "s4", [["gpu-1"]])
+    assert (status, told["now"]["action"], [one["series"] for one in told["slow"]]) == (1, "s4", [["gpu-1"]])
 
 
 def test_a_series_that_is_slow_throughout_is_noted(capsys: Captured) -> None:
@@ -187,7 +187,7 @@ def test_plan_moves_a_slow_rank_into_an_interior_stage(
     words = ("plan", job_with_a_slow_rank(tmp_path), "--index", "step", "--gpus", "9", "--layout", layout)
     _, out, _ = ran(capsys, *words, "--json")
     told = json.loads(out)
-    assert told["slow"][-1]["who"] == ["8"]
+    assert told["slow"][-1]["series"] == ["8"]
     assert (told["topology"]["stages"], len(told["topology"]["swaps"])) == ([stage], swaps)
 
 

@@ -279,7 +279,7 @@ def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str
     whole, part = of_all(name, db), document(name, db, *choice)
     assert whole is not None
     if part is not None:
-        assert part["chosen"] == {choice[0].removeprefix("--"): choice[1]}
+        assert part["filters"] == {choice[0].removeprefix("--"): choice[1]}
         judge(name, part)
         for total in TOTALS.get(name, ()):
             assert total(part) <= total(whole) + 1e-6
@@ -357,7 +357,8 @@ def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...],
 
 def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_how_much() -> None:
     page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
-    finds, how_much = page.partition("Found is: ")[2].partition(" say how much, and end with 0")[0].split(". ")
+    text = " ".join(page.split()).partition("The findings are: ")[2].partition(" have no findings and exit with 0")[0]
+    finds, how_much = text.split(". ")
     quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").found is never}
     assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
     assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet

@@ -28,7 +28,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path):
     without = "import sys\nsys.modules['duckdb'] = None"
     status, out, err = fleet("prune", "--db", tmp_path, "--before", "2026-01-01", program=without)
     assert (status, out) == (3, "")
-    told = 'duckdb is not installed here: README.md, "The fleet, at the centre", says how to install it'
+    told = 'duckdb is not installed here: docs/deploy.md, "Central host", describes the installation'
     assert err == f"healthd fleet: {told}\n"
 
 

@@ -94,8 +94,8 @@ def test_these_histories_ask_something_of_each_question():
     assert {name for name, rows in found.items() if len(rows) < 2} == set()
     how = {dict(one)["how"] for one in found["preempted"]}
     assert how == {"logged", "inferred", "unknown"}
-    assert {dict(one)["what"] for one in found["sights"]} == {"onset", "growth", "seen"}
-    assert {dict(one)["told"] for one in found["holes"]} == {True, False}
+    assert {dict(one)["what"] for one in found["sightings"]} == {"onset", "growth", "seen"}
+    assert {dict(one)["reported"] for one in found["stream_gaps"]} == {True, False}
     assert any(0 < dict(one)["observed_seconds"] < dict(one)["seconds"] for one in found["observed"])
     assert any(dict(one)["overlapping"] for one in found["runs"])
 
@@ -195,11 +195,11 @@ def test_what_a_user_can_forge_and_what_was_there_before_healthd_is_no_cause(kin
     made = a_failed_job()
     seen(made, BEGIN + 3700, kind, **said)
     seen(made, BEGIN + 3700, kind, "worsened", BEGIN, **said)
-    found = answers(made, "seen_with_failures", "node_days", "conditions", "sights")
+    found = answers(made, "seen_with_failures", "node_days", "conditions", "sightings")
     assert found["seen_with_failures"] == []
     assert [dict(one)["failures"] for one in found["node_days"]] == [0]
     assert {dict(one)["observed"] for one in found["conditions"]} == {said.get("observed", False) is not False}
-    assert {dict(one)["history"] for one in found["sights"]} == {said.get("history") is True}
+    assert {dict(one)["history"] for one in found["sightings"]} == {said.get("history") is True}
     seen(made, BEGIN + 3700, kind)
     assert [dict(one)["code"] for one in answer(made, "seen_with_failures")] == ["gpu_xid/3"]
 
@@ -220,9 +220,9 @@ def test_what_healthd_found_in_the_log_at_its_first_start_does_not_begin_when_it
     end, life = BEGIN + 3700, {"condition_id": "x", "code": "mount/missing"}
     seen(made, end, "level", **life, history=True)
     seen(made, end + 5000, "level", "seen_again", end, **life)
-    found = answers(made, "seen_with_failures", "sights")
+    found = answers(made, "seen_with_failures", "sightings")
     assert found["seen_with_failures"] == []
-    assert sorted((dict(one)["time"], dict(one)["what"], dict(one)["history"]) for one in found["sights"]) == [
+    assert sorted((dict(one)["time"], dict(one)["what"], dict(one)["history"]) for one in found["sightings"]) == [
         (end, "seen", True),
         (end + 5000, "seen", False),
     ]
@@ -235,8 +235,8 @@ def test_what_grows_critical_in_the_second_of_its_onset_is_critical_then():
     made, end = a_failed_job(), BEGIN + 3700
     seen(made, end, "level", "opened", severity="warning", **ONE)
     seen(made, end, "level", "worsened", **ONE)
-    found = answers(made, "sights", "seen_with_failures", "node_days")
-    assert [(dict(one)["severity"], dict(one)["what"]) for one in found["sights"]] == [("critical", "onset")]
+    found = answers(made, "sightings", "seen_with_failures", "node_days")
+    assert [(dict(one)["severity"], dict(one)["what"]) for one in found["sightings"]] == [("critical", "onset")]
     assert [dict(one)["severity"] for one in found["seen_with_failures"]] == ["critical"]
     assert [dict(one)["failures"] for one in found["node_days"]] == [1]
 
@@ -245,11 +245,11 @@ def test_what_grows_critical_later_was_not_critical_at_its_onset():
     made, end = a_failed_job(), BEGIN + 3700
     seen(made, end, "level", "opened", severity="warning", **ONE)
     seen(made, end + 301, "level", "worsened", end, **ONE)
-    found = answers(made, "sights", "node_days")
-    shown = [(dict(one)["time"] - end, dict(one)["severity"], dict(one)["what"]) for one in found["sights"]]
+    found = answers(made, "sightings", "node_days")
+    shown = [(dict(one)["time"] - end, dict(one)["severity"], dict(one)["what"]) for one in found["sightings"]]
     assert sorted(shown) == [(0, "warning", "onset"), (301, "critical", "growth")]
     assert [dict(one)["failures"] for one in found["node_days"]] == [0]
-    assert found["sights"] == naive(made, "sights", found["sights"])
+    assert found["sightings"] == naive(made, "sightings", found["sightings"])
 
 
 def test_a_job_without_an_end_ran_until_it_was_last_read_and_no_longer():
@@ -365,4 +365,4 @@ def test_a_question_says_in_its_comment_what_it_is_made_of(name):
 
 
 def test_a_question_has_no_name_of_a_table():
-    assert {*THERE} & {*TABLES, "asked", "numbers"} == set()
+    assert {*THERE} & {*TABLES, "parameters", "numbers"} == set()

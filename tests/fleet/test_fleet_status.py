@@ -95,16 +95,16 @@ def a_fleet() -> Server:
     server.node("gpu2", "unhealthy")
     server.condition("gpu2", "gpu_xid/79", "0000:61:00.0", 3)
     server.condition("gpu2", "gpu_count/missing", "0000:61:00.0", 3)
-    server.add(VALUES["drain_wanted"], "gpu2")
-    server.drained("gpu2", "ours", "healthd: gpu_xid/79 0000:61:00.0: off the bus", NOW - 3 * HOUR)
+    server.add(VALUES["drain_desired"], "gpu2")
+    server.drained("gpu2", "healthd", "healthd: gpu_xid/79 0000:61:00.0: off the bus", NOW - 3 * HOUR)
     server.node("gpu3", "unhealthy")
     server.condition("gpu3", "mount/stale", "/data", 3)
-    server.add(VALUES["drain_wanted"], "gpu3")
+    server.add(VALUES["drain_desired"], "gpu3")
     server.add(NAMED["held"], "gpu3", partition="train", kind="shared")
-    server.add(VALUES["waits_since"], "gpu3", NOW - 60)
+    server.add(VALUES["waiting_since"], "gpu3", NOW - 60)
     server.down("gpu4", NOW - 2 * HOUR)
     server.node("gpu5")
-    server.drained("gpu5", "foreign", "DIMM swap, Anna", NOW - 100 * HOUR)
+    server.drained("gpu5", "other", "DIMM swap, Anna", NOW - 100 * HOUR)
     server.node("gpu6", "warning")
     server.condition("gpu6", "gpu_ecc/corrected", "0000:1b:00.0", 1)
     server.node("gpu7", "unknown")
@@ -119,7 +119,7 @@ def test_each_node_counts_once_and_the_most_urgent_stands_first():
     assert groups(a_fleet()) == {
         "gpu1": "healthy",
         "gpu2": "drained",
-        "gpu3": "held",
+        "gpu3": "drain_waiting",
         "gpu4": "not_seen",
         "gpu5": "drained_by_others",
         "gpu6": "warning",
@@ -163,14 +163,14 @@ def test_only_what_is_asked_for_is_shown_and_all_are_counted():
     [
         (NAMED["mode"], {"mode": "observe"}, "mode observe"),
         (VALUES["paused_until"], {}, "paused"),
-        (VALUES["waits_since"], {}, "it waits for the fleet limit"),
-        (VALUES["slurm_trouble"], {}, "Slurm does not answer it"),
+        (VALUES["waiting_since"], {}, "it waits for the fleet limit"),
+        (VALUES["slurm_problem"], {}, "Slurm does not answer it"),
         ("nothing", {}, "healthd status there says why"),
     ],
 )
 def test_what_keeps_a_drain_from_being_set_is_said(metric, labels, words):
     server = Server("n1")
-    server.add(VALUES["drain_wanted"], "n1")
+    server.add(VALUES["drain_desired"], "n1")
     server.add(metric, "n1", NOW + 60, **labels)
     assert f"not drained: {words}\n" in told(server)
 
@@ -290,7 +290,7 @@ def test_many_with_one_cause_are_one_host_list_among_the_rows_of_others():
 
 def test_a_reason_cannot_steer_a_terminal_nor_fill_it():
     server = Server("n1")
-    server.drained("n1", "foreign", f"\x1b[2Jgone\n{'x' * 5000}", NOW)
+    server.drained("n1", "other", f"\x1b[2Jgone\n{'x' * 5000}", NOW)
     said = told(server)
     assert "?[2Jgone xxx" in said
     assert "\x1b" not in said
@@ -374,15 +374,15 @@ def test_an_address_that_does_not_answer_is_the_node_that_the_same_host_names_in
 
 
 @pytest.mark.parametrize("number", [-1e308, 1e300, -1, float("nan"), float("inf"), float("-inf"), 1e13])
-@pytest.mark.parametrize("metric", ["drained_since", "paused_until", "waits_since", "stale_seconds"])
+@pytest.mark.parametrize("metric", ["drained_since", "paused_until", "waiting_since", "stale_seconds"])
 def test_a_time_that_can_be_none_is_not_known(metric, number):
     server = Server("n1")
     server.condition("n1", "mount/stale", "/data", 3, since=number)
-    server.add(NAMED["owner"], "n1", owner="ours")
+    server.add(NAMED["owner"], "n1", owner="healthd")
     server.add(VALUES[metric], "n1", number)
     fleet = read(server)
     (node,) = fleet.nodes
-    assert (node.drained_since, node.paused_until, node.waits_since) == (0, 0, 0)
+    assert (node.drained_since, node.paused_until, node.waiting_since) == (0, 0, 0)
     assert node.conditions[0].since == 0
     assert max(map(len, told(server, 400).splitlines())) < 120
     assert "series of the answers are none" in fleet.notes[-1]

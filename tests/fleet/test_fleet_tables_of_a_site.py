@@ -21,7 +21,7 @@ def told(parse, text: str) -> tuple[list[tuple], Noted]:
 
 def test_a_ticket_is_of_each_node_that_it_names():
     found, noted = told(
-        site_tables.tickets, "node,opened,closed,words\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
+        site_tables.tickets, "node,opened,closed,text\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
     )
     assert found == [
         ("c1", "n1", NOON, None, "fan"),
@@ -179,10 +179,10 @@ def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
 def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
     path, store = tmp_path / "tickets.csv", tmp_path / "db"
     wanted = [(site_tables.TICKETS, [str(path)])]
-    path.write_text("node,opened,closed,words\nn1,1795348800,,fan\n")
+    path.write_text("node,opened,closed,text\nn1,1795348800,,fan\n")
     assert ingest(str(store), wanted, Asked(1795400000, "c1")).unread.rows == {"tickets": 1}
     assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}
-    path.write_text("node,opened,closed,words\nn1,1795348800,1795348900,fan\n")
+    path.write_text("node,opened,closed,text\nn1,1795348800,1795348900,fan\n")
     assert ingest(str(store), wanted, Asked(1795400002, "c1")).unread.rows == {"tickets": 1}
     assert [row["closed_time"] for row in live(store, "tickets")] == [1795348900]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from healthd.fleet import lint
 
 TABLES = ("jobs", "events", "nodes")
-KNOWN = (*TABLES, "asked", "numbers")
+KNOWN = (*TABLES, "parameters", "numbers")
 
 
 def why(sql: str) -> str:
@@ -26,7 +26,7 @@ def why(sql: str) -> str:
         "-- a comment with epoch( and ASOF in it\nSELECT 'epoch(1); ASOF JOIN, x::y' AS words FROM jobs",
         "WITH a(n) AS (SELECT gpus FROM jobs), b AS (SELECT 1 AS n) SELECT a.n FROM a JOIN b ON b.n = a.n",
         "SELECT a.x FROM (SELECT time - time % 3600 AS x FROM events) AS a",
-        "SELECT jobs.gpus / nullif(jobs.nodes, 0), jobs.gpus / 8, 1.5e0 FROM jobs CROSS JOIN asked CROSS JOIN numbers",
+        "SELECT jobs.gpus / nullif(jobs.nodes, 0), gpus / 8, 1.5e0 FROM jobs CROSS JOIN parameters CROSS JOIN numbers",
         "SELECT 1 AS one FROM jobs JOIN events USING (cluster)",
         "SELECT lag(time) OVER (PARTITION BY node ORDER BY seq ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM events",
         "SELECT jobs.state FROM jobs WHERE jobs.state IS NOT DISTINCT FROM 'FAILED' AND jobs.gpus IN (1, 2)",
@@ -57,7 +57,7 @@ def test_plain_sql_is_taken(sql):
         ("SELECT x FROM range(3)", 1, "only tables are read"),
         ("SELECT x FROM jobs JOIN generate_series(1, 2) ON 1 = 1", 1, "JOIN generate_series: only tables are read"),
         ("SELECT x FROM information_schema.tables", 1, "only tables are read"),
-        ("SELECT x FROM job", 1, 'there is no table "job"; there are asked, events, jobs'),
+        ("SELECT x FROM job", 1, 'there is no table "job"; there are events, jobs, parameters'),
         ("SELECT x::BIGINT FROM jobs", 1, "::: say CAST"),
         ("SELECT x // 2 FROM jobs", 1, "//: whole numbers"),
         ("SELECT x -> 'a' FROM events", 1, "->: neither JSON nor"),
@@ -86,7 +86,7 @@ def test_plain_sql_is_taken(sql):
         ("SELECT (a FROM jobs", 1, "the brackets do not match"),
         ("SELECT a) FROM jobs", 1, "the brackets do not match"),
         ("SELECT 'a FROM jobs", 1, "': the engines do not both know it"),
-        ("SELECT a FROM jobs CROSS JOIN nodes", 1, "CROSS JOIN is for asked and numbers only"),
+        ("SELECT a FROM jobs CROSS JOIN nodes", 1, "CROSS JOIN is for parameters and numbers only"),
         ("SELECT a FROM jobs JOIN nodes WHERE jobs.a = nodes.a", 1, "JOIN: the condition is missing"),
         ("SELECT a FROM jobs JOIN nodes", 1, "JOIN: the condition is missing"),
         ("SELECT a FROM jobs JOIN nodes ON 1 = 1", 1, "JOIN: one equality of two columns at least"),

@@ -293,7 +293,7 @@ def test_report_with_a_damaged_table_is_written_and_exits_with_3(
     db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, words="fan " * 99)]})
     with reading(str(db)) as snapshot:
         (path,) = snapshot.files("tickets")
-    damage_column(path, "words")
+    damage_column(path, "text")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err.startswith(f"healthd fleet report: lemons: {path}: is damaged")
     page = elements((tmp_path / "out/report.html").read_text("utf-8"))

@@ -282,7 +282,7 @@ def test_a_folder_whose_path_reads_as_a_pattern_is_refused(tmp_path, name):
 
 def test_a_column_that_an_older_store_does_not_have_is_null(tmp_path, monkeypatch):
     new = stores.TABLES["tickets"]
-    older = replace(new, columns={name: kind for name, kind in new.columns.items() if name != "words"})
+    older = replace(new, columns={name: kind for name, kind in new.columns.items() if name != "text"})
     old_tables = {**stores.TABLES, "tickets": older}
     with monkeypatch.context() as patched:
         for module in (stores, steps):

@@ -387,7 +387,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
     seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
     measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
     results = tuple(validation_measurement.judge(measured, {}, {}, lambda part: ""))
-    last = validation_document.Validation("n1", "b", 1.0, 2.0, "hand", "", results[:50], ("heat",))
+    last = validation_document.Validation("n1", "b", 1.0, 2.0, "manual", "", results[:50], ("heat",))
     seeds += [validation_document.as_text(last).encode()]
     seeds += [validation_document.history_as_text(validation_document.with_new_values({}, results[:50])).encode()]
     parsers = (nvbandwidth.parse, dcgmi.parse, pytorch.parse, cpu.parse)
@@ -397,7 +397,7 @@ def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
         for parse_one in (*parsers, *more):
             for one in _measured(parse_one, data):
                 one_line(one.part)
-                one_line(one.says)
+                one_line(one.message)
         validation_document.parse_history(_text(data))
         with suppress(validation_document.NotAValidation):
             validation_document.as_text(validation_document.parse(_text(data)))

@@ -147,7 +147,7 @@ def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:
     heard.open()
     for failures in range(1, len(RETRY_SECONDS) + 2):
         assert (len(tried), heard.status.restarts_total, heard.status.up) == (failures, failures, False)
-        assert heard.status.trouble == "no netlink here"
+        assert heard.status.problem == "no netlink here"
         now = heard.deadline
         assert heard.read() == []
     assert tried[-1] - tried[-2] == RETRY_SECONDS[-1]

@@ -77,8 +77,8 @@ def test_spare_descriptor_closes_all_waiting_connections(listener: socket.socket
 def test_shortage_is_reported_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     shortage.record(THREADS)
     now = time.time()
-    assert len(list(shortage.troubles(now))) == 1
-    assert list(shortage.troubles(now + SHOWN_SECONDS + 1)) == []
+    assert len(list(shortage.problems(now))) == 1
+    assert list(shortage.problems(now + SHOWN_SECONDS + 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_publisher_reports_a_page_whose_listener_gets_no_thread(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", all_but_the_listener)
         publisher.serve_metrics()
-    (trouble,) = publisher.metrics_troubles
-    assert "no thread" in trouble
+    (problem,) = publisher.metrics_troubles
+    assert "no thread" in problem
     publisher.serve_metrics()
     assert publisher.metrics_troubles == ()
 

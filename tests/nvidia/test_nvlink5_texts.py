@@ -98,7 +98,7 @@ LINE = "NVRM: Xid (PCI:0000:1b:00.0): {}, {} {} XC0 i0 Link 0 (" + REGISTERS + "
 def test_the_line_of_an_xid_decides_the_commands(capsys, line, severity, has_reset):
     main(["explain", "--json", line])
     document = json.loads(capsys.readouterr().out)
-    ((course,),) = ([run["courses"][:1] for run in document["here"]],)
+    ((course,),) = ([run["timelines"][:1] for run in document["here"]],)
     assert course[0]["severity"] == severity
     assert any("--gpu-reset" in step["command"] for step in document["steps"]) == has_reset
 

@@ -66,7 +66,7 @@ def outcomes(document: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.one_python
 def test_one_gpu_that_is_in_no_fabric_beside_those_that_have_joined_is_found(checked: Checked) -> None:
     ((code, part, _),) = conditions(checked("gpu_fabric", stub="fabric@1=0", fake="gpu.1.fabric_state = 0"))
-    assert (code, part) == ("gpu_fabric/left_out", SECOND)
+    assert (code, part) == ("gpu_fabric/no_fabric", SECOND)
 
 
 @pytest.mark.one_python

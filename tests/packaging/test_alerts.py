@@ -152,7 +152,9 @@ def test_each_alert_names_the_node_or_the_cluster_what_to_type_and_how_bad_it_is
         texts = rule["annotations"]
         assert set(texts) == {"summary", "description", "runbook_url"}, rule["alert"]
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert re.search(r"[Tt]ype", texts["description"]), rule["alert"]
+        assert re.search(r"Next(, on [^:]+)?:", texts["description"]), rule["alert"]
+        if "node:" in rule["expr"] and rule["labels"]["severity"] != "critical":
+            assert re.search(r"tonight|until the morning", texts["description"]), rule["alert"]
         if "node:healthd_problem" in rule["expr"]:
             assert texts["summary"].startswith("{{ $labels.node }}: ")
             many = 'unless on (cluster, problem) ALERTS{alertname=~"HealthdManyNodes.*", alertstate="firing"}'

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.one_python
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 UNIT = PACKAGING / "systemd/healthd.service"
-SETTINGS_SHA256 = "729f1145869d19b4f27b75232839bdc3784df8ce83affa916e59109677718271"
+SETTINGS_SHA256 = "7804ffaf30453cd3a0e4c5c3e72a0acc1da8b037cf34fe0987144b556b265baa"
 
 
 def settings(unit: str) -> dict[str, str]:

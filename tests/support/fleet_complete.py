@@ -92,7 +92,7 @@ def _notes(made: History, cluster: str, node: str) -> None:
     """Add a ticket, a failure of another tool and a maintenance of a node."""
     time = BEGIN + 21 * HOUR
     made["tickets"].append(
-        row("tickets", cluster=cluster, node=node, opened_time=time, closed_time=time + DAY, words="GPU 3 was replaced")
+        row("tickets", cluster=cluster, node=node, opened_time=time, closed_time=time + DAY, text="GPU 3 was replaced")
     )
     made["failures"].append(row("failures", cluster=cluster, node=node, time=time, kind="gpu"))
     made["reservations"].append(

@@ -68,7 +68,7 @@ def holes(made: History, begin: int, end: int) -> Rows:
                         "lost": lost,
                         "after_time": before["time"],
                         "until_time": line["time"],
-                        "told": line["event"] == "dropped" and line["dropped"] >= lost,
+                        "reported": line["event"] == "dropped" and line["dropped"] >= lost,
                         "stream_id": stream,
                         "cluster": line["cluster"],
                     }
@@ -94,7 +94,7 @@ def pieces(some: Rows) -> list[tuple[int, int]]:
     return found
 
 
-def observed_pieces(made: History, begin: int, end: int) -> Rows:
+def observed_intervals(made: History, begin: int, end: int) -> Rows:
     found = []
     for (cluster, node), some in in_order(made).items():
         until = 0
@@ -129,7 +129,7 @@ def observed(made: History, begin: int, end: int) -> Rows:
                     "alives": names.count("alive"),
                     "starts": names.count("started"),
                     "stops": names.count("stopped"),
-                    "holes": sum(b is not None and told_before(b, e) for b, e in on_it),
+                    "gaps": sum(b is not None and told_before(b, e) for b, e in on_it),
                     "cluster": cluster,
                 }
             )
@@ -632,18 +632,18 @@ def sources_coverage(made: History, begin: int, end: int) -> Rows:
 ANSWERS: dict[str, Callable[[History, int, int], Rows]] = {
     "conditions": conditions,
     "exclusions_coverage": exclusions_coverage,
-    "holes": holes,
+    "stream_gaps": holes,
     "jobs_known": lambda made, begin, end: [{"cluster": c, "known_until": t} for c, t in jobs_known(made).items()],
     "lines": lambda made, begin, end: lines(made),
     "node_days": node_days,
     "observed": observed,
-    "observed_pieces": observed_pieces,
+    "observed_intervals": observed_intervals,
     "out_of_service": out_of_service,
     "preempted": preempted,
     "runs": runs,
     "seen_with_failures": seen_with_failures,
     "slow_times": slow_times,
-    "sights": lambda made, begin, end: sights(made),
+    "sightings": lambda made, begin, end: sights(made),
     "sources_coverage": sources_coverage,
     "states": states,
 }

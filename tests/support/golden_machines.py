@@ -259,7 +259,7 @@ INSTEAD = [
     ),
     Row("block_device/root_stopped", "/", STOPPED_ROOT, steps(stories_host.mounts(), rebooted)),
     *(
-        Row("failslow/loss", "", slow_job(True), slow_job(False), settings={"failslow": {**table, "act": act}})
+        Row("failslow/loss", "", slow_job(True), slow_job(False), settings={"failslow": {**table, "action": act}})
         for table in stories_host.REQUEUES.values()
         for act in ("", "drain", "requeue")
     ),

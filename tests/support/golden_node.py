@@ -129,7 +129,7 @@ def requeued(judged: Verdict, words: str, inventory: Inventory, started: float, 
             assert "show" in argv, argv
             given = {"102": "gpu:h100:7(IDX:1-7)", "104": "gpu:h100:1(IDX:0)"}.get(job, "")
             answer = CommandResult(0, f"JobId={job} JobName=x   Nodes=n1 CPU_IDs=0 Mem=0 GRES={given} \n".encode())
-    assert not report.trouble, report.trouble
+    assert not report.problem, report.problem
     return tuple(sorted(report.requeued))
 
 

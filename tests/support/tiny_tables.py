@@ -22,10 +22,10 @@ def query(name: str, row: Any, asked: Mapping[str, Any] | None = None, **tables:
     the store may leave out columns, which are NULL, and may be empty.
     """
     question = questions.for_answers()[name]
-    assert set(tables) == lint.tables_of(question.sql) - {"asked", "numbers"}, "give the tables that the SQL reads"
+    assert set(tables) == lint.tables_of(question.sql) - {"parameters", "numbers"}, "give the tables that the SQL reads"
     with duckdb.connect() as connection:
         one = {"from_time": 0, "to_time": 1000, **question.parameters, **(asked or {})}
-        for table, rows in {"asked": [one], **tables}.items():
+        for table, rows in {"parameters": [one], **tables}.items():
             connection.execute(f"CREATE TABLE {table} AS {_select(table, rows)}")
         connection.execute("CREATE TABLE numbers AS SELECT range AS n FROM range(100)")
         answer = connection.execute(engine.bare(question.sql))

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
 LIMIT_BYTES = 1_550_000
-# File or folder of the tree -> where it is below PREFIX of `pip install` (README.md, docs/prolog-epilog.md).
+# File or folder of the tree -> where it is below PREFIX of `pip install` (docs/deploy.md, docs/prolog-epilog.md).
 SHARE = {
     "man/healthd.toml.5": "share/man/man5/healthd.toml.5",
     "man/healthd.8": "share/man/man8/healthd.8",

@@ -14,9 +14,9 @@ from healthd.validation.document import Past, history_as_text, parse_history, wi
 from healthd.validation.measurement import Measurement, judge, least_share
 
 
-def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", says=""):
+def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", message=""):
     return [
-        Measurement(test, f"0000:{number:02x}:00.0", value, "TFLOPS", state, says, source)
+        Measurement(test, f"0000:{number:02x}:00.0", value, "TFLOPS", state, message, source)
         for number, value in enumerate(values)
     ]
 
@@ -29,14 +29,14 @@ def test_below_the_floor_is_slow_at_it_is_not():
     assert verdicts(measured("gemm_bf16", 620.0, 619.9), {"gemm_bf16": 620.0}) == [("ok", "floor"), ("slow", "floor")]
     result = judge(measured("gemm_bf16", 400.0), {"gemm_bf16": 620.0}, {}, lambda part: "")[0]
     assert (result.expected, result.value) == (620.0, 400.0)
-    assert result.says == "400 TFLOPS: 35 % below the floor 620"
+    assert result.message == "400 TFLOPS: 35 % below the floor 620"
 
 
 def test_below_nine_tenths_of_its_peers_a_gpu_computes_slowly():
     assert verdicts(measured("gemm_bf16", 700, 701, 699, 631)) == [("ok", "peers")] * 4
     found = judge(measured("gemm_bf16", 700, 701, 699, 629), {}, {}, lambda part: "")
     assert [one.verdict for one in found] == ["ok", "ok", "ok", "slow"]
-    assert found[3].says == "629 TFLOPS: 10 % below the median of its 3 peers 700"
+    assert found[3].message == "629 TFLOPS: 10 % below the median of its 3 peers 700"
     assert found[3].expected == pytest.approx(630)
 
 
@@ -50,7 +50,7 @@ def test_what_transfers_is_slow_when_it_takes_longer_than_1_1_x_the_median():
 def test_of_two_the_slower_one_is_slow():
     found = judge(measured("memory", 3000, 2000), {}, {}, lambda part: "")
     assert [one.verdict for one in found] == ["ok", "slow"]
-    assert "its only peer 3,000" in found[1].says
+    assert "its only peer 3,000" in found[1].message
 
 
 def test_only_pairs_that_lie_alike_are_peers():
@@ -76,7 +76,7 @@ def test_its_own_past_counts_from_three_values_on():
     assert verdicts(measured("memory", 2000.0), past={key: [3000.0, 3000.0]}) == [("ok", "")]
     found = judge(measured("memory", 2000.0), {}, {key: [3000.0, 3010.0, 2990.0]}, lambda part: "")[0]
     assert (found.verdict, found.against) == ("slow", "own")
-    assert found.says == "2,000 TFLOPS: 33 % below the median of its last 3 validations 3,000"
+    assert found.message == "2,000 TFLOPS: 33 % below the median of its last 3 validations 3,000"
 
 
 def test_all_slow_at_once_is_found_by_floor_and_past_though_peers_are_alike():
@@ -86,11 +86,11 @@ def test_all_slow_at_once_is_found_by_floor_and_past_though_peers_are_alike():
 
 
 def test_what_failed_or_was_not_looked_at_is_no_peer_and_stays_what_it_is():
-    broken = measured("memory", 10.0, state="failed", says="wrong")
-    unseen = measured("memory", None, state="not_looked", says="no room")
+    broken = measured("memory", 10.0, state="failed", message="wrong")
+    unseen = measured("memory", None, state="not_measured", message="no room")
     passed = [Measurement("dcgm_pcie", "DCGM 0", None, "", "passed", "passed", "DCGM 4")]
     assert verdicts([*broken, *unseen, *passed, *measured("memory", 3000.0)]) == [
-        *(("failed", ""), ("not_looked", ""), ("ok", ""), ("ok", ""))
+        *(("failed", ""), ("not_measured", ""), ("ok", ""), ("ok", ""))
     ]
 
 
@@ -106,7 +106,7 @@ def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor
     assert len(found) == len(values)
     faster = judge(measured("memory", values[0] * 2, *values[1:]), floors, past, lambda part: "")
     assert (found[0].verdict, faster[0].verdict) != ("ok", "slow")
-    assert all(one.says for one in found)
+    assert all(one.message for one in found)
 
 
 # --- the past

@@ -15,15 +15,15 @@ from healthd.validation.run import keep
 A, B = "0000:1b:00.0", "0000:43:00.0"
 
 
-def result(verdict: str, part: str = A, test: str = "gemm_bf16", says: str = "") -> Result:
-    return Result(test, part, None, "TFLOPS", verdict, "", None, says, "PyTorch 2.5.1")
+def result(verdict: str, part: str = A, test: str = "gemm_bf16", message: str = "") -> Result:
+    return Result(test, part, None, "TFLOPS", verdict, "", None, message, "PyTorch 2.5.1")
 
 
 def validation(*results: Result, stopped_by: str = "") -> Validation:
-    return Validation("n1", "boot", 1.0, 2.0, "hand", stopped_by, results, ())
+    return Validation("n1", "boot", 1.0, 2.0, "manual", stopped_by, results, ())
 
 
-FAILED = validation(result("failed", says="the product is wrong"), result("ok", B))
+FAILED = validation(result("failed", message="the product is wrong"), result("ok", B))
 
 
 @pytest.mark.parametrize(
@@ -31,17 +31,17 @@ FAILED = validation(result("failed", says="the product is wrong"), result("ok", 
     [
         validation(stopped_by="a job"),
         validation(result("ok", A, "pcie_h2d")),  # --only pcie
-        validation(result("not_looked", "")),  # the tool is gone
-        validation(result("not_looked")),
+        validation(result("not_measured", "")),  # the tool is gone
+        validation(result("not_measured")),
         validation(result("ok", B), stopped_by="time"),
     ],
-    ids=["stopped", "only", "no_tool", "not_looked", "cut_short"],
+    ids=["stopped", "only", "no_tool", "not_measured", "cut_short"],
 )
 def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None:
     found = with_unanswered(later, FAILED)
     assert worst(found) == "failed"
     assert FAILED.results[0] in found.results, "word for word: it is no news"
-    assert found.not_seen == (f"gemm_bf16 {A}: found failed before, and not looked at again",)
+    assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not looked at again",)
     assert with_unanswered(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
 
 

@@ -26,8 +26,8 @@ from healthd.validation.document import (
 )
 
 SLOW = Result("gemm_bf16", "0000:1b:00.0", 412.5, "TFLOPS", "slow", "peers", 640.0, "412 of 711", "PyTorch 2.5.1")
-UNSEEN = Result("ib_loopback", "mlx5_0/1", None, "", "not_looked", "", None, "there is no ib_write_bw", "")
-LAST = Validation("gpu-042", "b", 1.0, 2.5, "hand", "", (SLOW, UNSEEN), ("what only shows while both work",))
+UNSEEN = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "there is no ib_write_bw", "")
+LAST = Validation("gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNSEEN), ("what only shows while both work",))
 
 PRINTED = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30)
 NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False)
@@ -68,7 +68,7 @@ def test_the_document_has_the_words_that_others_read():
     assert {key: told[key] for key in ("schema", "node", "why", "stopped_by", "verdict")} == {
         "schema": 1,
         "node": "gpu-042",
-        "why": "hand",
+        "why": "manual",
         "stopped_by": "",
         "verdict": "slow",
     }
@@ -79,13 +79,13 @@ def test_the_worst_verdict_counts_and_what_was_not_looked_at_is_no_verdict():
     assert worst(LAST) == "slow"
     assert worst(replace(LAST, results=(SLOW, replace(SLOW, verdict="failed")))) == "failed"
     assert worst(replace(LAST, results=(UNSEEN, replace(SLOW, verdict="ok")))) == "ok"
-    assert worst(replace(LAST, results=(UNSEEN,))) == worst(replace(LAST, results=())) == "not_looked"
+    assert worst(replace(LAST, results=(UNSEEN,))) == worst(replace(LAST, results=())) == "not_measured"
 
 
 def test_a_text_that_is_too_long_is_cut_where_it_is_written():
-    long = replace(LAST, results=(replace(SLOW, says="x" * 5000),), not_seen=("y" * 5000,))
+    long = replace(LAST, results=(replace(SLOW, message="x" * 5000),), unmeasured=("y" * 5000,))
     again = parse(as_text(long))
-    assert len(again.results[0].says) == len(again.not_seen[0]) == MOST_CHARACTERS
+    assert len(again.results[0].message) == len(again.unmeasured[0]) == MOST_CHARACTERS
 
 
 def test_what_a_later_version_adds_is_passed_over():
@@ -101,8 +101,8 @@ def test_what_a_later_version_adds_is_passed_over():
         ({"schema": True}, "schema"),
         ({"results": {}}, "results"),
         ({"results": [1]}, "results"),
-        ({"not_seen": None}, "not_seen"),
-        ({"not_seen": [1]}, "not_seen"),
+        ({"unmeasured": None}, "unmeasured"),
+        ({"unmeasured": [1]}, "unmeasured"),
         ({"began": None}, "began"),
         ({"began": -1}, "began"),
         ({"ended": 1e300}, "ended"),

@@ -44,7 +44,14 @@ def labelled(*documents: dict[str, object]) -> str:
 
 
 def transfers(sender: str, receiver: str) -> dict[str, object]:
-    row = {"sender": sender, "receiver": receiver, "rail": "mlx5_0/1", "gbits": 390.0, "state": "measured", "says": ""}
+    row = {
+        "sender": sender,
+        "receiver": receiver,
+        "rail": "mlx5_0/1",
+        "gbits": 390.0,
+        "state": "measured",
+        "message": "",
+    }
     return {"node": sender, "transfers": [row]}
 
 
@@ -96,7 +103,7 @@ def test_each_node_and_each_pass_is_a_step_of_one_job_in_the_reservation() -> No
     assert sent[4][-1] == "n1 n2 10.0.0.2 18515"
     assert [one["node"] for one in found.documents] == ["n1", "n2"]
     assert [(one.sender, one.receiver) for one in found.transfers] == [("n1", "n2"), ("n2", "n1")]
-    assert found.trouble == ()
+    assert found.problems == ()
 
 
 def test_the_reservation_is_longer_than_the_job_and_the_job_than_what_it_does() -> None:
@@ -122,14 +129,14 @@ def test_one_that_is_in_use_is_deleted_when_it_is_no_more() -> None:
     found, sent = run(lambda argv: next(deletes, OK) if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, Found)
     assert words(sent)[-3:] == ["scontrol delete", "sleep 1", "scontrol delete"]
-    assert found.trouble == ()
+    assert found.problems == ()
 
 
 def test_one_that_cannot_be_deleted_is_told_with_the_command_that_does() -> None:
     no = CommandResult(1, b"", "Access/permission denied")
     found, _ = run(lambda argv: no if argv[:2] == ("scontrol", "delete") else answer(argv))
     assert isinstance(found, Found)
-    assert "scontrol delete ReservationName=healthd-validate-1" in found.trouble[0]
+    assert "scontrol delete ReservationName=healthd-validate-1" in found.problems[0]
 
 
 @pytest.mark.parametrize("state", ["mixed", "idle+drain", "idle+reserved", "idle+maintenance", "down", "idle*"])
@@ -168,7 +175,7 @@ def test_who_told_nothing_is_named() -> None:
 
     found, _ = run(lambda argv: silent(argv) if argv[0] == "srun" else answer(argv))
     assert isinstance(found, Found)
-    assert found.trouble == (
+    assert found.problems == (
         "n1,n2 told nothing: srun: error: n2: task 1: Exited with exit code 127",
         "pass 1: n1>n2 told nothing: srun: error: n2: task 1: Exited with exit code 127",
         "pass 2: n2>n1 told nothing: srun: error: n2: task 1: Exited with exit code 127",
@@ -225,7 +232,7 @@ def test_more_than_1_1_times_the_median_is_slow() -> None:
 
 def test_two_transfers_cannot_be_compared() -> None:
     assert [one.verdict for one in judge(ring(390.0, 20.0))] == ["ok", "ok"]
-    assert all("too few" in one.says for one in judge(ring(390.0, 20.0)))
+    assert all("too few" in one.message for one in judge(ring(390.0, 20.0)))
 
 
 def test_rails_are_compared_with_their_own() -> None:
@@ -251,7 +258,7 @@ def test_of_two_nodes_nobody_knows_which_it_is() -> None:
 
 
 def test_what_nobody_looked_at_makes_nobody_suspect() -> None:
-    assert suspects(judge([sent("n0", "n1", None, "not_looked"), *ring(390.0, 390.0, 390.0)])) == []
+    assert suspects(judge([sent("n0", "n1", None, "not_measured"), *ring(390.0, 390.0, 390.0)])) == []
 
 
 JSON = st.recursive(
@@ -263,8 +270,8 @@ ROW = st.fixed_dictionaries(
         "receiver": st.text(),
         "rail": st.text(),
         "gbits": st.floats() | st.none() | st.booleans(),
-        "state": st.sampled_from(["measured", "failed", "not_looked", "x"]),
-        "says": st.text(),
+        "state": st.sampled_from(["measured", "failed", "not_measured", "x"]),
+        "message": st.text(),
     }
 )
 

@@ -292,7 +292,11 @@ def _counted_up_to(conditions: Conditions, sight: Condition) -> int:
 def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
     """The condition for a line that failed even to be judged as one that cannot be read."""
     finding = Finding(
-        Severity.WARNING, "kernel/unread", "", f"healthd fails to read this line, {event.text[:200]}", Clears.WINDOW
+        Severity.WARNING,
+        "kernel/rule_failed",
+        "",
+        f"healthd fails to read this line, {event.text[:200]}",
+        Clears.WINDOW,
     )
     old = conditions.get(finding.key) or _first_sight("kernel", "", finding, event.time, boot_id, ())
     seen = replace(

@@ -221,7 +221,7 @@ def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event
 
 
 def decision(taken: Decision, words: str) -> Event:
-    return Event("decision", {"decision": type(taken).__name__.lower(), "words": words})
+    return Event("decision", {"decision": type(taken).__name__.lower(), "text": words})
 
 
 def is_alive_due(told: Told, now: float) -> bool:

@@ -27,13 +27,13 @@ def missing_programs(which: Callable[[str], str | None]) -> list[str]:
     return [name for name in PROGRAMS if which(name) is None]
 
 
-def limits(mode: Mode, log_source: str, log_alive: bool, log_trouble: str, slurm_trouble: str) -> tuple[str, ...]:
+def limits(mode: Mode, log_source: str, log_alive: bool, log_trouble: str, slurm_problem: str) -> tuple[str, ...]:
     """Return sentences: what healthd needs here and does not have."""
     found = []
     if needs_kernel_log(log_source) and not log_alive:
         found.append(f"the kernel log is not read: {log_trouble or log_source}")
-    if needs_slurm(mode) and slurm_trouble:
-        found.append(f'mode is "{mode.value}", and Slurm cannot be used: {slurm_trouble}')
+    if needs_slurm(mode) and slurm_problem:
+        found.append(f'mode is "{mode.value}", and Slurm cannot be used: {slurm_problem}')
     return tuple(found)
 
 

@@ -15,12 +15,12 @@ from healthd.agent.conditions.ledger import Pause
 from healthd.agent.conditions.store import Memory
 from healthd.agent.control.protocol import (
     ACK,
+    FAILSLOW_PAUSE,
+    FAILSLOW_UNPAUSE,
     PAUSE,
-    PAUSE_DETECTION,
     REPAIRED,
-    RESUME_CHECKS,
-    RESUME_DETECTION,
     UNACK,
+    UNPAUSE,
 )
 from healthd.agent.slurm.flapping import answered_for, ended_in_drain, has_drained
 from healthd.common import detection_pause
@@ -123,7 +123,7 @@ def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> s
     return f"paused for {duration(seconds)} by {who}: {why}"
 
 
-def resume_checks(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
+def unpause(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
     if memory.ledger.pause is None:
         raise CommandRefused("there is no pause")
     end_pause(memory, now)
@@ -135,7 +135,7 @@ def end_pause(memory: Memory, now: float) -> None:
     memory.change(pause=None, trusted_since=now)
 
 
-def pause_detection(runtime_dir: str, request: Mapping[str, Any], who: str, now: float) -> str:
+def failslow_pause(runtime_dir: str, request: Mapping[str, Any], who: str, now: float) -> str:
     """It leaves Slurm and all other checks as they are."""
     seconds, why = _how_long_and_why(request, "a pause")
     try:
@@ -145,7 +145,7 @@ def pause_detection(runtime_dir: str, request: Mapping[str, Any], who: str, now:
     return f"nothing new is said of slow jobs for {duration(seconds)}, by {who}: {why}"
 
 
-def resume_detection(runtime_dir: str, _request: Mapping[str, Any], _who: str, now: float) -> str:
+def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _who: str, now: float) -> str:
     stood = detection_pause.standing(runtime_dir, now)
     try:
         detection_pause.end(runtime_dir)
@@ -156,6 +156,6 @@ def resume_detection(runtime_dir: str, _request: Mapping[str, Any], _who: str, n
     return "slow jobs are told again"
 
 
-COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, RESUME_CHECKS: resume_checks}
+COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, UNPAUSE: unpause}
 # What changes nothing that is remembered: (runtime directory, request, who, now) -> what was done.
-OF_DETECTION = {PAUSE_DETECTION: pause_detection, RESUME_DETECTION: resume_detection}
+OF_DETECTION = {FAILSLOW_PAUSE: failslow_pause, FAILSLOW_UNPAUSE: failslow_unpause}

@@ -7,9 +7,9 @@ One JSON object a line each way, then the daemon closes.
     {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "unack", "code": "gpu_xid/79", "part": null}     -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
-    {"command": "resume-checks"}                                 -> {"done": "..."}
-    {"command": "pause-detection", "seconds": 7200, "why": "..."} -> {"done": "..."}
-    {"command": "resume-detection"}                              -> {"done": "..."}
+    {"command": "unpause"}                                 -> {"done": "..."}
+    {"command": "failslow-pause", "seconds": 7200, "why": "..."} -> {"done": "..."}
+    {"command": "failslow-unpause"}                              -> {"done": "..."}
     {"command": "reload"}                                        -> {"done": "settings read again: ..."}
     {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
         and, where the epilog is to run something: "then": [{"argv": [...], "seconds": 5.0}]
@@ -32,11 +32,11 @@ LATEST = 1e12  # seconds since the epoch: later than any clock
 
 STATUS, LOOKS_LEFT = "status", "looks-left"  # anyone may ask
 JOB_ENDED, RELOAD = "job-ended", "reload"
-ACK, UNACK, REPAIRED, PAUSE, RESUME_CHECKS = "ack", "unack", "repaired", "pause", "resume-checks"
-PAUSE_DETECTION, RESUME_DETECTION = "pause-detection", "resume-detection"
-CLI = {PAUSE_DETECTION: "failslow pause", RESUME_DETECTION: "failslow resume-detection", JOB_ENDED: "hook epilog"}
+ACK, UNACK, REPAIRED, PAUSE, UNPAUSE = "ack", "unack", "repaired", "pause", "unpause"
+FAILSLOW_PAUSE, FAILSLOW_UNPAUSE = "failslow-pause", "failslow-unpause"
+CLI = {FAILSLOW_PAUSE: "failslow pause", FAILSLOW_UNPAUSE: "failslow unpause", JOB_ENDED: "hook epilog"}
 QUESTIONS = (STATUS, LOOKS_LEFT)
-COMMANDS = (JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, RESUME_CHECKS, PAUSE_DETECTION, RESUME_DETECTION)
+COMMANDS = (JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, UNPAUSE, FAILSLOW_PAUSE, FAILSLOW_UNPAUSE)
 
 Request = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Refused(HealthdError):
 
 
 def plain(command: str) -> Request:
-    """Of what has no more to say: STATUS, RELOAD, RESUME_CHECKS, RESUME_DETECTION."""
+    """Of what has no more to say: STATUS, RELOAD, UNPAUSE, FAILSLOW_UNPAUSE."""
     return {"command": command}
 
 
@@ -77,7 +77,7 @@ def unack(code: str, part: str | None) -> Request:
 
 
 def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
-    """`command`: PAUSE or PAUSE_DETECTION."""
+    """`command`: PAUSE or FAILSLOW_PAUSE."""
     return {"command": command, "seconds": seconds, "why": why}
 
 

@@ -27,8 +27,8 @@ class Unanswered(Value, frozen=True):
     why: str
     pid: int | None = None
 
-    def line(self, about: str) -> Line:
-        return fails(about, self.why, *((f"cat /proc/{self.pid}/stack", "dmesg") if self.pid else ()))
+    def line(self, topic: str) -> Line:
+        return fails(topic, self.why, *((f"cat /proc/{self.pid}/stack", "dmesg") if self.pid else ()))
 
 
 def ask(areas: Sequence[Area]) -> list[Line]:

@@ -13,35 +13,35 @@ from healthd.common.values import Value
 class State(enum.Enum):
     """LIMITED: healthd works without it. ABSENT: this node has none and needs none."""
 
-    FAILS = "fails"
+    FAILS = "failed"
     LIMITED = "limited"
-    WORKS = "works"
+    WORKS = "ok"
     ABSENT = "absent"
 
 
 class Line(Value, frozen=True):
-    """about: one or two words. says: a sentence without a full stop. mend: commands or settings to apply, in order."""
+    """topic: one or two words. message: a sentence without a full stop. fix: commands or settings, in order."""
 
-    about: str
+    topic: str
     state: State
-    says: str
-    mend: tuple[str, ...] = ()
+    message: str
+    fix: tuple[str, ...] = ()
 
 
-def works(about: str, says: str) -> Line:
-    return Line(about, State.WORKS, says)
+def works(topic: str, message: str) -> Line:
+    return Line(topic, State.WORKS, message)
 
 
-def absent(about: str, says: str) -> Line:
-    return Line(about, State.ABSENT, says)
+def absent(topic: str, message: str) -> Line:
+    return Line(topic, State.ABSENT, message)
 
 
-def limited(about: str, says: str, *mend: str) -> Line:
-    return Line(about, State.LIMITED, says, mend)
+def limited(topic: str, message: str, *fix: str) -> Line:
+    return Line(topic, State.LIMITED, message, fix)
 
 
-def fails(about: str, says: str, *mend: str) -> Line:
-    return Line(about, State.FAILS, says, mend)
+def fails(topic: str, message: str, *fix: str) -> Line:
+    return Line(topic, State.FAILS, message, fix)
 
 
 def status(lines: Iterable[Line]) -> int:
@@ -51,13 +51,13 @@ def status(lines: Iterable[Line]) -> int:
 
 
 def line_json(line: Line) -> dict[str, Any]:
-    return {"about": line.about, "state": line.state.value, "says": line.says, "mend": list(line.mend)}
+    return {"topic": line.topic, "state": line.state.value, "message": line.message, "fix": list(line.fix)}
 
 
 # --- text
 
-WORDS = {"fails": "does not work", "limited": "limited", "works": "works"}
-COLOURS = {"fails": "critical", "limited": "warning", "works": "healthy"}
+WORDS = {"failed": "does not work", "limited": "limited", "ok": "works"}
+COLOURS = {"failed": "critical", "limited": "warning", "ok": "healthy"}
 
 
 def text(document: Mapping[str, Any], page: Page) -> str:
@@ -66,14 +66,14 @@ def text(document: Mapping[str, Any], page: Page) -> str:
 
 
 def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
-    by_state: dict[str, list[Mapping[str, Any]]] = {"fails": [], "limited": [], "works": [], "absent": []}
+    by_state: dict[str, list[Mapping[str, Any]]] = {"failed": [], "limited": [], "ok": [], "absent": []}
     for line in document["lines"]:
         by_state[line["state"]].append(line)
-    bad, weak = len(by_state["fails"]), len(by_state["limited"])
+    bad, weak = len(by_state["failed"]), len(by_state["limited"])
     head = f"{plain(document['node'])}: healthd {document['version']} as {plain(document['user'])}, "
     yield page.heading(f"{head}mode {document['mode']}: {_summary(bad, weak)}")
-    width = max(len(line["about"]) for line in document["lines"])
-    for state in ("fails", "limited", "works"):
+    width = max(len(line["topic"]) for line in document["lines"])
+    for state in ("failed", "limited", "ok"):
         for line in by_state[state]:
             if line is by_state[state][0]:
                 yield ""
@@ -81,7 +81,7 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
             yield from _one(line, width, page)
     if by_state["absent"]:
         yield ""
-        here = "; ".join(f"{line['about']}: {line['says']}" for line in by_state["absent"])
+        here = "; ".join(f"{line['topic']}: {line['message']}" for line in by_state["absent"])
         yield from page.wrap(f"Not here, or not asked for: {here}")
 
 
@@ -93,8 +93,8 @@ def _summary(bad: int, weak: int) -> str:
 
 
 def _one(line: Mapping[str, Any], width: int, page: Page) -> Iterator[str]:
-    about = f"  {plain(line['about']):{width}}  "
-    inner = Page(max(page.width - len(about), 30)).wrap(line["says"])
-    yield (about + (inner[0] if inner else "")).rstrip()
-    yield from (" " * len(about) + more for more in inner[1:])
-    yield from (f"{' ' * len(about)}-> {plain(mend)}" for mend in line["mend"])
+    topic = f"  {plain(line['topic']):{width}}  "
+    inner = Page(max(page.width - len(topic), 30)).wrap(line["message"])
+    yield (topic + (inner[0] if inner else "")).rstrip()
+    yield from (" " * len(topic) + more for more in inner[1:])
+    yield from (f"{' ' * len(topic)}-> {plain(fix)}" for fix in line["fix"])

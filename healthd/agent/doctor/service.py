@@ -48,23 +48,23 @@ def kernel_log(settings: Settings) -> Iterator[Line]:
         Host(settings.root)
         open_source("journal", settings.root).close()
     except (OSError, ImportError) as error:
-        says = f"the journal cannot be read ({error}): lines that the ring buffer lost stay lost"
-        yield limited("journal", says, "systemctl status systemd-journald")
+        message = f"the journal cannot be read ({error}): lines that the ring buffer lost stay lost"
+        yield limited("journal", message, "systemctl status systemd-journald")
         return
     if os.path.isdir("/var/log/journal"):
         yield works("journal", "it can be read, and is kept over a reboot")
     else:
-        says = "it can be read, but not after a reboot: what a crashed node said last is lost"
-        yield limited("journal", says, "mkdir -p /var/log/journal && journalctl --flush")
+        message = "it can be read, but not after a reboot: what a crashed node said last is lost"
+        yield limited("journal", message, "mkdir -p /var/log/journal && journalctl --flush")
 
 
 def _opened(source: str, settings: Settings) -> Line:
     try:
         opened = open_source(source, settings.root)
     except OSError as error:
-        mend = ("sudo healthd doctor",) if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() else ()
+        fix = ("sudo healthd doctor",) if error.errno in (errno.EPERM, errno.EACCES) and os.geteuid() else ()
         where = f"{error.filename or source}: {error.strerror or error}"
-        return fails("kernel log", f"{where}: no Xid is seen", *(mend or ('kernel_log.source = "journal"',)))
+        return fails("kernel log", f"{where}: no Xid is seen", *(fix or ('kernel_log.source = "journal"',)))
     missing = opened.missing  # a file that the daemon waits for
     opened.close()
     if missing:
@@ -72,8 +72,8 @@ def _opened(source: str, settings: Settings) -> Line:
         command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
         return fails("kernel log", f"{missing}: no Xid is seen", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
-        says = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
-        return limited("kernel log", says, 'kernel_log.source = "kmsg"')
+        message = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
+        return limited("kernel log", message, 'kernel_log.source = "kmsg"')
     return works("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} can be read")
 
 
@@ -87,8 +87,8 @@ def daemon(
     processes: those on this machine that are a `healthd run`."""
     if status is None:
         there = "; ".join(f"process {process.pid} runs" for process in processes)
-        mend = ("systemctl status healthd", "journalctl -u healthd -n 50") if there else _start_it()
-        yield fails("daemon", f"{why_not}{f', though {there}' if there else ''}", *mend)
+        fix = ("systemctl status healthd", "journalctl -u healthd -n 50") if there else _start_it()
+        yield fails("daemon", f"{why_not}{f', though {there}' if there else ''}", *fix)
     else:
         yield _alive(settings, status, processes)
 
@@ -99,17 +99,17 @@ def _start_it() -> tuple[str, ...]:
 
 def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[psutil.Process]) -> Line:
     since = duration(max(0, int(time.time() - float(status.get("started", 0.0)))))
-    says = f"runs for {since}, mode {status.get('mode')}, version {status.get('version')}"
-    says += _beside(_listener(settings.runtime_dir), processes)
-    troubles = [str(trouble) for trouble in status.get("troubles", ())]
-    if troubles:
-        return limited("daemon", f"{says}; {'; '.join(troubles)}", "healthd status")
+    message = f"runs for {since}, mode {status.get('mode')}, version {status.get('version')}"
+    message += _beside(_listener(settings.runtime_dir), processes)
+    problems = [str(problem) for problem in status.get("problems", ())]
+    if problems:
+        return limited("daemon", f"{message}; {'; '.join(problems)}", "healthd status")
     if status.get("mode") != settings.mode.value:
-        wanted = f"{says}, but the settings say {settings.mode.value}"
+        wanted = f"{message}, but the settings say {settings.mode.value}"
         return limited(
             "daemon", wanted, "systemctl reload healthd", "systemctl restart healthd (what is marked (start))"
         )
-    return works("daemon", says)
+    return works("daemon", message)
 
 
 def _listener(runtime_dir: str) -> int | None:
@@ -178,9 +178,9 @@ def unit() -> Iterator[Line]:
 def _one_unit(path: str) -> Line:
     packaged = [folder for folder in ("/usr/lib", "/lib") if os.path.exists(f"{folder}/systemd/system/{UNIT}")]
     if path.startswith("/etc/") and packaged:
-        says = f"{path} hides the package's own unit: an upgrade does not reach it"
+        message = f"{path} hides the package's own unit: an upgrade does not reach it"
         return limited(
-            "unit", says, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (what is the site's)"
+            "unit", message, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (what is the site's)"
         )
     return works("unit", f"{path} is enabled")
 
@@ -196,8 +196,8 @@ def baseline(settings: Settings, now: float) -> Iterator[Line]:
     try:
         written = os.stat(path).st_mtime
     except FileNotFoundError:
-        says = f"no {path}: nothing says what this node should have, so a part that is gone is not missed"
-        yield limited("baseline", says, "healthd baseline --write (on a node that is well)")
+        message = f"no {path}: nothing says what this node should have, so a part that is gone is not missed"
+        yield limited("baseline", message, "healthd baseline --write (on a node that is well)")
     else:
         yield works("baseline", f"{path}, written {ago(written, now)}")
 
@@ -254,7 +254,7 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
     if not said:
         yield works("files", "nobody but root can write what healthd reads and runs as root")
     for place, why in said:
-        yield fails("files", why, *(mend.format(path=place) for mend in MEND))
+        yield fails("files", why, *(fix.format(path=place) for fix in MEND))
 
 
 def _wrong(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
@@ -303,8 +303,8 @@ def room(settings_state_dir: str, settings_runtime_dir: str, most_bytes_wanted: 
         short.append(
             (f"the node has {available >> 20} MiB of memory left", "ps -eo pid,user,rss,comm --sort=-rss | head")
         )
-    for says, mend in short:
-        yield limited("room", says, mend)
+    for message, fix in short:
+        yield limited("room", message, fix)
     if not short:
         yield works("room", f"disk for state_dir and runtime_dir, {available >> 20:,} MiB of memory")
 

@@ -45,8 +45,8 @@ def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None]
         return
     if missing:
         where = "systemctl edit healthd: [Service] Environment=PATH=/opt/slurm/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        mend = ("install slurm-client (Debian, Ubuntu) or slurm (EL); where it is installed but not on PATH:", where)
-        yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", mend)
+        fix = ("install slurm-client (Debian, Ubuntu) or slurm (EL); where it is installed but not on PATH:", where)
+        yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", fix)
         return
     config = _asked(run, commands.config())
     settled = config.text if not isinstance(config, str) and config.status == 0 else ""
@@ -88,8 +88,8 @@ def _munge(run: Run, which: Callable[[str], str | None], config: str, bad: State
     if isinstance(ran, str):
         yield Line("munge", bad, f"no credential: {ran}", ("systemctl restart munge",))
     elif ran.status != 0:
-        mend = ("systemctl restart munge", "timedatectl (a wrong clock makes credentials expire)", MUNGE)
-        yield Line("munge", bad, f"no valid credential: {_said(ran)}", mend)
+        fix = ("systemctl restart munge", "timedatectl (a wrong clock makes credentials expire)", MUNGE)
+        yield Line("munge", bad, f"no valid credential: {_said(ran)}", fix)
     else:
         yield works("munge", "a credential of this node is valid here")
 
@@ -101,8 +101,8 @@ def _node(settings: Settings, run: Run, bad: State) -> Line:
             return Line("Slurm node", bad, f"sinfo: {ran if isinstance(ran, str) else _said(ran)}", ("sinfo -N",))
         node = parse_node(ran.stdout, settings.node_name)
     except HealthdError as error:
-        mend = ("sinfo -N", 'node_name = "..." in healthd.toml')
-        return Line("Slurm node", bad, f"this node is not known by the name {settings.node_name}: {error}", mend)
+        fix = ("sinfo -N", 'node_name = "..." in healthd.toml')
+        return Line("Slurm node", bad, f"this node is not known by the name {settings.node_name}: {error}", fix)
     state = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
     if node.unread_rows:
         unread = f"{describe_unread(node.unread_rows)}: a drain cannot be counted against the fleet limit"
@@ -116,9 +116,9 @@ def _right(run: Run, bad: State) -> Line:
     if "Invalid node name" in said:
         return works("Slurm rights", f"user {os.geteuid()} may drain and resume (tried on a node that does not exist)")
     if "Invalid user id" in said or "denied" in said.lower():
-        says = f"user {os.geteuid()} may not change nodes: {said}"
+        message = f"user {os.geteuid()} may not change nodes: {said}"
         return Line(
-            "Slurm rights", bad, says, ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",)
+            "Slurm rights", bad, message, ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",)
         )
     return Line("Slurm rights", bad, f"whether nodes may be changed is not known: {said}", ("scontrol ping",))
 
@@ -128,8 +128,8 @@ def _hooks(config: str, settings: Settings) -> Line:
     names = ("Prolog", "Epilog", "HealthCheckProgram")
     set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
     if not set_up:
-        says = "slurm.conf names no prolog, epilog or health check: jobs start on a node that is about to be drained"
-        return Line("Slurm hooks", State.LIMITED, says, (DOCUMENT,))
+        message = "slurm.conf names no prolog, epilog or health check: jobs start on a node that is about to be drained"
+        return Line("Slurm hooks", State.LIMITED, message, (DOCUMENT,))
     said = ", ".join(f"{name}={value}" for name, value in set_up.items())
     return works("Slurm hooks", f"slurm.conf has {said}; {DOCUMENT} says what they should call")
 

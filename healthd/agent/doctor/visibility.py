@@ -48,19 +48,19 @@ def _gpus(result: CheckResult) -> Line:
         return fails("GPUs", finding.message, f"healthd explain {finding.code}")
     driver = dict(seen["gpu_driver_info"].labels)["version"] if "gpu_driver_info" in seen else ""
     count = int(seen["gpus"].value)
-    says = f"NVML answers: driver {driver or 'of no known version'}, {count} GPU{'' if count == 1 else 's'}"
+    message = f"NVML answers: driver {driver or 'of no known version'}, {count} GPU{'' if count == 1 else 's'}"
     if result.findings:
         finding = result.findings[0]
-        return limited("GPUs", f"{says}; {finding.message}", f"healthd explain {finding.code}")
-    return works("GPUs", says)
+        return limited("GPUs", f"{message}; {finding.message}", f"healthd explain {finding.code}")
+    return works("GPUs", message)
 
 
 def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
     if not around.ipmi_device:
-        says = (
+        message = (
             "no /dev/ipmi0: the BMC's event log is not read (modprobe -a ipmi_devintf ipmi_si, if this machine has one)"
         )
-        return absent("IPMI", says)
+        return absent("IPMI", message)
     if not results:
         return absent("IPMI", "check ipmi_sel is switched off")
     if not around.ipmitool:
@@ -73,17 +73,17 @@ def _ipmi(results: Sequence[CheckResult], around: Around) -> Line:
 
 def _mounts(results: Sequence[CheckResult]) -> Line:
     if not results:
-        says = "no file system is watched: say which ones jobs need"
-        return limited("mounts", says, "healthd baseline --write", '[checks.mount."/data"] in healthd.toml')
+        message = "no file system is watched: say which ones jobs need"
+        return limited("mounts", message, "healthd baseline --write", '[checks.mount."/data"] in healthd.toml')
     silent = [result for result in results if result.outcome is not Outcome.COMPLETED]
     broken = [result for result in results if result.findings and result not in silent]
     count = f"{len(results)} watched"
     if silent:
-        says = "; ".join(f"{result.instance}: {result.error}" for result in silent[:NAMED])
-        return limited("mounts", f"{count}, {len(silent)} not answering: {says}", "healthd check mount")
+        message = "; ".join(f"{result.instance}: {result.error}" for result in silent[:NAMED])
+        return limited("mounts", f"{count}, {len(silent)} not answering: {message}", "healthd check mount")
     if broken:
-        says = "; ".join(result.findings[0].message for result in broken[:NAMED])
-        return limited("mounts", f"{count}; {says}", "healthd check mount")
+        message = "; ".join(result.findings[0].message for result in broken[:NAMED])
+        return limited("mounts", f"{count}; {message}", "healthd check mount")
     return works("mounts", f"{count}: {', '.join(result.instance for result in results)}")
 
 
@@ -111,5 +111,5 @@ def _others(results: Sequence[CheckResult], every: Sequence[CheckResult], around
     else:
         said = "; ".join(f"{result.run}: {result.error}" for result in blind[:NAMED])
         more = f"; and {len(blind) - NAMED} more" if len(blind) > NAMED else ""
-    mend = ("healthd check",) if around.is_root else ("sudo healthd doctor",)
-    return limited("checks", f"{len(blind)} of {len(results)} others cannot look: {said}{more}", *mend)
+    fix = ("healthd check",) if around.is_root else ("sudo healthd doctor",)
+    return limited("checks", f"{len(blind)} of {len(results)} others cannot look: {said}{more}", *fix)

@@ -56,8 +56,8 @@ class Listener:
         self._gap_waits = False
         self._before = (0, 0, 0, 0)  # what sources that died had counted
         self._last_read = 0.0
-        trouble = "" if spec != "off" else "switched off"
-        self.status = KernelLogStatus(spec, alive=False, trouble=trouble, observed=observed)
+        problem = "" if spec != "off" else "switched off"
+        self.status = KernelLogStatus(spec, alive=False, problem=problem, observed=observed)
         self.journal = SourceStatus("journal", up=True)
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -91,7 +91,7 @@ class Listener:
             k.lost_total,
             k.malformed_total,
             k.rotations_total,
-            k.trouble,
+            k.problem,
         )
         if self._spec == "kmsg":
             yield self.journal
@@ -140,7 +140,7 @@ class Listener:
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
             self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
-        self.journal = replace(self.journal, up=True, last_read=self._now(), trouble="")
+        self.journal = replace(self.journal, up=True, last_read=self._now(), problem="")
         return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
 
     def not_filled(self, gap: Gap, why: str) -> None:
@@ -148,7 +148,7 @@ class Listener:
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
-        self.journal = replace(self.journal, up=False, trouble=why, restarts_total=restarts)
+        self.journal = replace(self.journal, up=False, problem=why, restarts_total=restarts)
         if not self._gap_waits:
             log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
             self._gap_failures = 0
@@ -186,12 +186,12 @@ class Listener:
             self._failed(f"{self._spec}: {_why(error)}")
             return
         missing = self._source.missing
-        self.status = replace(self.status, alive=not missing, trouble=missing or self._forgeable())
+        self.status = replace(self.status, alive=not missing, problem=missing or self._forgeable())
 
     def _forgeable(self) -> str:
         return FORGEABLE.format(self._spec) if self.status.observed else ""
 
-    def _failed(self, trouble: str) -> None:
+    def _failed(self, problem: str) -> None:
         if self._source is not None:
             self._cursor = self._source.cursor
             self._before = self._counted()
@@ -201,8 +201,8 @@ class Listener:
         self._failures += 1
         self._retry_at = self._monotonic() + wait
         restarts = self.status.restarts_total + 1
-        self.status = replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
-        log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
+        self.status = replace(self.status, alive=False, problem=problem, restarts_total=restarts)
+        log.error("kernel log cannot be read, trying again in %g s: %s", wait, problem)
 
     def _counted(self) -> tuple[int, int, int, int]:
         """(lost, overruns, malformed, rotations) of all sources since the start."""
@@ -219,11 +219,11 @@ class Listener:
 
     def _count(self, lines: int, events: int) -> None:
         lost, overruns, malformed, rotations = self._counted()
-        missing = self._source.missing if self._source else self.status.trouble
+        missing = self._source.missing if self._source else self.status.problem
         self.status = replace(
             self.status,
             alive=not missing,
-            trouble=missing or self._forgeable(),
+            problem=missing or self._forgeable(),
             lines_total=self.status.lines_total + lines,
             events_total=self.status.events_total + events,
             lost_total=lost,

@@ -86,7 +86,7 @@ class WebFiles:
         finally:
             self._lock.release()
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Return why the files are not in force, or that clients reject the certificate, now or soon; "" if neither."""
         with self._lock:  # wait for a client's thread that hangs in the files: the caller reports that this hangs
             pass

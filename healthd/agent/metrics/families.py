@@ -159,8 +159,8 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
     commands = [({"command": command, "result": result}, float(n)) for (command, result), n in slurm.commands.items()]
     yield "slurm_commands_total", commands
     yield "slurm_read_timestamp_seconds", _moment(slurm.read_at)
-    yield "slurm_trouble", [({}, bool(slurm.trouble))]
-    yield "slurm_drain_wanted", [({}, bool(s.verdict.causes))]
+    yield "slurm_problem", [({}, bool(slurm.problem))]
+    yield "slurm_drain_desired", [({}, bool(s.verdict.causes))]
     if slurm.owner not in ("", Owner.NOBODY.value):
         yield "slurm_drained_by", [({"owner": slurm.owner}, 1)]
         yield "slurm_drained_since_timestamp_seconds", _moment(s.drained_since)
@@ -175,8 +175,8 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
         return
     if hold.times:
         of = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
-        yield "fleet_limit_held", [(of, 1)]
-        yield "fleet_limit_nodes_held", [(of, hold.drained)]
+        yield "fleet_limit_drain_waiting", [(of, 1)]
+        yield "fleet_limit_nodes_drained", [(of, hold.drained)]
         yield "fleet_limit_nodes", [(of, hold.nodes)]
         yield "fleet_limit_nodes_allowed", [(of, hold.limit)]
     yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
@@ -201,7 +201,7 @@ def _decision(s: Snapshot) -> Iterator[Rows]:
 def _workers(s: Snapshot) -> Iterator[Rows]:
     yield "config_last_reload_successful", [({}, s.config_last_reload_successful)]
     yield "config_reload_failures_total", [({}, s.config_reload_failures_total)]
-    yield "resource_barred", [({"resource": resource}, 1) for resource in s.quarantined]
+    yield "resource_blocked", [({"resource": resource}, 1) for resource in s.quarantined]
     yield "workers_started_total", [({}, s.workers_started_total)]
     yield "workers_abandoned_total", [({}, s.workers_abandoned_total)]
     yield "ledger_copy_failures_total", [({}, s.ledger_copy_failures_total)]

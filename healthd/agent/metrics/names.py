@@ -107,10 +107,10 @@ FAMILIES = {
         ("command", "result"), "Slurm commands run since the start, by how they ended: ok, error or timeout."
     ),
     "slurm_read_timestamp_seconds": Family((), "When the node was last read from Slurm, in seconds since the epoch."),
-    "slurm_trouble": Family((), "1 if Slurm could not be read or changed when last tried, else 0."),
-    "slurm_drain_wanted": Family((), "1 if an open condition wants the node drained, in mode observe too; else 0."),
+    "slurm_problem": Family((), "1 if Slurm could not be read or changed when last tried, else 0."),
+    "slurm_drain_desired": Family((), "1 if an open condition wants the node drained, in mode observe too; else 0."),
     "slurm_drained_by": Family(
-        ("owner",), "Always 1; the label is whose the drain is, as last read: ours, foreign, or foreign_healthd."
+        ("owner",), "Always 1; the label is whose the drain is, as last read: healthd, other, or unrecorded_healthd."
     ),
     "slurm_drained_since_timestamp_seconds": Family(
         (),
@@ -125,10 +125,10 @@ FAMILIES = {
         "0 while a drain is wanted or set and the nodes that healthd keeps drained cannot be counted, else 1. Drains "
         "are held then.",
     ),
-    "fleet_limit_held": Family(
+    "fleet_limit_drain_waiting": Family(
         _LIMIT, "Always 1: a drain that is wanted is held back, since healthd holds as many nodes as it may."
     ),
-    "fleet_limit_nodes_held": Family(_LIMIT, "Nodes that healthd held drained at the last count."),
+    "fleet_limit_nodes_drained": Family(_LIMIT, "Nodes that healthd held drained at the last count."),
     "fleet_limit_nodes": Family(_LIMIT, "Nodes of that partition."),
     "fleet_limit_nodes_allowed": Family(_LIMIT, "How many of them healthd may hold drained."),
     "fleet_limit_waiting_since_timestamp_seconds": Family(
@@ -139,8 +139,7 @@ FAMILIES = {
     "decision_withheld": Family((), "1 if something would be done but for the mode, a pause or a limit; else 0."),
     "commands_total": Family(
         ("command",),
-        "What people told healthd since the start: ack, repaired, pause, resume-checks, pause-detection, "
-        "resume-detection.",
+        "What people told healthd since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
     ),
     "paused": Family((), "1 while a healthd pause holds, else 0."),
     "paused_until_timestamp_seconds": Family((), "When the pause ends, in seconds since the epoch."),
@@ -149,7 +148,7 @@ FAMILIES = {
         (), "1 if the settings were read without an error when last tried, 0 if the old ones were kept."
     ),
     "config_reload_failures_total": Family((), "Times since the start that changed settings were refused."),
-    "resource_barred": Family(
+    "resource_blocked": Family(
         ("resource",), "Always 1: a lost worker still hangs in it, and checks that use it cannot run."
     ),
     "workers_started_total": Family((), "Worker processes started since the start."),

@@ -40,7 +40,7 @@ class Publisher:
     verdict_word      the first word of the verdict file
     verdict_trouble   why the verdict file could not be written; "" = it was
     metrics_troubles  why the metrics are not served at an address where they are wanted
-    web_trouble       what is wrong with the web configuration or its certificates; "" = no trouble
+    web_trouble       what is wrong with the web configuration or its certificates; "" = nothing
     """
 
     shown: Snapshot
@@ -92,10 +92,10 @@ class Publisher:
             except OSError:
                 overwrite_file(path, line)
         except OSError as error:
-            trouble = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not know of new faults"
-            if self.verdict_trouble != trouble:
-                log.error("%s", trouble)
-            self.verdict_trouble = trouble
+            problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not know of new faults"
+            if self.verdict_trouble != problem:
+                log.error("%s", problem)
+            self.verdict_trouble = problem
             self._withdraw_verdict(path)
         else:
             self.verdict_trouble = ""
@@ -133,8 +133,8 @@ class Publisher:
             self._serving.join(FILES_SECONDS)
         served: _Served | Exception
         if self._serving.is_alive():
-            trouble = f"metrics page: {config.web_config}: no answer: does it, or a certificate, lie on a hung mount?"
-            served = _Served(self.metrics_troubles, trouble)
+            problem = f"metrics page: {config.web_config}: no answer: does it, or a certificate, lie on a hung mount?"
+            served = _Served(self.metrics_troubles, problem)
         else:
             served = self._served
         if isinstance(served, Exception):
@@ -159,7 +159,7 @@ class Publisher:
         from healthd.agent.metrics.http_server import Pages, serve
 
         config, waiting = self.settings.metrics, self._waiting()
-        troubles, web_trouble = [], ""
+        problems, web_trouble = [], ""
         try:
             if self._pages is None:  # asked from their own threads
                 self._pages = Pages(lambda: self.shown, config.web_config)
@@ -167,16 +167,16 @@ class Publisher:
                 try:
                     port, self._stop_metrics[address] = serve(address, self._pages)
                 except OSError as error:
-                    troubles.append(f"no metrics page: {error}")
+                    problems.append(f"no metrics page: {error}")
                 else:
                     is_tls = self._pages.files is not None and self._pages.files.web().context is not None
                     host = f"[{address[0]}]" if ":" in address[0] else address[0]
                     log.info("metrics on http%s://%s:%d/metrics", "s" if is_tls else "", host, port)
-            if self._pages.files and (trouble := self._pages.files.trouble()):
-                web_trouble = f"metrics page: {trouble}"
+            if self._pages.files and (problem := self._pages.files.problem()):
+                web_trouble = f"metrics page: {problem}"
         except WebConfigError as error:
             web_trouble = f"no metrics page: {error}"
-        return _Served(tuple(troubles), web_trouble)
+        return _Served(tuple(problems), web_trouble)
 
     def close(self) -> None:
         for stop in list(self._stop_metrics.values()):

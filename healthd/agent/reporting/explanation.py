@@ -90,7 +90,7 @@ def runbook(check: Check, code: str) -> str:
 
 
 def of_code(
-    asked: str, code: str, part: str, explain: Explain, check: Check | None, here: Here, line: Finding | None = None
+    query: str, code: str, part: str, explain: Explain, check: Check | None, here: Here, line: Finding | None = None
 ) -> dict[str, Any]:
     """`check`: None for a name that only stands in messages. `line`: what a kernel line that was asked about is found
     to be."""
@@ -107,7 +107,7 @@ def of_code(
     }
     steps = remedies(worst) if check and (line or not explain.line_decides) else ()
     return {
-        "asked": asked,
+        "query": query,
         "what": "code",
         "check": check.name if check else "",
         "code": code,
@@ -198,14 +198,14 @@ def _of_run(
     ]
     expected = getattr(config, explain.expects) if explain.expects and hasattr(config, explain.expects) else True
     steps = [step for _, each in courses for step in each]
-    unlooked_by = _unlooked_by(explain, check, config, heard, here)
+    disabled_by = _disabled_by(explain, check, config, heard, here)
     return {
         "instances": [],
         "set_up": not check.per or bool(config.name),
         "enabled": enabled,
-        "expects": explain.expects if not expected else "",
-        "unlooked_by": unlooked_by,
-        "courses": [
+        "required_setting": explain.expects if not expected else "",
+        "disabled_by": disabled_by,
+        "timelines": [
             {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in each]}
             for finding, each in courses
         ],
@@ -214,12 +214,12 @@ def _of_run(
         "observed": heard and observed,
         "paused_until": here.running.paused_until if here.running else 0.0,
         "settings": list(
-            _deciders(code, explain, check, config, enabled, here, steps, heard and observed, unlooked_by)
+            _deciders(code, explain, check, config, enabled, here, steps, heard and observed, disabled_by)
         ),
     }
 
 
-def _unlooked_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
+def _disabled_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
     """Return the setting that switches the detection of this code off, "" if it is on."""
     if heard and here.settings.kernel_log.source == "off":
         return _KERNEL_LOG
@@ -246,7 +246,7 @@ def _deciders(
     here: Here,
     steps: Sequence[Step],
     observed: bool,
-    unlooked_by: str,
+    disabled_by: str,
 ) -> Iterator[dict[str, Any]]:
     """The settings that decide it, and where each came from."""
 
@@ -278,14 +278,14 @@ def _deciders(
         yield {**own("severity"), "setting": f'{place("severity")}."{code}"', "value": dump(config.severity[code])}
     if explain.expects in config.guessed or "name" in config.guessed:
         yield row("profile", here.loaded.profile if here.loaded else "")
-    if observed or unlooked_by == _KERNEL_LOG:
+    if observed or disabled_by == _KERNEL_LOG:
         yield row(_KERNEL_LOG, settings.kernel_log.source)
     if observed:
         yield row("kernel_log.trust_file", settings.kernel_log.trust_file)
     if Does.REQUEUES in drains and here.mode[0] is not Mode.DRAIN:
         yield row("slurm.requeue", settings.slurm.requeue)
     if drains:
-        names = ("limit_percent", "limit_at_least")
+        names = ("limit_percent", "limit_min_nodes")
         own_hardware = tuple(f"own_hardware_{name}" for name in names)
         for name in (*(names if explain.shared is not False else ()), *(own_hardware if not explain.shared else ())):
             yield row(f"fleet.{name}", getattr(settings.fleet, name))
@@ -324,12 +324,12 @@ def sentences(run: Document) -> Iterator[str]:
     """What healthd does with one code in one run of its check, as a list of sentences."""
     of = {row["setting"]: row["value"] for row in run["settings"]}
     victims = _VICTIMS[of.get("slurm.requeue", Requeue.PART.value)]
-    for number, each in enumerate(run["courses"]):
+    for number, each in enumerate(run["timelines"]):
         steps = each["steps"]
         told = [f"{_when(steps, place, run)} {does_words(step, victims)}" for place, step in enumerate(steps)]
         if not number:
             yield from (f"{words[:1].upper()}{words[1:]}." for words in told)
-        elif each["steps"] != run["courses"][0]["steps"]:
+        elif each["steps"] != run["timelines"][0]["steps"]:
             yield f"Where it is {each['severity']}: {'; '.join(told)}."
     if run["observed"]:
         yield (
@@ -353,7 +353,7 @@ def _when(steps: Sequence[Document], place: int, run: Document) -> str:
 
 
 def _drains(run: Document, word: str) -> bool:
-    return any(step[word] in ("drains", "requeues") for each in run["courses"] for step in each["steps"])
+    return any(step[word] in ("drains", "requeues") for each in run["timelines"] for step in each["steps"])
 
 
 def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
@@ -381,7 +381,7 @@ def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _share(of: Mapping[str, Any], name: str) -> str:
-    least = of[f"fleet.{name}_at_least"]
+    least = of[f"fleet.{name}_min_nodes"]
     nodes = f"{least} {'node' if least == 1 else 'nodes'}"
     return f"{of[f'fleet.{name}_percent']:g} % of a partition (but at least {nodes})"
 
@@ -410,10 +410,10 @@ def _code_text(d: Document, page: Page) -> Iterator[str]:
         yield from page.wrap(f"The line says: {d['message']}")
     yield from _section("What it means", d["meaning"], page)
     yield from _section("Why it matters", d["matters"], page)
-    if d["settings_trouble"]:
+    if d["settings_problem"]:
         yield from _section("What healthd does here", "", page)
-        trouble = f"The settings could not be read, so this is by the defaults: {d['settings_trouble']}"
-        yield from page.wrap(trouble, "  ")
+        problem = f"The settings could not be read, so this is by the defaults: {d['settings_problem']}"
+        yield from page.wrap(problem, "  ")
     elif d["here"]:
         yield from _section("What healthd does here", "", page)
     for run in d["here"]:
@@ -432,12 +432,12 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
         yield from page.wrap(f"Not checked here: there is no [checks.{check}.NAME]. With one:", "  ")
     elif not run["enabled"]:
         yield from page.wrap("Not checked here: the check is off (enabled = false). If you turn it on:", "  ")
-    elif run["unlooked_by"]:
-        yield from page.wrap(f"Not checked here: {run['unlooked_by']} is off. If you turn it on:", "  ")
-    elif run["expects"]:
+    elif run["disabled_by"]:
+        yield from page.wrap(f"Not checked here: {run['disabled_by']} is off. If you turn it on:", "  ")
+    elif run["required_setting"]:
         yield from page.wrap(
-            f"Not checked here: [checks.{check}] {run['expects']} is empty. Set it, or run healthd baseline --write. "
-            "Then:",
+            f"Not checked here: [checks.{check}] {run['required_setting']} is empty. "
+            "Set it, or run healthd baseline --write. Then:",
             "  ",
         )
     for sentence in sentences(run):
@@ -467,10 +467,10 @@ def _first_sentence(text: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def of_check(asked: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
+def of_check(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
     """codes: as `healthd list --codes --json` has them."""
     return {
-        "asked": asked,
+        "query": query,
         "what": "check",
         "check": check.name,
         "summary": check.summary,
@@ -486,29 +486,29 @@ def _check_text(d: Document, page: Page) -> Iterator[str]:
     yield render.codes(map(code_row, d["codes"]), page).rstrip("\n")
 
 
-def of_kernel_line(asked: str, says: str) -> dict[str, Any]:
+def of_kernel_line(query: str, message: str) -> dict[str, Any]:
     """A line of the kernel log that is no fault."""
-    return {"asked": asked, "what": "kernel_line", "says": says}
+    return {"query": query, "what": "kernel_line", "message": message}
 
 
 def _line_text(d: Document, page: Page) -> Iterator[str]:
-    yield from page.wrap(d["says"])
+    yield from page.wrap(d["message"])
 
 
-def of_others_reason(asked: str, whose: str, meaning: str, todo: str) -> dict[str, Any]:
-    return {"asked": asked, "what": "others_reason", "whose": whose, "meaning": meaning, "todo": todo}
+def of_foreign_reason(query: str, origin: str, meaning: str, todo: str) -> dict[str, Any]:
+    return {"query": query, "what": "foreign_reason", "origin": origin, "meaning": meaning, "todo": todo}
 
 
 def _others_text(d: Document, page: Page) -> Iterator[str]:
-    yield from page.wrap(d["asked"])
-    yield from _section("Whose it is", f"{d['whose'][:1].upper()}{d['whose'][1:]}.", page)
+    yield from page.wrap(d["query"])
+    yield from _section("Whose it is", f"{d['origin'][:1].upper()}{d['origin'][1:]}.", page)
     yield from _section("What it means", d["meaning"], page)
     yield from _section("What to do", d["todo"], page)
 
 
-def of_several(asked: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
+def of_several(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
     """Codes that the words may mean, as in of_check."""
-    return {"asked": asked, "what": "several", "why": why, "codes": list(codes)}
+    return {"query": query, "what": "ambiguous", "why": why, "codes": list(codes)}
 
 
 def _several_text(d: Document, page: Page) -> Iterator[str]:
@@ -520,7 +520,7 @@ def _several_text(d: Document, page: Page) -> Iterator[str]:
 _TEXTS = {
     "code": _code_text,
     "check": _check_text,
-    "others_reason": _others_text,
-    "several": _several_text,
+    "foreign_reason": _others_text,
+    "ambiguous": _several_text,
     "kernel_line": _line_text,
 }

@@ -27,14 +27,14 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     """A row for each run with its worst finding; then the findings, and what could not be looked at."""
     then = f", when it was recorded on {date(document['time'])}" if replayed else ""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}"]
-    listening = document.get("listening", {}).get("checks", ())
+    listening = document.get("from_daemon", {}).get("checks", ())
     looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
     shown, quiet = _told_apart(looked)
     lines += [""] if looked else []
     rows = [(_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r)) for r in shown]
     lines += page.table(("check", "outcome", "took", "finding", ""), rows) if rows else []
     lines += [""] if rows and quiet else []
-    listens = document["without_result"].get("listens", ())
+    listens = document["without_result"].get("kernel_log_only", ())
     of_log = [r for r in quiet if r["check"] in listens]
     lines += _quiet([r for r in quiet if r not in of_log], "", page)
     if of_log:
@@ -66,8 +66,8 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
 
 def _heard(document: Document, page: Page) -> Iterator[str]:
     """What the daemon says of checks that only listen; why it cannot say it is among what is not known."""
-    heard = document.get("listening")
-    if heard is None or heard["trouble"]:
+    heard = document.get("from_daemon")
+    if heard is None or heard["problem"]:
         return
     names, now = ", ".join(heard["checks"]), document["time"]
     only_listen = "only listens" if len(heard["checks"]) == 1 else "only listen"
@@ -119,8 +119,8 @@ def _quiet(quiet: Sequence[Document], when: str, page: Page) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for r in quiet:
         if nothing := r["nothing_to_check"]:
-            mend = f" ({nothing['mend']})" if nothing["mend"] else ""
-            reasons.setdefault(f"{nothing['reason']}{mend}", []).append(_name(r))
+            fix = f" ({nothing['fix']})" if nothing["fix"] else ""
+            reasons.setdefault(f"{nothing['reason']}{fix}", []).append(_name(r))
     if reasons:
         yield f"{_counted(len(quiet) - len(passed), 'check')} had nothing to check:"
         for reason, names in sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -130,7 +130,7 @@ def _quiet(quiet: Sequence[Document], when: str, page: Page) -> Iterator[str]:
 def _without_result(document: Document, page: Page) -> Iterator[str]:
     """Yield the checks that a round does not run, by the reason."""
     words = {
-        "listens": ("listens to the kernel log", "listen to the kernel log"),
+        "kernel_log_only": ("listens to the kernel log", "listen to the kernel log"),
         "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
         "off": ("is off (enabled = false)", "are off (enabled = false)"),
         "not_set_up": ("is not set up", "are not set up"),
@@ -138,7 +138,7 @@ def _without_result(document: Document, page: Page) -> Iterator[str]:
     ran = {r["check"] for r in document["results"]}
     for why, (of_one, of_more) in words.items():
         names = [name for name in document["without_result"].get(why, ()) if name not in ran]
-        if names and not (why == "listens" and document.get("listening")):
+        if names and not (why == "kernel_log_only" and document.get("from_daemon")):
             words_of = of_one if len(names) == 1 else of_more
             yield from page.wrap(f"{_counted(len(names), 'check')} {words_of}: {', '.join(names)}")
 
@@ -203,14 +203,12 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         lines += page.wrap(
             f"paused by {d['pause']['who']}, ends {ahead(d['pause']['until'], now)}: {d['pause']['why']}", "  "
         )
-        lines.append(_step("to end that now", " ".join(filter(None, ("healthd resume-checks", flags))), "  "))
+        lines.append(_step("to end that now", " ".join(filter(None, ("healthd unpause", flags))), "  "))
     if slow := d.get("detection_pause"):
         lines += page.wrap(
             f"slow jobs are not told: paused by {slow['who']}, ends {ahead(slow['until'], now)}: {slow['why']}", "  "
         )
-        lines.append(
-            _step("to end that now", " ".join(filter(None, ("healthd failslow resume-detection", flags))), "  ")
-        )
+        lines.append(_step("to end that now", " ".join(filter(None, ("healthd failslow unpause", flags))), "  "))
     lines += _troubles(d, now, page)
     lines += ["", page.heading("Conditions")]
     shown = _most_urgent(d["conditions"])
@@ -260,7 +258,9 @@ def _drained(slurm: Document) -> str:
     state = set(slurm["state"] or ())
     if "DRAIN" not in state:
         return ""
-    whose = {"ours": "by healthd", "foreign_healthd": "by an earlier healthd"}.get(slurm["owner"], "not by healthd")
+    whose = {"healthd": "by healthd", "unrecorded_healthd": "by an earlier healthd"}.get(
+        slurm["owner"], "not by healthd"
+    )
     drained = bool(state & {"IDLE", "DOWN"}) and "COMPLETING" not in state
     jobs = len(slurm.get("requeued", ()))
     requeued = f", {_counted(jobs, 'job')} requeued" if jobs else ""
@@ -270,14 +270,14 @@ def _drained(slurm: Document) -> str:
 def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:
     """What keeps healthd from its work, each with what to type, above all that it found."""
     hold = d["slurm"].get("fleet_hold")
-    if not (d["troubles"] or d["barred"] or hold):
+    if not (d["problems"] or d["blocked"] or hold):
         return
     yield from ("", page.heading("Trouble"))
-    for sentence, command in zip(d["troubles"], d["trouble_commands"], strict=True):
+    for sentence, command in zip(d["problems"], d["problem_commands"], strict=True):
         yield from page.wrap(sentence, "  ")
         if command:
             yield _step("next", command)
-    for resource, pid in d["barred"].items():
+    for resource, pid in d["blocked"].items():
         yield from page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
         yield _step("next", f"ps -o pid,stat,etime,wchan:30,args -p {int(pid)}")
     if hold:
@@ -345,7 +345,7 @@ def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
 
 def _kernel_log(k: Document, now: float) -> str:
     if not k["alive"]:
-        return f"{k['source']}: not read{': ' + k['trouble'] if k.get('trouble') else ''}"
+        return f"{k['source']}: not read{': ' + k['problem'] if k.get('problem') else ''}"
     lost = f", {_counted(k['lost_total'], 'line')} lost" if k.get("lost_total") else ""
     last = f", last line {ago(k['last_line'], now)}" if k.get("last_line") else ""
     heard = f"{_counted(k.get('lines_total', 0), 'line')}, {_counted(k.get('events_total', 0), 'event')}"

@@ -38,16 +38,16 @@ from healthd.common.values import Value
 NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
 
 
-class Trouble(NamedTuple):
+class Problem(NamedTuple):
     """A problem of healthd itself. next: a command that can be pasted into a shell; "" = there is none."""
 
     sentence: str
     next: str = ""
 
 
-def labelled(label: str, trouble: str) -> str:
+def labelled(label: str, problem: str) -> str:
     """Return "LABEL: TROUBLE", or "" if there is no trouble."""
-    return f"{label}: {trouble}" if trouble else ""
+    return f"{label}: {problem}" if problem else ""
 
 
 def command_for_kernel_log(log: KernelLogStatus) -> str:
@@ -99,7 +99,7 @@ class Snapshot(Value, frozen=True):
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
     remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, where it declares one
     without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # why -> checks (registry.without_result)
-    troubles: tuple[Trouble, ...] = ()
+    problems: tuple[Problem, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
 
@@ -107,7 +107,7 @@ def decision_words(decision: Decision, owner: str = "") -> str:
     """The decision as a person reads it. `owner`: whose drain stands (policy.Owner)."""
     if isinstance(decision, Drain):
         words = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
-        if owner.startswith("foreign"):
+        if owner in ("other", "unrecorded_healthd"):
             words = f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
         return words + _spared(decision.spared)
     if isinstance(decision, Resume):
@@ -157,7 +157,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
         "started": r.started,
         "duration_seconds": round(r.duration_seconds, 6),
         "error": r.error,
-        "nothing_to_check": {"reason": r.nothing.reason, "mend": r.nothing.mend} if r.nothing else None,
+        "nothing_to_check": {"reason": r.nothing.reason, "fix": r.nothing.fix} if r.nothing else None,
         "findings": [
             {
                 "code": f.code,
@@ -179,7 +179,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 def limits_of(s: Snapshot) -> tuple[str, ...]:
     """Return sentences: what healthd needs on this node and does not have."""
     log = s.kernel_log
-    return limits(Mode(s.mode), log.source, log.alive, log.trouble, s.slurm.trouble)
+    return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 
 
 def health_of(s: Snapshot) -> Health:
@@ -211,7 +211,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "action": type(s.decision).__name__.lower(),
             "text": decision_words(s.decision, s.slurm.owner),
             "would": would,
-            "spared": [{"job": job, "why": why} for job, why in spared],
+            "not_requeued": [{"job": job, "why": why} for job, why in spared],
         },
         "slurm": {
             "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
@@ -219,7 +219,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "reason_user": s.slurm.node.reason_user if s.slurm.node else "",
             "owner": s.slurm.owner,
             "read_at": s.slurm.read_at,
-            "trouble": s.slurm.trouble,
+            "problem": s.slurm.problem,
             "requeued": list(s.requeued),
             "fleet_hold": asdict(s.fleet_hold) if s.fleet_hold else None,
         },
@@ -233,9 +233,9 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "round": asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
         "detection_pause": asdict(s.detection_pause) if s.detection_pause else None,
-        "barred": dict(s.quarantined),
-        "troubles": [trouble.sentence for trouble in s.troubles],
-        "trouble_commands": [trouble.next for trouble in s.troubles],
+        "blocked": dict(s.quarantined),
+        "problems": [problem.sentence for problem in s.problems],
+        "problem_commands": [problem.next for problem in s.problems],
         "dropped": dict(s.dropped),
         "shortages": dict(s.shortages),
         "inventory": _inventory_json(s.inventory),

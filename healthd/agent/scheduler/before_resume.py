@@ -79,7 +79,7 @@ class BeforeResume:
     node.
 
     waits_for what the resume waits for, in words; "" = for nothing
-    trouble   why the last one told nothing; "" = it did
+    problem   why the last one told nothing; "" = it did
     stage     of the drain that stands
     """
 
@@ -91,7 +91,7 @@ class BeforeResume:
         monotonic: Callable[[], float],
     ) -> None:
         self.stage = Stage.BEFORE
-        self.waits_for = self.trouble = ""
+        self.waits_for = self.problem = ""
         self._argv_of = argv_of
         self._is_busy = is_busy
         self._now = now
@@ -162,13 +162,13 @@ class BeforeResume:
         out, err = child.output()
         said = " ".join((err.strip() or out.decode("utf-8", "replace").strip()).splitlines()[-1:])[:200]
         if child.status is None or self._asked_to_end:
-            self.trouble = f"{_called(program)} did not end within {program.seconds:.0f} s"
+            self.problem = f"{_called(program)} did not end within {program.seconds:.0f} s"
         elif child.status not in (0, 1, 2):  # all well, slow, failed: its check says which
-            self.trouble = f"{_called(program)} told nothing (status {child.status}): {said}"
+            self.problem = f"{_called(program)} told nothing (status {child.status}): {said}"
         else:
-            self.trouble = ""
-        level = logging.WARNING if self.trouble else logging.INFO
-        words = self.trouble or f"{_called(program)} has ended with status {child.status}"
+            self.problem = ""
+        level = logging.WARNING if self.problem else logging.INFO
+        words = self.problem or f"{_called(program)} has ended with status {child.status}"
         log.log(level, "before the resume: %s", words)
         self._ended[name] = self._now()
 
@@ -188,8 +188,8 @@ class BeforeResume:
             try:
                 self._child = Child(argv, self._monotonic() + program.seconds, self._monotonic, directory="/")
             except OSError as error:
-                self.trouble = f"{_called(program)} could not be started: {error.strerror}"
-                log.warning("before the resume: %s", self.trouble)
+                self.problem = f"{_called(program)} could not be started: {error.strerror}"
+                log.warning("before the resume: %s", self.problem)
                 self._running = None
         if self._child is None:
             self.stage, self._look_until = Stage.LOOKING, self._monotonic() + LOOK_SECONDS

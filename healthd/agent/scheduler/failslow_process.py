@@ -43,7 +43,7 @@ class Watching:
         hung_seconds: float = HUNG_SECONDS,
         most_memory_bytes: int = MOST_MEMORY_BYTES,
     ) -> None:
-        self.trouble = ""
+        self.problem = ""
         self._monotonic = monotonic
         self._hung_seconds, self._most_memory_bytes = hung_seconds, most_memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +60,7 @@ class Watching:
         self._wanted = _wanted(configured)
         if not self._wanted:
             self._end()
-            self.trouble, self._again_seconds, self._start_at = "", FIRST_AGAIN_SECONDS, 0.0
+            self.problem, self._again_seconds, self._start_at = "", FIRST_AGAIN_SECONDS, 0.0
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"watched": self._wanted}).encode() + b"\n")
@@ -147,9 +147,9 @@ class Watching:
             self._fail("it ended")
             return b""
         self._spoke = self._monotonic()
-        if self.trouble:
+        if self.problem:
             log.info("fail-slow is watched again")
-        self.trouble = ""
+        self.problem = ""
         return said
 
     def _fail(self, why: str) -> None:
@@ -161,7 +161,7 @@ class Watching:
 
     def _put_off(self, now: float, why: str) -> None:
         log.warning("fail-slow is not watched: %s; the next attempt is in %.0f s", why, self._again_seconds)
-        self.trouble = f"fail-slow is not watched: {why}"
+        self.problem = f"fail-slow is not watched: {why}"
         self._start_at = now + self._again_seconds
         self._again_seconds = min(2 * self._again_seconds, LONGEST_AGAIN_SECONDS)
 

@@ -234,7 +234,7 @@ class ReplyHandler:
         """Have the worker copy the ledger and write the stream, if due. A failed write is tried again after a round."""
         if self.ledger_copy.is_due(round_ended):
             self._queue.add_task(self.ledger_copy.request())
-        if self.delivery.is_due and (round_ended or not self.delivery.trouble):
+        if self.delivery.is_due and (round_ended or not self.delivery.problem):
             self._queue.add_task(self.delivery.request())
         if round_ended:
             self._queue.add_task(self.files.request())

@@ -76,7 +76,7 @@ class Scheduler:
             check = self.configured.check(name)
             interval, timeout = config.interval_seconds or settings.interval_seconds, config.timeout_seconds
             if unheld and check.uses == "nvml":
-                interval = max(interval, settings.nvml.unheld_interval_seconds)
+                interval = max(interval, settings.nvml.idle_interval_seconds)
                 timeout = max(timeout, OPENING_SECONDS)
             if check.runs and (idle or not check.when):
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)

@@ -32,7 +32,7 @@ class LedgerCopy:
     """The copy of the ledger in the state directory, whose disk may hang. trouble: why the last copy failed."""
 
     def __init__(self, memory: Memory, runtime_dir: str, state_dir: str) -> None:
-        self.failures, self.trouble = 0, ""
+        self.failures, self.problem = 0, ""
         self._memory = memory
         self._runtime_dir, self._state_dir = runtime_dir, state_dir
 
@@ -48,8 +48,8 @@ class LedgerCopy:
         return Request("state_dir", TASK_SECONDS, copy)
 
     def ended(self, reply: Reply) -> None:
-        self.trouble = failure(reply)
-        if self.trouble:
+        self.problem = failure(reply)
+        if self.problem:
             self.failures += 1
             self._memory.uncopied = True  # the next round tries again
 
@@ -58,12 +58,12 @@ class InstalledFiles:
     """healthd's own files, which may be removed or replaced while it runs. trouble: a sentence if they were."""
 
     def __init__(self) -> None:
-        self.trouble = ""
+        self.problem = ""
         self._at_start = installed_files.identities()
 
     def changed(self) -> str:
         """Return a sentence if the files are gone or replaced, "" if not. It may hang with their disk."""
-        return installed_files.trouble(self._at_start, installed_files.identities(list(self._at_start)))
+        return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
         return Request("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._at_start)))
@@ -71,33 +71,33 @@ class InstalledFiles:
     def ended(self, reply: Reply) -> None:
         if reply.outcome is Outcome.COMPLETED:
             assert isinstance(reply.answer, dict)
-            found = installed_files.trouble(self._at_start, reply.answer)
+            found = installed_files.problem(self._at_start, reply.answer)
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
             found = self.changed() or f"no worker answers: {reply.error}"
         else:
             return  # a hang is no evidence about the files
-        if found and found != self.trouble:
+        if found and found != self.problem:
             log.error("%s", found)
-        self.trouble = found
+        self.problem = found
 
 
 class Textfile:
     """The file `metrics.textfile`, whose disk may hang. trouble: why it could not be written."""
 
     def __init__(self) -> None:
-        self.trouble = ""
+        self.problem = ""
 
     def request(self, path: str, page: str) -> Request:
         return Request("textfile", TASK_SECONDS, WriteFile(path, page))
 
     def ended(self, reply: Reply) -> None:
-        trouble = without_class(failure(reply))
-        if trouble:
+        problem = without_class(failure(reply))
+        if problem:
             assert isinstance(reply.request.asked, WriteFile)
-            trouble = f"no metrics in {reply.request.asked.path} (metrics.textfile): {trouble}"
-        if trouble not in ("", self.trouble):
-            log.error("%s", trouble)
-        self.trouble = trouble
+            problem = f"no metrics in {reply.request.asked.path} (metrics.textfile): {problem}"
+        if problem not in ("", self.problem):
+            log.error("%s", problem)
+        self.problem = problem
 
 
 class InventoryTask:
@@ -155,12 +155,12 @@ class Delivery:
         self._again = True  # they may stand in the file already: of a daemon that was killed, or after a failure
         self._failures = 0
         self._journal_lost = 0
-        self.trouble = ""  # why no line can be written, until one can
+        self.problem = ""  # why no line can be written, until one can
 
     @property
     def status(self) -> StreamStatus:
         waiting = len(self._memory.ledger.outbox.lines)
-        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.trouble)
+        return StreamStatus(waiting, self._memory.stream.dropped, self._failures, self._journal_lost, self.problem)
 
     @property
     def is_due(self) -> bool:
@@ -175,12 +175,12 @@ class Delivery:
 
     def ended(self, reply: Reply) -> None:
         self._under_way = False
-        before, self.trouble = self.trouble, failure(reply)
-        self._again = self.trouble != ""
+        before, self.problem = self.problem, failure(reply)
+        self._again = self.problem != ""
         if self._again:
             self._failures += 1
             if not before:
-                log.error("the worker could not write events: %s", self.trouble)
+                log.error("the worker could not write events: %s", self.problem)
             return
         assert isinstance(reply.answer, int)
         assert isinstance(reply.request.asked, AppendEvents)

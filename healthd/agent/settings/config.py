@@ -77,12 +77,12 @@ def severity_with(explain: Explain, config: CheckConfig) -> Severity:
 
 
 class NvmlConfig(Value, frozen=True):
-    """fake: a profile or a scenario file instead of the driver. unheld_interval_seconds: the time between rounds of GPU
+    """fake: a profile or a scenario file instead of the driver. idle_interval_seconds: the time between rounds of GPU
     checks while nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC counts).
     """
 
     fake: FileOrName = ""
-    unheld_interval_seconds: Seconds = 3600.0
+    idle_interval_seconds: Seconds = 3600.0
 
 
 class KernelPattern(Value, frozen=True):
@@ -117,19 +117,19 @@ class KernelLogConfig(Value, frozen=True):
 
 
 class SlurmConfig(Value, frozen=True):
-    """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
-    be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: whether
-    a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues: those
-    that the broken part serves, or all on the node. own_faults_an_hour, shared_wait_seconds,
-    shared_longest_wait_seconds: what a fault that comes and goes meets (agent/slurm/flapping.py)."""
+    """command_timeout_seconds: a Slurm command's own deadline. requeue_retry_seconds: how long an unconfirmed requeue
+    may still be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment:
+    whether a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues:
+    those that the broken part serves, or all on the node. own_faults_per_hour, shared_wait_seconds,
+    shared_max_wait_seconds: what a fault that comes and goes meets (agent/slurm/flapping.py)."""
 
-    command_seconds: Period = 30.0
-    requeue_again_seconds: Seconds = 90.0
+    command_timeout_seconds: Period = 30.0
+    requeue_retry_seconds: Seconds = 90.0
     max_restarts: Few = 5
     admin_comment: bool = True
-    own_faults_an_hour: Few = 3
+    own_faults_per_hour: Few = 3
     shared_wait_seconds: Seconds = 600.0
-    shared_longest_wait_seconds: Seconds = 4 * 3600.0
+    shared_max_wait_seconds: Seconds = 4 * 3600.0
     requeue: Requeue = Requeue.PART
 
 
@@ -144,9 +144,9 @@ class FleetLimits(Value, frozen=True):
     """
 
     limit_percent: Percent = 10.0
-    limit_at_least: Nodes = 2
+    limit_min_nodes: Nodes = 2
     own_hardware_limit_percent: Percent = 30.0
-    own_hardware_limit_at_least: Nodes = 5
+    own_hardware_limit_min_nodes: Nodes = 5
     jitter_seconds: Seconds = 1800.0
     uncounted_drain_after_seconds: Seconds = 900.0
 

@@ -394,7 +394,7 @@ def _contradiction(limits: FleetLimits) -> str:
     """Which limits contradict each other, "" = none: the one for a shared cause may not be the higher one."""
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
-        ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
+        ("limit_min_nodes", limits.own_hardware_limit_min_nodes, limits.limit_min_nodes),
     ):
         if own < shared:
             return f"own_hardware_{name}: must be at least fleet.{name} ({number(shared)}), got {number(own)}"

@@ -490,19 +490,19 @@ def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Rem
 def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
     """Return the checks that a round of `loaded` does not run, by the reason.
 
-    listens     it only reads the kernel log
+    kernel_log_only  it only reads the kernel log
     idle        it runs only while the node is drained and idle
     off         enabled = false
     not_set_up  the settings have no table of it
     """
-    found: dict[str, list[str]] = {"listens": [], "idle": [], "off": [], "not_set_up": []}
+    found: dict[str, list[str]] = {"kernel_log_only": [], "idle": [], "off": [], "not_set_up": []}
     on = {name.check for name in loaded.checks}
     off = {name.check for name in loaded.disabled}
     for name, check in checks.items():
         if name not in on:
             found["off" if name in off else "not_set_up"].append(name)
         elif not check.runs:
-            found["listens"].append(name)
+            found["kernel_log_only"].append(name)
         elif check.when:
             found["idle"].append(name)
     return found
@@ -512,7 +512,7 @@ def counted(checks: Mapping[str, Check], loaded: Loaded) -> str:
     """Return the number of checks as one phrase: "45 checks: 36 run, 7 listen to the kernel log, 2 not set up"."""
     left = without_result(checks, loaded)
     words = {
-        "listens": "listen to the kernel log",
+        "kernel_log_only": "listen to the kernel log",
         "idle": "run only while idle",
         "off": "off",
         "not_set_up": "not set up",

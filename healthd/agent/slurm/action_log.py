@@ -80,8 +80,8 @@ def report_lines(
     """
     if report.lifted:
         yield Line(Severity.WARNING, f"resumed the node: {before or PROLOG_ERROR}", _fields(RESUME, before, cause))
-    if report.trouble:
-        yield Line(Severity.WARNING, f"slurm: {report.trouble}", {})
+    if report.problem:
+        yield Line(Severity.WARNING, f"slurm: {report.problem}", {})
     for job in report.requeued:
         held = f", held: {HELD}" if job in report.held else ""
         fields = {**_fields(REQUEUE, cause.ledger.slurm.reason, cause), "JOB": job}

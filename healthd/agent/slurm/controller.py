@@ -111,7 +111,7 @@ class Hand:
     def must_be_waited_for(self, verdict: Verdict) -> bool:
         """Whether a drain is wanted, and Slurm's answer is not known yet."""
         slurm = self.status
-        return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.trouble)
+        return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.problem)
 
     # --- deciding
 
@@ -157,11 +157,11 @@ class Hand:
         return Policy(
             self.settings.mode,
             pause.until if pause else 0.0,
-            slurm.command_seconds,
-            slurm.requeue_again_seconds,
+            slurm.command_timeout_seconds,
+            slurm.requeue_retry_seconds,
             slurm.max_restarts,
             slurm.admin_comment,
-            Flapping(slurm.own_faults_an_hour, slurm.shared_wait_seconds, slurm.shared_longest_wait_seconds),
+            Flapping(slurm.own_faults_per_hour, slurm.shared_wait_seconds, slurm.shared_max_wait_seconds),
             self.settings.fleet,
             slurm.requeue,
         )
@@ -198,7 +198,7 @@ class Hand:
         drains = bool(report.memory.reason)
         self.requeued = tuple(dict.fromkeys((*self.requeued, *report.requeued))) if drains else ()
         # a look that ended in trouble has not seen all jobs
-        self._told = set(report.spared) | (self._told if report.trouble else set())
+        self._told = set(report.spared) | (self._told if report.problem else set())
         self._decided_on = None
         self.decision = report.decision
         self._again_at = self._monotonic() + self._driver.retry_seconds(report)

@@ -43,12 +43,12 @@ class Drained(Value, frozen=True):
     words: str
 
 
-def drain(name: str, words: str, most: int, limits: FleetLimits, command_seconds: float) -> Steps[Drained]:
+def drain(name: str, words: str, most: int, limits: FleetLimits, command_timeout_seconds: float) -> Steps[Drained]:
     """most: how many nodes of the whole cluster may be out as lemons. Raises SlurmTrouble where Slurm does not answer
     or refuses."""
     if not is_node_name(name):
         return Drained(name, False, "left: this is no name of a node")
-    looking = _Looking(name, command_seconds)
+    looking = _Looking(name, command_timeout_seconds)
     try:
         node = yield from looking.node()
     except NoSuchNode as none:
@@ -93,10 +93,10 @@ def _says(node: NodeState) -> str:
 
 class _Looking(Value, frozen=True):
     name: str
-    command_seconds: float
+    command_timeout_seconds: float
 
     def read(self, argv: Argv, changes: bool = False) -> Steps[bytes]:
-        result = yield Command(argv, self.command_seconds, changes)
+        result = yield Command(argv, self.command_timeout_seconds, changes)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         return result.stdout

@@ -108,7 +108,7 @@ class SlurmDriver:
         if report.settled:
             self._failures = 0
             return float("inf")
-        if not report.trouble and self._monotonic() < self._registers_until:
+        if not report.problem and self._monotonic() < self._registers_until:
             return REGISTRATION_RETRY_SECONDS
         longest = BOOT_RETRY_SECONDS if self.waits_for_slurmd(report) else LAST_RETRY_SECONDS
         wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), longest)
@@ -118,7 +118,7 @@ class SlurmDriver:
     def waits_for_slurmd(self, report: ReconcileReport) -> bool:
         """Whether the node is not yet steady in Slurm, shortly after healthd's start."""
         boots = self._monotonic() < self._started + BOOT_SECONDS
-        return boots and not report.settled and not report.trouble and not report.look_at
+        return boots and not report.settled and not report.problem and not report.look_at
 
     def expect_registration(self) -> None:
         """slurmd was just started here."""
@@ -159,8 +159,8 @@ class SlurmDriver:
             return self._ended(end.value)
         except Exception as error:  # over what Slurm said: at a later look it may say something else
             drop(SLURM, error, result.text if result else "")
-            trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
-            return self._ended(ReconcileReport(self._memory, trouble=trouble))
+            problem = f"healthd makes a mistake with what Slurm says: {words(error)}"
+            return self._ended(ReconcileReport(self._memory, problem=problem))
 
     def _ended(self, report: ReconcileReport) -> ReconcileReport:
         self._steps = None
@@ -169,7 +169,7 @@ class SlurmDriver:
             node=report.node or self.status.node,
             owner=report.owner.value if report.node else self.status.owner,
             read_at=self._now() if report.node else self.status.read_at,
-            trouble=report.trouble,
+            problem=report.problem,
         )
         return report
 

@@ -28,15 +28,15 @@ KEPT = 20  # the longest wait is reached long before
 
 
 class Flapping(Value, frozen=True):
-    """own_faults_an_hour           this many drains for own hardware in an hour wait for a person; 0: none does
+    """own_faults_per_hour           this many drains for own hardware in an hour wait for a person; 0: none does
     shared_wait_seconds          the wait of the second drain in a row for a shared cause; each further one's is twice
                                  as long
-    shared_longest_wait_seconds  but not longer than this
+    shared_max_wait_seconds  but not longer than this
     """
 
-    own_faults_an_hour: int = 3
+    own_faults_per_hour: int = 3
     shared_wait_seconds: float = 600.0
-    shared_longest_wait_seconds: float = 4 * 3600.0
+    shared_max_wait_seconds: float = 4 * 3600.0
 
 
 def noted(memory: SlurmMemory, verdict: Verdict, now: float) -> SlurmMemory:
@@ -116,10 +116,10 @@ def in_a_row(memory: SlurmMemory) -> int:
 def wait_seconds(memory: SlurmMemory, limits: Flapping) -> float:
     """How long all must be clean before the drain that stands is lifted; infinity: until a person does it."""
     if memory.own_hardware:
-        is_too_often = 0 < limits.own_faults_an_hour <= own_faults(memory)
+        is_too_often = 0 < limits.own_faults_per_hour <= own_faults(memory)
         return float("inf") if is_too_often else 0.0
     times = in_a_row(memory)
-    longest = limits.shared_longest_wait_seconds
+    longest = limits.shared_max_wait_seconds
     return min(limits.shared_wait_seconds * 2.0 ** (times - 2), longest) if times > 1 else 0.0
 
 

@@ -60,9 +60,9 @@ def is_own_hardware(causes: Iterable[Condition]) -> bool:
 def allowed(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
     """How many of `nodes` nodes healthd may hold drained."""
     if own_hardware:
-        percent, at_least = limits.own_hardware_limit_percent, limits.own_hardware_limit_at_least
+        percent, at_least = limits.own_hardware_limit_percent, limits.own_hardware_limit_min_nodes
     else:
-        percent, at_least = limits.limit_percent, limits.limit_at_least
+        percent, at_least = limits.limit_percent, limits.limit_min_nodes
     return max(math.floor(nodes * percent / 100 + 1e-9), at_least)
 
 

@@ -14,9 +14,9 @@ from healthd.common.text import regex
 
 
 class Foreign(NamedTuple):
-    """`whose`: who wrote it; `meaning`; `todo`: what to look at, and what gives the node back."""
+    """`origin`: who wrote it; `meaning`; `todo`: what to look at, and what gives the node back."""
 
-    whose: str
+    origin: str
     meaning: str
     todo: str
 
@@ -28,7 +28,7 @@ _LESS = Foreign(
     "slurmd found less on the node than slurm.conf says, when it registered: CPUs, memory, disk, or GPUs (gres).",
     "slurmd -C and slurmd -G on the node show what it finds; compare with its line in slurm.conf and with gres.conf. A "
     "GPU less: nvidia-smi -L, healthd check, journalctl -k | grep -i xid. Memory less: a module that failed (healthd "
-    f"explain memory_size/less), or a number in slurm.conf that is too high. {_RESUME}",
+    f"explain memory_size/too_small), or a number in slurm.conf that is too high. {_RESUME}",
 )
 _OF_SLURM: dict[Group, Foreign] = {
     Group.NOT_RESPONDING: Foreign(

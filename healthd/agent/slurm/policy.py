@@ -85,9 +85,9 @@ EARLIER = 8  # a controller's older state is seconds old, or as old as a backup 
 class Policy(Value, frozen=True):
     """paused_until: epoch seconds, 0 = not paused.
 
-    command_seconds        a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
+    command_timeout_seconds  a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
                            hangs is reported by scontrol after that, black holes after three times that
-    requeue_again_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
+    requeue_retry_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
                            slurmctld that was stopped): until then no other is sent for that run of the job
     max_restarts           a job that was restarted this often is requeued held: a person looks at it first
     admin_comment          whether the AdminComment of jobs that a CRITICAL fault hit says so
@@ -98,8 +98,8 @@ class Policy(Value, frozen=True):
 
     mode: Mode = Mode.OBSERVE
     paused_until: float = 0.0
-    command_seconds: float = 30.0
-    requeue_again_seconds: float = 90.0
+    command_timeout_seconds: float = 30.0
+    requeue_retry_seconds: float = 90.0
     max_restarts: int = 5
     admin_comment: bool = True
     flapping: Flapping = field(default_factory=Flapping)
@@ -110,10 +110,10 @@ class Policy(Value, frozen=True):
 class Owner(enum.Enum):
     """Whose drain stands on the node."""
 
-    NOBODY = "nobody"
-    OURS = "ours"
-    FOREIGN_HEALTHD = "foreign_healthd"  # our form of words, but this ledger does not know them
-    FOREIGN = "foreign"  # an operator's, or Slurm's own
+    NOBODY = "none"
+    OURS = "healthd"
+    FOREIGN_HEALTHD = "unrecorded_healthd"  # our form of words, but this ledger does not know them
+    FOREIGN = "other"  # an operator's, or Slurm's own
 
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
@@ -299,7 +299,7 @@ def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy:
 def is_resume_under_way(memory: SlurmMemory, policy: Policy, now: float) -> bool:
     """Whether a resume of ours, whose answer was lost, may have ended the drain that is gone."""
     since = memory.resumed_at
-    return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_again_seconds)
+    return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_retry_seconds)
 
 
 def is_lost_by_slurmctld(since: float, started: float, before: str, now: str) -> bool:

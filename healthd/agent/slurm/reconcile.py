@@ -126,7 +126,7 @@ class ReconcileReport(Value, frozen=True):
     memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement
     settled       nothing is left to do now. Otherwise look again, with backoff
     look_at       when to look again at a drain that waits for the fleet or is over, epoch seconds; 0 = not by itself
-    trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
+    problem       what is wrong with Slurm (never with the node), one sentence; "" = nothing
     acknowledged  an operator resumed the node: they know of the causes that were open at `acknowledged_before` (when
                   the drain was last read). The verdict that this look was made for is out of date
     lifted        our drain is over, by a resume of our own
@@ -140,7 +140,7 @@ class ReconcileReport(Value, frozen=True):
     decision: Decision = NOT_READ
     settled: bool = False
     look_at: float = 0.0
-    trouble: str = ""
+    problem: str = ""
     acknowledged: bool = False
     acknowledged_before: float = 0.0
     adopted: Adopted | None = None
@@ -176,11 +176,11 @@ def reconcile(
                 return resumed
             with suppress(Overtaken):
                 yield from look.act(verdict)
-                return look.report(verdict, trouble=look.no_count)
+                return look.report(verdict, problem=look.no_count)
         raise SlurmTrouble("others change the node each time that healthd is about to")
     except SlurmTrouble as error:
         look.note_missing_count(verdict)
-        return look.report(verdict, trouble=str(error))
+        return look.report(verdict, problem=str(error))
 
 
 class Overtaken(HealthdError):
@@ -222,15 +222,15 @@ class _Look:
         self.no_count = ""  # why the fleet cannot be counted
         self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
-    def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
+    def report(self, verdict: Verdict, problem: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
-        trouble = trouble or (describe_unread(node.unread_rows) if node else "")
+        problem = problem or (describe_unread(node.unread_rows) if node else "")
         concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
-        hold = None if trouble else self.memory.hold
+        hold = None if problem else self.memory.hold
         may_stand = concerned or bool(self.memory.writing)  # not a drain that was refused, and is no longer wanted
         waits = hold is not None or (self.memory.uncounted and may_stand)
-        settled = not trouble and not self.jobs_left and not waits and (steady or not concerned)
+        settled = not problem and not self.jobs_left and not waits and (steady or not concerned)
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
         # one part of a heterogeneous job is requeued with all others
         spared = tuple(dict.fromkeys((job, why) for job, why in self.spared if job not in self.hit))
@@ -241,7 +241,7 @@ class _Look:
             decision=replace(self.decision, spared=spared) if isinstance(self.decision, Drain) else self.decision,
             settled=settled,
             look_at=hold.until if hold else self.next_look() if settled else 0.0,
-            trouble=trouble,
+            problem=problem,
             adopted=Adopted(*code, node.reason) if node and code else None,
             lifted=self.lifted,
             requeued=tuple(self.requeued),
@@ -309,7 +309,7 @@ class _Look:
 
     def run(self, argv: Argv, changes: bool = False) -> Steps[CommandResult]:
         self.is_fresh = False
-        result = yield Command(argv, self.policy.command_seconds, changes)
+        result = yield Command(argv, self.policy.command_timeout_seconds, changes)
         assert result is not None, "a Command is answered with a CommandResult"
         return result
 
@@ -643,7 +643,7 @@ class _Look:
         longer be under way.
         """
         before = next((r for r in self.memory.requeued if (r.job, r.restarts) == (job.name, job.restarts)), None)
-        if before and self.now() < before.time + self.policy.requeue_again_seconds:
+        if before and self.now() < before.time + self.policy.requeue_retry_seconds:
             self.jobs_left = True
             return
         others = tuple(

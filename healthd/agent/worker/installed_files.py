@@ -30,7 +30,7 @@ def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def trouble(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> str:
+def problem(before: Mapping[str, tuple[int, int, int]], now: Mapping[str, tuple[int, int, int]]) -> str:
     """One sentence if they are gone or others; "" if not."""
     for path in before:
         if path not in now:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from healthd.failslow.readers.columns import Columns
 
 WHO = "healthd failslow"
-EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 wrong use."
+EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 a file cannot be read, 64 usage error."
 
 
 @contextmanager
@@ -44,24 +44,29 @@ def told_as_sentence(command: str = "failslow") -> Iterator[None]:
 def column_flags(parser: Parser) -> None:
     """What is read, and which of its columns is what."""
     parser.add_argument(
-        "files", metavar="FILE|DIR", nargs="+", help="samples of a job (-: standard input); its ranks' folder"
+        "files",
+        metavar="FILE|DIR",
+        nargs="+",
+        help="samples of a job (-: standard input), or a directory with one file per rank",
     )
-    parser.add_argument("--series", metavar="C[,C]", help="the columns that name a worker or rank")
-    parser.add_argument("--value", metavar="C", help="the column with the times of its iterations")
-    parser.add_argument("--index", metavar="C", help="the column with their number or time (default: rows' order)")
-    parser.add_argument("--group", metavar="C[,C]", help="the columns that name a group of peers")
-    parser.add_argument("--node", metavar="C", help="the column that names the node")
-    parser.add_argument("--regime", metavar="C[,C]", help="another value here is no slowness: batch size, ...")
-    parser.add_argument("--busy", metavar="C", help="the column with the time of a rank's own work")
-    parser.add_argument("--wait", metavar="C", help="... with the time that it waited for others")
-    parser.add_argument("--transfer", metavar="C", help="... with the time that it sent and received")
+    parser.add_argument("--series", metavar="C[,C]", help="columns that identify a worker or rank")
+    parser.add_argument("--value", metavar="C", help="column with the iteration times")
+    parser.add_argument("--index", metavar="C", help="column with iteration number or time (default: row order)")
+    parser.add_argument("--group", metavar="C[,C]", help="columns that identify a group of peers")
+    parser.add_argument("--node", metavar="C", help="column with the node")
+    parser.add_argument(
+        "--regime", metavar="C[,C]", help="columns whose change explains a different speed: batch size, ..."
+    )
+    parser.add_argument("--busy", metavar="C", help="column with the time of a rank's own work")
+    parser.add_argument("--wait", metavar="C", help="column with the time spent waiting for other ranks")
+    parser.add_argument("--transfer", metavar="C", help="column with the time spent on sending and receiving")
 
 
 def _failslow_flags(parser: Parser) -> None:
     column_flags(parser)
-    parser.add_argument("--db", metavar="DB", help="the fleet's store: what the job's nodes told at that time")
-    parser.add_argument("--plot", metavar="FILE", help="draw what is slow: FILE.svg, or FILE.html with a table")
-    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument("--db", metavar="DB", help="fleet store, for what the nodes of the job reported at that time")
+    parser.add_argument("--plot", metavar="FILE", help="draw the slow series: FILE.svg, or FILE.html with a table")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
@@ -193,10 +198,10 @@ COMMANDS = {
     "failslow": Command(
         _failslow_flags,
         _failslow,
-        "Fail-slow: which worker, node or link makes a job slow, by the times of its iterations (CSV, JSON lines, "
-        "Parquet) or the records\n"
-        "of its operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all share names nobody.\n"
-        f"Columns that are not named are found by usual names.\n{EXIT}",
+        "Find the worker, node or link that makes a job slow. The input is iteration times (CSV, JSON lines, Parquet) "
+        "or records of operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all workers share is "
+        "not attributed to a single worker.\n"
+        f"Columns that you do not name are found by their usual names.\n{EXIT}",
         "  healthd failslow job.csv --series worker --value batch_time_norm\n"
         "  healthd failslow ranks/ --busy compute_ms --transfer comm_ms --json\n"
         "  healthd failslow ranks/ --index time --node host --db /var/lib/fleet\n",

@@ -18,11 +18,11 @@ Document = dict[str, object]
 
 
 def _flags(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a record, or a table, of operations and their times")
-    parser.add_argument("--operation", metavar="C", help="of a table the column with the operations")
-    parser.add_argument("--time", metavar="C", help="... with their times")
-    parser.add_argument("--series", metavar="C", help="... that names a rank")
-    parser.add_argument("--json", action="store_true", help="{period, iteration_seconds, confidence}")
+    parser.add_argument("file", metavar="FILE", help="record or table of operations and their times")
+    parser.add_argument("--operation", metavar="C", help="column of a table with the operations")
+    parser.add_argument("--time", metavar="C", help="column of a table with their times")
+    parser.add_argument("--series", metavar="C", help="column of a table that identifies a rank")
+    parser.add_argument("--json", action="store_true", help="print JSON: {period, iteration_seconds, confidence}")
 
 
 def _period(args: argparse.Namespace) -> int:
@@ -118,10 +118,10 @@ COMMANDS = {
     "failslow period": Command(
         _flags,
         _period,
-        "How long an iteration is, without touching the job: by the rhythm of its operations. Reads NCCL Inspector's\n"
-        "records (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight recorder's dump, a hook's log (a line a call: time, "
-        "operation),\nand CSV, JSON lines or Parquet with a column for each.\n"
-        "Exit status: 0 found, 3 the file cannot be read or repeats nothing, 64 wrong use.",
+        "Find the duration of an iteration without changing the job, from the repeating pattern of its operations. "
+        "The input is records of NCCL Inspector (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight-recorder dump, a hook's log "
+        "(one line per call: time, operation), or CSV, JSON lines or Parquet with a column for each.\n"
+        "Exit status: 0 found, 3 the file cannot be read or has no repeating pattern, 64 usage error.",
         "  healthd failslow period calls.log\n  healthd failslow period calls.csv --operation op --time t --json\n",
     )
 }

@@ -44,11 +44,13 @@ def _number(text: str) -> float:
 
 
 def _split_flags(parser: Parser) -> None:
-    parser.add_argument("--micro-batches", metavar="M", required=True, help="of an iteration, in all groups together")
     parser.add_argument(
-        "--times", metavar="T,T,...|FILE", required=True, help="of one micro-batch in each data-parallel group"
+        "--micro-batches", metavar="M", required=True, help="micro-batches of an iteration, in all groups together"
     )
-    parser.add_argument("--json", action="store_true", help="{micro_batches, makespan, even, saved}")
+    parser.add_argument(
+        "--times", metavar="T,T,...|FILE", required=True, help="time of one micro-batch in each data-parallel group"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: {micro_batches, makespan, even, saved}")
 
 
 def _times(text: str) -> list[float]:
@@ -116,16 +118,16 @@ def _split(args: argparse.Namespace) -> int:
 
 def _plan_flags(parser: Parser) -> None:
     column_flags(parser)
-    parser.add_argument("--gpus", metavar="N", required=True, help="of the whole job: all wait for the slowest")
+    parser.add_argument("--gpus", metavar="N", required=True, help="GPUs of the whole job: all wait for the slowest")
     parser.add_argument(
-        "--overhead", metavar="S2=5,S3=60,S4=600", help="seconds that each remedy costs (default: s2=5,s3=60,s4=600)"
+        "--overhead", metavar="S2=5,S3=60,S4=600", help="cost of each remedy in seconds (default: s2=5,s3=60,s4=600)"
     )
     parser.add_argument(
         "--layout", metavar="PPxDPxTP", help="stages x data-parallel groups x tensor-parallel ranks: print swaps for S3"
     )
     parser.add_argument("--slow-links", metavar="A-B,...", help="pairs of ranks with a slow link, for --layout")
-    parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="of the times (default: s)")
-    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="unit of the times (default: s)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def _overheads(text: str | None) -> Overheads:
@@ -195,7 +197,7 @@ def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -
         if links is not None:
             raise Stop("healthd failslow plan: --slow-links needs --layout")
         return None
-    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["who"]})
+    names = sorted({name for stretch in slow if stretch["lasts"] for name in stretch["series"]})
     for name in names:
         if not is_decimal(name) or len(name) > 9:
             raise Stop(f'healthd failslow plan: --layout: the slow series "{printable(name)[:40]}" is not a rank')
@@ -256,7 +258,7 @@ def _stretch(one: Stretch) -> Document:
     from healthd.failslow.report import place, row
 
     return {
-        "who": list(one.who),
+        "series": list(one.who),
         "cause": one.cause.value,
         "onset": place(one.series, one.onset),
         "onset_index": row(one.series, one.onset),
@@ -296,7 +298,7 @@ def _text(told: Document) -> Iterator[str]:
     if not told["slow"]:
         yield f"nothing became slow in {told['samples']:,} samples: there is no remedy to plan\n"
     for one in told["slow"][:MOST_SHOWN]:
-        who = ", ".join(printable(name) for name in one["who"][:4]) + (", ..." if len(one["who"]) > 4 else "")
+        who = ", ".join(printable(name) for name in one["series"][:4]) + (", ..." if len(one["series"]) > 4 else "")
         until = "until now" if one["lasts"] else "until its end" if one["relief"] is None else f"until {one['relief']}"
         yield (
             f"slow from {one['onset']} {until}: {who or 'the job'} ({one['cause']}), "
@@ -350,10 +352,11 @@ COMMANDS = {
     "failslow plan": Command(
         _plan_flags,
         _plan,
-        "When which remedy for a slow job is worth its cost, by the times of its iterations: the cheapest, once as "
-        "much was lost\nas it costs, then the next (S2 micro-batches, S3 topology, S4 checkpoint and restart).\n"
-        "What each could have saved is told as if it had removed the slowness.\n"
-        "Exit status: 0 nothing is to be done now, 1 a remedy is, 3 a file cannot be read, 64 wrong use.",
+        "Find which remedy for a slow job is worth its cost, and when, from its iteration times. The order is S2 "
+        "(micro-batches), S3 (topology), S4 (checkpoint and restart): each once the job has lost as much time as the "
+        "remedy costs.\n"
+        "The possible saving of a remedy assumes that it removes the slowness completely.\n"
+        "Exit status: 0 nothing to do now, 1 apply a remedy, 3 a file cannot be read, 64 usage error.",
         "  healthd failslow plan job.csv --series worker --value step_time --gpus 64\n"
         "  healthd failslow plan ranks/ --gpus 1024 --overhead s3=90,s4=1200 --json\n"
         "  healthd failslow plan ranks/ --gpus 64 --layout 4x8x2 --slow-links 3-19\n",
@@ -361,8 +364,8 @@ COMMANDS = {
     "failslow split": Command(
         _split_flags,
         _split,
-        "How many micro-batches each data-parallel group computes so that the slowest is done earliest. "
-        "Every group has one at least.\nExit status: 0 divided, 3 the file cannot be read, 64 wrong use.",
+        "Divide micro-batches among the data-parallel groups so that the slowest group finishes as early as possible. "
+        "Every group gets at least one.\nExit status: 0 divided, 3 the file cannot be read, 64 usage error.",
         "  healthd failslow split --micro-batches 32 --times 1.0,1.0,1.3,1.0\n"
         "  healthd failslow split --micro-batches 512 --times times.txt --json\n",
     ),

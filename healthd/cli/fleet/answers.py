@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.study import Study
     from healthd.fleet.view import View
 
-EXIT = "Exit status: 0 answered, 1 something was found, 3 the store cannot answer, 64 wrong use."
+EXIT = "Exit status: 0 done, 1 something was found, 3 the store cannot answer, 64 usage error."
 CHOICES = ("cluster", "partition", "account", "model", "switch")
 
 
@@ -41,20 +41,24 @@ class _Name(argparse.Action):
 
 def store_flags(parser: Parser) -> None:
     """Add options for the store, the period, and the choice of jobs and nodes."""
-    parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
+    parser.add_argument("--db", metavar="DB", help="directory of the store (default: $HEALTHD_FLEET_DB, else ./db)")
     add_times(parser)
-    parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
+    parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="jobs and nodes of a cluster")
     parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
     parser.add_argument(
-        "--account", action=_Name, metavar="NAME", default="", help="jobs of an account, and the nodes they ran on"
+        "--account",
+        action=_Name,
+        metavar="NAME",
+        default="",
+        help="jobs of an account, and the nodes on which they ran",
     )
     parser.add_argument(
-        "--model", action=_Name, metavar="NAME", default="", help="nodes of a GPU model, and the jobs there"
+        "--model", action=_Name, metavar="NAME", default="", help="nodes with a GPU model, and their jobs"
     )
     parser.add_argument(
-        "--switch", action=_Name, metavar="NAME", default="", help="nodes behind a leaf switch, and the jobs there"
+        "--switch", action=_Name, metavar="NAME", default="", help="nodes on a leaf switch, and their jobs"
     )
-    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     add_engine(parser)
 
 
@@ -137,9 +141,9 @@ def answered(
 
 def _states_arguments(parser: Parser) -> None:
     store_flags(parser)
-    parser.add_argument("--split", metavar="TIME", help="the outcome of large jobs before and after it")
+    parser.add_argument("--split", metavar="TIME", help="compare the outcome of large jobs before and after TIME")
     parser.add_argument(
-        "--large", metavar="GPUS", type=at_least_one, default=512, help="from how many GPUs on a job is large (512)"
+        "--large", metavar="GPUS", type=at_least_one, default=512, help="minimum GPUs of a large job (default: 512)"
     )
 
 
@@ -158,9 +162,9 @@ def _states(args: argparse.Namespace) -> int:
 def _goodput_arguments(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--checkpoint", metavar="TIME", default="60m", help="between two checkpoints, of which half is lost (60m)"
+        "--checkpoint", metavar="TIME", default="60m", help="checkpoint interval, of which half is lost (default: 60m)"
     )
-    parser.add_argument("--price", metavar="MONEY", type=price, help="what a GPU-hour costs")
+    parser.add_argument("--price", metavar="MONEY", type=price, help="price of a GPU-hour")
 
 
 def _goodput(args: argparse.Namespace) -> int:
@@ -195,9 +199,13 @@ def price(text: str) -> float:
 
 def _availability_arguments(parser: Parser) -> None:
     store_flags(parser)
-    parser.add_argument("--sla", metavar="PERCENT", type=_number, help="what is below it: exit status 1")
     parser.add_argument(
-        "--count-reservations", action="store_true", help="count the time of reservations that are no maintenance too"
+        "--sla", metavar="PERCENT", type=_number, help="report availability below this, with exit status 1"
+    )
+    parser.add_argument(
+        "--count-reservations",
+        action="store_true",
+        help="count reservations that are not maintenance like any other time",
     )
 
 
@@ -221,8 +229,8 @@ def _number(text: str) -> float:
 
 
 def _nccl_flags(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="dumps of PyTorch's flight recorder, or logs, of a job's ranks")
-    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument("folder", metavar="DIR", help="flight-recorder dumps (PyTorch) or logs of a job's ranks")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def _nccl(args: argparse.Namespace) -> int:
@@ -256,10 +264,13 @@ def _rate_flags(parser: Parser) -> None:
         "--more-than-gpus",
         metavar="N",
         type=at_least_zero,
-        help="of jobs of more GPUs than that (default: 128; 0: all jobs)",
+        help="only jobs with more GPUs (default: 128; 0: all jobs)",
     )
     parser.add_argument(
-        "--gpus-per-node", metavar="N", type=at_least_one, help="of the projection (default: what the jobs had)"
+        "--gpus-per-node",
+        metavar="N",
+        type=at_least_one,
+        help="GPUs per node in the projection (default: as in the jobs)",
     )
 
 
@@ -274,25 +285,28 @@ def _rate(args: argparse.Namespace) -> int:
 
 def _ettr_flags(parser: Parser) -> None:
     store_flags(parser)
-    parser.add_argument("--gpus", metavar="N", type=at_least_one, help="how many the job has (default: 16384)")
+    parser.add_argument("--gpus", metavar="N", type=at_least_one, help="GPUs of the job (default: 16384)")
     parser.add_argument(
-        "--gpus-per-node", metavar="N", type=at_least_one, help="default: what the store's jobs had; with --rate 8"
+        "--gpus-per-node",
+        metavar="N",
+        type=at_least_one,
+        help="GPUs per node (default: as in the store's jobs; with --rate 8)",
     )
     parser.add_argument(
         "--rate",
         metavar="R_F",
         type=_rate_of_failures,
-        help="failures per 1000 node-days: no store is needed (default: what healthd fleet rate says of it)",
+        help="failures per 1000 node-days; needs no store (default: the rate of healthd fleet rate)",
     )
     for flag, kind, words in (
         ("--checkpoint", _some_time, "progress between two checkpoints (default: 60m)"),
-        ("--restart", _time_or_0, "from a start to progress (default: 5m)"),
-        ("--queue", _time_or_0, "each wait for nodes (default: 0)"),
-        ("--write", _time_or_0, "to write a checkpoint (default: 0)"),
-        ("--productive", _some_time, "the progress that it needs, like 30d (default: it runs on and on)"),
+        ("--restart", _time_or_0, "time from a start to progress (default: 5m)"),
+        ("--queue", _time_or_0, "duration of each wait for nodes (default: 0)"),
+        ("--write", _time_or_0, "time to write a checkpoint (default: 0)"),
+        ("--productive", _some_time, "progress that the job needs to finish, like 30d (default: it never finishes)"),
     ):
         parser.add_argument(flag, metavar="DURATION", type=kind, help=words)
-    parser.add_argument("--seed", metavar="N", type=at_least_zero, help="of the simulation (default: 13)")
+    parser.add_argument("--seed", metavar="N", type=at_least_zero, help="seed of the simulation (default: 13)")
 
 
 def _ettr(args: argparse.Namespace) -> int:
@@ -355,7 +369,11 @@ def _rate_of_failures(text: str) -> float:
 def _alarms_flags(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--limit", metavar="SHARE", type=share, default=0.01, help="a check above it is found (default: 0.01, or 1%%)"
+        "--limit",
+        metavar="SHARE",
+        type=share,
+        default=0.01,
+        help="report checks above this share (default: 0.01, or 1%%)",
     )
 
 
@@ -388,7 +406,7 @@ def _checks_flags(parser: Parser) -> None:
         metavar="SECONDS",
         type=at_least_one,
         default=900,
-        help="what failed on a node further apart than this is two incidents (default: 900)",
+        help="failures on a node further apart are two incidents (default: 900)",
     )
 
 
@@ -427,49 +445,51 @@ COMMANDS = {
     "fleet states": Command(
         _states_arguments,
         _states,
-        f"What became of the jobs, and of the GPUs' time, by state and size.\n{EXIT}",
+        f"Show how jobs ended and how GPU time was used, by state and size.\n{EXIT}",
         "  healthd fleet states --from 2026-10-01 --to 2026-11-01\n  healthd fleet states --partition train --json\n"
         "  healthd fleet states --split 2026-09-01 --large 512\n",
     ),
     "fleet goodput": Command(
         _goodput_arguments,
         _goodput,
-        f"The work that was lost when nodes failed: first and second order, and requeue loops.\n{EXIT}",
+        f"Show the work lost when nodes failed: in jobs that they ended, in jobs those displaced, in requeue "
+        f"loops.\n{EXIT}",
         "  healthd fleet goodput --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet goodput --checkpoint 30m --price 2.50\n",
     ),
     "fleet availability": Command(
         _availability_arguments,
         _availability,
-        f"How long nodes were up, drained and by whom, down, or not observed; and the time to repair.\n{EXIT}",
+        f"Show how long nodes were up, drained (and by whom), down or not observed, and the time to repair.\n{EXIT}",
         "  healthd fleet availability --from 2026-10-01 --to 2026-11-01 --sla 99.5\n",
     ),
     "fleet nccl": Command(
         _nccl_flags,
         _nccl,
-        f"Which rank holds up a stuck job, by what its ranks wrote of their NCCL collectives.\n{EXIT}",
+        f"Find the rank that blocks a stuck job, from the NCCL records of its ranks.\n{EXIT}",
         "  healthd fleet nccl /shared/dumps/1234\n  healthd fleet nccl /shared/dumps/1234 --json\n",
     ),
     "fleet attribution": Command(
         store_flags,
         _attribution,
-        "What ended the jobs that failed: the most likely cause of each, what each cause cost, what of it is chance,\n"
-        f"and in which weeks a cause stands out.\n{EXIT}",
+        "Show the most likely cause of each failed job, the cost of each cause, how much of it is chance, and the "
+        f"weeks in which a cause is unusually frequent.\n{EXIT}",
         "  healthd fleet attribution --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet attribution --partition train --json\n",
     ),
     "fleet rate": Command(
         _rate_flags,
         _rate,
-        "How often large jobs fail by their nodes (r_f), with its interval, and the MTTF of a job of any size.\n"
+        "Show how often large jobs fail because of their nodes (r_f, with interval), and the MTTF of a job of any "
+        "size.\n"
         f"{EXIT}",
         "  healthd fleet rate --from 2026-10-01 --to 2026-11-01\n  healthd fleet rate --more-than-gpus 64 --json\n",
     ),
     "fleet ettr": Command(
         _ettr_flags,
         _ettr,
-        "How much of its time a large job makes progress (ETTR): by formula, by simulation, and what the store's runs "
-        "had.\nWith --rate it needs no store.\n"
+        "Show the share of its time in which a large job makes progress (ETTR): by formula, by simulation, and as "
+        "measured in the store.\nWith --rate it needs no store.\n"
         f"{EXIT}",
         "  healthd fleet ettr --gpus 16384 --checkpoint 60m --restart 5m --rate 6.5\n"
         "  healthd fleet ettr --gpus 4096 --checkpoint 30m --write 1m --productive 30d\n",
@@ -477,26 +497,27 @@ COMMANDS = {
     "fleet alarms": Command(
         _alarms_flags,
         _alarms,
-        f"Completed jobs that saw a failing check: how often a check may be a false alarm.\n{EXIT}",
+        f"Show completed jobs that saw a failing check: how often a check may be a false alarm.\n{EXIT}",
         "  healthd fleet alarms --from 2026-10-01 --to 2026-11-01\n  healthd fleet alarms --limit 0.5%\n",
     ),
     "fleet checks": Command(
         _checks_flags,
         _checks,
-        "Which check was the first evidence, which the only one, which never spoke; how long until the drain.\n" + EXIT,
+        "Show which check detected an incident first, which was the only one, which never reported one, and the time "
+        f"until the drain.\n{EXIT}",
         "  healthd fleet checks --from 2026-10-01 --to 2026-11-01\n  healthd fleet checks --model H100 --json\n",
     ),
     "fleet links": Command(
         store_flags,
         _links,
-        f"Flaps, errors and lost speed of links, by port and switch: which stand out.\n{EXIT}",
+        f"Show flaps, errors and lost speed of links by port and switch, and the outliers.\n{EXIT}",
         "  healthd fleet links --from 2026-10-01 --to 2026-11-01\n  healthd fleet links --switch leaf012\n",
     ),
     "fleet failslow": Command(
         store_flags,
         _failslow,
-        "Jobs that were slower than they had been: hours, GPU-hours lost, worst nodes, how long until it was told and\n"
-        f"something was done; validations that failed or were slow.\n{EXIT}",
+        "Show the cost of jobs that became slower, in hours and GPU-hours, the worst nodes, the time until the "
+        f"slowness was reported and someone acted, and validations that failed or were slow.\n{EXIT}",
         "  healthd fleet failslow --from 2026-10-01 --to 2026-11-01\n  healthd fleet failslow --model H100 --json\n",
     ),
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _compare_flags(parser: Parser) -> None:
     what = "a period (2026-03, 2026-03..2026-04, FROM..TO) or partition:, account:, model:, switch:, cluster:NAME"
     parser.add_argument("a", metavar="A", help=what)
-    parser.add_argument("b", metavar="B", help="the same, of the other side")
+    parser.add_argument("b", metavar="B", help="what to compare A with, in the same form")
     store_flags(parser)
 
 
@@ -76,7 +76,7 @@ COMMANDS = {
     "fleet compare": Command(
         _compare_flags,
         _compare,
-        f"What differs between two periods, partitions, models, switches or accounts, by more than chance.\n{EXIT}",
+        f"Show significant differences between two periods, partitions, models, switches or accounts.\n{EXIT}",
         "  healthd fleet compare 2026-03 2026-04\n"
         "  healthd fleet compare 2026-01-01..2026-02-01 2026-03-01..2026-04-01\n"
         "  healthd fleet compare model:H100 model:A100 --from 2026-10-01\n",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from healthd.fleet.ingest import Asked, Came
 
 _MOST_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
-HOW = 'README.md, "The fleet, at the centre", says how to install it'
+HOW = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
 def _ingest_arguments(parser: Parser) -> None:
     from healthd.fleet.all_sources import ALL
 
-    parser.add_argument("--out", metavar="DB", required=True, help="the store's folder; it is made if it is missing")
+    parser.add_argument("--out", metavar="DB", required=True, help="directory of the store; created if missing")
     for source in ALL:
         parser.add_argument(
             source.flag,
@@ -69,17 +69,17 @@ def _ingest_arguments(parser: Parser) -> None:
             action="extend",
             help=source.help.replace("%", "%%"),
         )
-    parser.add_argument("--cluster", metavar="NAME", default="", help="of what does not name its cluster")
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="leave out what was over before")
-    parser.add_argument("--to", dest="to_time", metavar="TIME", help="leave out what began then or later")
-    parser.add_argument("--timezone", metavar="ZONE", help="of times that do not say theirs: Europe/Berlin, UTC")
+    parser.add_argument("--cluster", metavar="NAME", default="", help="cluster of data that names none")
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="skip data that ended before TIME")
+    parser.add_argument("--to", dest="to_time", metavar="TIME", help="skip data that began at TIME or later")
+    parser.add_argument("--timezone", metavar="ZONE", help="time zone of times without one: Europe/Berlin, UTC")
     parser.add_argument(
         "--users",
         choices=("keep", "drop", "hash"),
         default="",
-        help="what is kept of users: their names, nothing, or a hash (as the store has it; a new one: hash)",
+        help="store user names as they are, not at all, or as a hash (default: as in the store; new store: hash)",
     )
-    parser.add_argument("--key", metavar="FILE", help="the key of the hashes (default: DB/key, made at first)")
+    parser.add_argument("--key", metavar="FILE", help="key of the hashes (default: DB/key, created with the store)")
 
 
 def _ingest(args: argparse.Namespace) -> int:
@@ -134,7 +134,7 @@ def _told(came: Came) -> int:
 
 
 def _prune_arguments(parser: Parser) -> None:
-    parser.add_argument("--db", metavar="DB", required=True, help="the store's folder")
+    parser.add_argument("--db", metavar="DB", required=True, help="directory of the store")
     parser.add_argument("--before", metavar="DATE", required=True, help="2026-01-01, in UTC")
 
 
@@ -158,19 +158,19 @@ COMMANDS = {
     "fleet ingest": Command(
         _ingest_arguments,
         _ingest,
-        "What is new of each source that is named, into the store.\n"
-        "Any end of it, also a kill, leaves a store that the same command goes on with.\n"
+        "Load the new data of each given source into the store.\n"
+        "If the command is interrupted or killed, run it again: it continues.\n"
         "Exit status: 0 done, 1 more than 1 % of a source's rows could not be read, 3 a source or the store could not "
-        "be used (what else was read is kept), 64 wrong use.",
+        "be used (data from other sources is kept), 64 usage error.",
         "  healthd fleet ingest --out db --sacct --events /srv/events\n"
         "  healthd fleet ingest --out db --sacct 2026-*.txt --timezone Europe/Rome\n",
     ),
     "fleet prune": Command(
         _prune_arguments,
         _prune,
-        "What is older than a date leaves the store.\n"
-        "It does not come back with a later ingest.\n"
-        "Exit status: 0 done, 3 the store could not be used, 64 wrong use.",
+        "Delete data older than a date from the store.\n"
+        "A later ingest does not load it again.\n"
+        "Exit status: 0 done, 3 the store could not be used, 64 usage error.",
         "  healthd fleet prune --db db --before 2026-01-01\n",
     ),
 }

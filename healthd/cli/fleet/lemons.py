@@ -32,12 +32,12 @@ def _lemons_flags(parser: Parser) -> None:
         "--probability",
         metavar="P",
         type=_probability,
-        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
+        help="name nodes that are bad with at least this probability (default: 0.33); --apply drains all of them",
     )
     parser.add_argument(
-        "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
+        "--apply", action="store_true", help="drain the nodes in this machine's Slurm, within the fleet limit"
     )
-    parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+    parser.add_argument("--config", metavar="FILE", help=f"settings with the fleet limit (default: {DEFAULT_FILE})")
 
 
 def _probability(text: str) -> float:
@@ -101,7 +101,7 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:
         raise Stop(f"{WHO}: the store tells of {', '.join(map(printable, told))}: --cluster says which")
-    here = parse_cluster_name(answered(commands.config(), settings.slurm.command_seconds))
+    here = parse_cluster_name(answered(commands.config(), settings.slurm.command_timeout_seconds))
     if not here and not said:
         raise Stop(f"{WHO}: Slurm does not say how its cluster is called: --cluster says which of the store's it is")
     if here and told and told[0].lower() != here:
@@ -111,13 +111,13 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
         )
 
 
-def answered(argv: Argv, command_seconds: float) -> str:
+def answered(argv: Argv, command_timeout_seconds: float) -> str:
     """Return the output of a Slurm command. Raises Stop if it fails."""
     from healthd.agent.slurm import blocking
     from healthd.common.slurm.commands import Command
     from healthd.common.slurm.output import what_failed
 
-    result = blocking.run(Command(argv, command_seconds))
+    result = blocking.run(Command(argv, command_timeout_seconds))
     if result.status != 0:
         raise Stop(f"{WHO}: {what_failed(argv, result)} (drained so far: none)", UNKNOWN)
     return result.text
@@ -134,7 +134,9 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
 
     done: list[dict[str, Any]] = []
     for one in nodes:
-        steps = drain_lemon.drain(one["node"], one["words"], most, settings.fleet, settings.slurm.command_seconds)
+        steps = drain_lemon.drain(
+            one["node"], one["text"], most, settings.fleet, settings.slurm.command_timeout_seconds
+        )
         sent = False
         try:
             command = next(steps)
@@ -143,11 +145,11 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
                 sent = sent or (command.changes and result.status == 0)
                 command = steps.send(result)
         except StopIteration as end:
-            done.append({"node": one["node"], "drained": end.value.done, "words": end.value.words})
-        except SlurmTrouble as trouble:
+            done.append({"node": one["node"], "drained": end.value.done, "text": end.value.words})
+        except SlurmTrouble as problem:
             so_far = ", ".join(each["node"] for each in done if each["drained"]) or "none"
             unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
-            raise Stop(f"{WHO}: {trouble} (drained so far: {so_far}{unseen})", UNKNOWN) from None
+            raise Stop(f"{WHO}: {problem} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
 
 
@@ -155,8 +157,8 @@ COMMANDS = {
     "fleet lemons": Command(
         _lemons_flags,
         _lemons,
-        "Nodes that keep failing: which to take out, why, and what it would gain. Shows the commands; --apply runs\n"
-        f"them, where the fleet limit has room, and never resumes.\n{EXIT}",
+        "Show nodes that keep failing: which nodes to take out, why, and the expected gain. It prints the commands; "
+        f"--apply runs them within the fleet limit. It never resumes a node.\n{EXIT}",
         "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
         "  healthd fleet lemons --partition train --apply\n",
     ),

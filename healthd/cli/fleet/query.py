@@ -21,21 +21,19 @@ ROWS_AT_ONCE = 1000  # written at once as CSV
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="what to ask (without: which there are)")
-    parser.add_argument("--db", metavar="DB", help="the store's folder")
+    parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="query to run (without: list all)")
+    parser.add_argument("--db", metavar="DB", help="directory of the store")
     add_times(parser)
-    parser.add_argument(
-        "--param", metavar="NAME=VALUE", action="append", default=[], help="what the question lets you choose"
-    )
+    parser.add_argument("--param", metavar="NAME=VALUE", action="append", default=[], help="parameter of the query")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="all rows, as one JSON document")
-    form.add_argument("--csv", dest="as_csv", action="store_true", help="all rows, as CSV")
+    form.add_argument("--json", action="store_true", help="print all rows as one JSON document")
+    form.add_argument("--csv", dest="as_csv", action="store_true", help="print all rows as CSV")
     add_engine(parser)
 
 
 def add_times(parser: Parser) -> None:
     """Add the options for the period."""
-    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="start of the period (default: all data)")
     parser.add_argument(
         "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
     )
@@ -48,13 +46,13 @@ def add_engine(parser: Parser) -> None:
         metavar="duckdb|spark|spark://HOST:PORT",
         type=_engine,
         default="duckdb",
-        help="what answers: duckdb (default), Spark on this machine, or a Spark cluster",
+        help="query engine: duckdb (default), Spark on this machine, or a Spark cluster",
     )
     parser.add_argument(
-        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
+        "--threads", metavar="N", type=threads, help="number of threads, up to 256 (default: half the cores, at most 4)"
     )
     parser.add_argument(
-        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
+        "--memory", metavar="MIB", type=memory, help="memory limit, at least 256 (default: 1024 per thread)"
     )
 
 
@@ -245,10 +243,9 @@ COMMANDS = {
     "fleet query": Command(
         _arguments,
         _query,
-        "Ask the store: one of the questions that it knows, or a file of SQL.\n"
-        "Without a name: which questions there are. docs/fleet.md says what each means, and what a file may say.\n"
-        "Exit status: 0 answered, 3 the store could not be used or is empty, 64 wrong use or a file that is no "
-        "question.",
+        "Run a built-in query, or a file of SQL, on the store.\n"
+        "Without a name it lists the built-in queries. docs/fleet.md describes them and the SQL files.\n"
+        "Exit status: 0 done, 3 the store could not be used or is empty, 64 usage error, or the file is not a query.",
         "  healthd fleet query\n"
         "  healthd fleet query states --db db --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet query seen_with_failures --db db --param after_seconds=60\n"

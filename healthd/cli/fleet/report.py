@@ -25,14 +25,20 @@ BESIDE_MIB = 320
 
 def _arguments(parser: Parser) -> None:
     store_flags(parser)
+    parser.add_argument("--out", metavar="DIR", help="directory of report.html; created if missing")
+    parser.add_argument("--price", metavar="P", type=price, help="price of a GPU-hour; shows losses in money too")
     parser.add_argument(
-        "--out", metavar="DIR", help="where report.html is written; the folder is made if it is missing"
+        "--sla", metavar="PERCENT", type=_percent, help="share of time that nodes should be up, like 99.5"
     )
-    parser.add_argument("--price", metavar="P", type=price, help="what a GPU-hour costs: losses in money too")
-    parser.add_argument("--sla", metavar="PERCENT", type=_percent, help="of their time nodes should be up, as 99.5")
-    parser.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two sides, as healthd fleet compare takes them")
     parser.add_argument(
-        "--nccl", metavar="DIR", action="append", default=[], help="dumps of a job that hung; again for more"
+        "--compare", metavar=("A", "B"), nargs=2, help="add a comparison, with the arguments of healthd fleet compare"
+    )
+    parser.add_argument(
+        "--nccl",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="flight-recorder dumps of a stuck job; may be repeated",
     )
 
 
@@ -135,10 +141,11 @@ COMMANDS = {
     "fleet report": Command(
         _arguments,
         _report,
-        "All answers on one page, DIR/report.html: one file, to show, which fetches nothing.\n"
-        "It opens with five sentences, which are printed too. It replaces an older report, and no other file.\n"
-        "A chapter that fails (not enough memory, a damaged file) gives its reason; the others are complete.\n"
-        "Exit status: 0 written, 3 a chapter failed or nothing could be written, 64 wrong use.",
+        "Write all answers to one page, DIR/report.html. The file loads nothing from the network.\n"
+        "It starts with a summary of five sentences, which are also printed. It replaces an older report, and no other "
+        "file.\n"
+        "If an answer fails (out of memory, a damaged file), its chapter gives the reason; the others are complete.\n"
+        "Exit status: 0 written, 3 a chapter failed or nothing could be written, 64 usage error.",
         "  healthd fleet report --out report --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet report --out report --price 2.5 --sla 99.5\n"
         "  healthd fleet report --json\n",

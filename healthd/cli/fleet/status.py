@@ -15,26 +15,31 @@ SECONDS = 30.0  # per query: a person is waiting
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--prometheus", metavar="URL", help=f"the server, up to /api/v1 (default: ${VARIABLE}, else {DEFAULT})"
+        "--prometheus", metavar="URL", help=f"server URL, up to /api/v1 (default: ${VARIABLE}, else {DEFAULT})"
     )
     parser.add_argument(
         "--job",
         metavar="NAME",
         default="",
-        help="only this job's series (default: healthd's, and others' that have its metrics)",
+        help="scrape job to read (default: healthd, and for nodes it lacks every job with healthd metrics)",
     )
-    parser.add_argument("--basic-file", metavar="FILE", default="", help='a file that holds "user:password"')
-    parser.add_argument("--token-file", metavar="FILE", default="", help="a file that holds a bearer token")
-    parser.add_argument("--ca-file", metavar="FILE", default="", help="certificates to trust beside the system's")
-    parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID, for Mimir")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--drained", action="store_true", help="only nodes with a drain, whosever it is")
-    shown.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
-    shown.add_argument("--all", action="store_true", help="a row for each healthy node too, however many there are")
+    parser.add_argument("--basic-file", metavar="FILE", default="", help='file with "user:password"')
+    parser.add_argument("--token-file", metavar="FILE", default="", help="file with a bearer token")
     parser.add_argument(
-        "--sort", choices=("worst", "since", "node"), default="worst", help="worst first (default), longest, or by name"
+        "--ca-file", metavar="FILE", default="", help="CA certificates to trust in addition to the system's"
     )
-    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID header, for Mimir")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--drained", action="store_true", help="only drained nodes, no matter who drained them")
+    shown.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
+    shown.add_argument("--all", action="store_true", help="list healthy nodes one by one too")
+    parser.add_argument(
+        "--sort",
+        choices=("worst", "since", "node"),
+        default="worst",
+        help="sort by severity (default), duration, or name",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -67,11 +72,11 @@ COMMANDS = {
     "fleet status": Command(
         _arguments,
         _status,
-        "All nodes as they are now, from Prometheus: who is drained, why, since when; who is broken and in service; "
-        "who is not seen.\n"
-        "Needs no store, and not the extra fleet. The server must scrape healthd (docs/metrics.md).\n"
-        "Exit status: 0 all well, 1 a node warns, is unknown or was drained by others, 2 one is broken, drained by "
-        "healthd or not seen, 3 Prometheus cannot answer or knows no healthd, 64 wrong use.",
+        "Show the current state of all nodes, from Prometheus: drained nodes with reason and time, broken nodes in "
+        "service, nodes that do not report.\n"
+        "It needs neither a store nor the extra fleet. The server must scrape healthd (docs/metrics.md).\n"
+        "Exit status: 0 all nodes are well; 1 a node warns, is unknown or was drained by others; 2 a node is broken, "
+        "drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 usage error.",
         "  healthd fleet status --prometheus http://prometheus:9090\n"
         "  healthd fleet status --drained --sort since\n"
         "  healthd fleet status --json | jq .counts\n",

@@ -86,7 +86,7 @@ def advice(followed: Followed, overheads: Overheads, now: float) -> str:
         "cause": _cause(seen).value if seen.slow else "",
         "rank": seen.rank,
         "action": followed.action.value,
-        "says": WHY[followed.action] if seen.slow else "nothing is slow any more",
+        "message": WHY[followed.action] if seen.slow else "nothing is slow any more",
         "lost_seconds": round(followed.state.lost, 3),
         "next": None
         if following is None or not seen.slow
@@ -117,7 +117,7 @@ class Advising:
 
         now: epoch seconds.
         """
-        trouble = None
+        problem = None
         running = {one.job: one for one in told if one.source == CLIENT and _JOB.fullmatch(one.job)}
         for job in set(self._jobs) - set(running):
             del self._jobs[job]
@@ -131,9 +131,9 @@ class Advising:
             try:
                 self._write(job, after, uid, now)
             except OSError as error:
-                trouble = error
+                problem = error
                 self._remove(job)
-        return trouble
+        return problem
 
     def close(self) -> None:
         """Nobody follows the jobs any more: what was advised is no advice."""

@@ -81,7 +81,7 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
     jobs: tuple[JobTold, ...] = ()
     recent: tuple[JobTold, ...] = ()
     dropped: Dropped = Dropped()
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     lost: Lost = Lost()
     sampling: float | None = None
     schema: int = SCHEMA

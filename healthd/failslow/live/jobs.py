@@ -139,7 +139,7 @@ class Jobs:
         job.last, job.each = sample.time, sample.value * sample.steps
         series = job.counters.get(sample.series)
         if series is None:
-            if len(job.counters) >= self.watched.ranks:
+            if len(job.counters) >= self.watched.max_ranks:
                 return False
             series = job.counters[sample.series] = Series(sample.kind, self.watched.counters_percent)
         return series.add(sample.value, sample.time, sample.steps) or is_new

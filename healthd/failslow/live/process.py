@@ -91,7 +91,7 @@ class Live:
         self.advising: Advising | None = None
         self.sampler: Sampler | None = None
         self.readings = Readings(self._read_node)
-        self.troubles: dict[str, str] = {}  # what gives nothing -> why
+        self.problems: dict[str, str] = {}  # what gives nothing -> why
         self._incoming = b""
         self._alive_at = self._judge_at = self._tell_at = 0.0
         self._said_at = -SAID_SECONDS
@@ -150,7 +150,7 @@ class Live:
             self._alive_at = now + ALIVE_SECONDS
             self._news |= self.jobs.forget_quiet(clock, self.sampler.job if self.sampler is not None else "")
             self._news |= self._dropped() != self._told_dropped
-            self._news |= tuple(shortage.troubles(clock)) != self._reported_shortages
+            self._news |= tuple(shortage.problems(clock)) != self._reported_shortages
         if self.receiver is not None and now >= self.receiver.look_at:
             self._hear(self.receiver, now, clock)
         if self.sampler is not None and now >= self.sampler.deadline:
@@ -167,10 +167,10 @@ class Live:
                 self._news |= self.jobs.heard(heard.connection, heard.pid, heard.job, heard.said, clock)
 
     def _sample(self, sampler: Sampler, now: float) -> None:
-        before = sampler.troubles, sampler.share
+        before = sampler.problems, sampler.share
         for sample in sampler.step(now):
             self._news |= self.jobs.sampled(sample)
-        self._news |= (sampler.troubles, sampler.share) != before
+        self._news |= (sampler.problems, sampler.share) != before
 
     def _judge(self, now: float, clock: float) -> None:
         self._news, self._judge_at, self._tell_at = False, now + JUDGED_SECONDS, now + TOLD_SECONDS
@@ -188,13 +188,13 @@ class Live:
     def _advise(self, clock: float) -> None:
         if self.receiver is None or self.advising is None:
             return
-        trouble = self.advising.step(self.jobs.told(), clock)
-        if trouble is not None:
-            self._complain("advice", trouble)
+        problem = self.advising.step(self.jobs.told(), clock)
+        if problem is not None:
+            self._complain("advice", problem)
 
     def _write(self, clock: float) -> None:
-        sampler = () if self.sampler is None else self.sampler.troubles
-        self._reported_shortages = tuple(shortage.troubles(clock))
+        sampler = () if self.sampler is None else self.sampler.problems
+        self._reported_shortages = tuple(shortage.problems(clock))
         told = Told(
             written=round(clock, 3),
             paused_until=self._until,
@@ -203,7 +203,7 @@ class Live:
             dropped=self._dropped(),
             lost=self.jobs.lost(),
             sampling=None if self.sampler is None else self.sampler.share,
-            troubles=tuple(map(sentence, (*self.troubles.values(), *sampler, *self._reported_shortages))),
+            problems=tuple(map(sentence, (*self.problems.values(), *sampler, *self._reported_shortages))),
         )
         self._told_dropped = told.dropped
         try:
@@ -223,17 +223,17 @@ class Live:
         if self.receiver is not None and not wanted.client:
             self._close_receiver()
         if wanted.client and self.receiver is None:
-            self.troubles.pop("client", None)
+            self.problems.pop("client", None)
             try:
                 path = os.path.join(self.place.runtime_dir, SOCKET)
-                self.receiver = Receiver(path, self.place.root, wanted.jobs, wanted.ranks)
+                self.receiver = Receiver(path, self.place.root, wanted.max_jobs, wanted.max_ranks)
                 self.advising = Advising(self.place.runtime_dir, self.receiver.owner)
             except OSError as error:
                 self._complain("client", error)
         if self.advising is not None:
             self.advising.overheads = Overheads(s4=wanted.restart_seconds)
         if self.receiver is not None:
-            self.receiver.jobs, self.receiver.ranks = wanted.jobs, wanted.ranks
+            self.receiver.jobs, self.receiver.ranks = wanted.max_jobs, wanted.max_ranks
         if self.sampler is not None and (wanted.sample, wanted.sample_seconds) != (
             before.sample,
             before.sample_seconds,
@@ -252,9 +252,9 @@ class Live:
         return Sampler(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
 
     def _complain(self, what: str, error: BaseException) -> None:
-        if what not in self.troubles:
+        if what not in self.problems:
             print(f"healthd.failslow.live: {what}: {words(error)}", file=sys.stderr, flush=True)
-        self.troubles[what] = f"{what}: {words(error)}"
+        self.problems[what] = f"{what}: {words(error)}"
 
     # --- what the node knows of a slow job
 

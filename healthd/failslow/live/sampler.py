@@ -56,7 +56,7 @@ class Sampler:
         self._trouble: dict[str, str] = {}
 
     @property
-    def troubles(self) -> tuple[str, ...]:
+    def problems(self) -> tuple[str, ...]:
         return tuple(self._trouble.values())
 
     def step(self, now: float) -> Iterator[Sample]:
@@ -130,8 +130,8 @@ class Sampler:
         elif "share" in said:
             self.share = float(said["share"])
             self._trouble.pop("process", None)
-        elif "trouble" in said:
-            what, sentence = said["trouble"]
+        elif "problem" in said:
+            what, sentence = said["problem"]
             self._trouble.pop(what, None)
             if sentence:
                 self._trouble[what] = printable(sentence)[:LONGEST_SENTENCE]

@@ -284,7 +284,7 @@ class Sampling:
     def _say(self, what: str, sentence: str) -> None:
         if self._said.get(what, "") != sentence:
             self._said[what] = sentence
-            self._tell({"trouble": [what, sentence]})
+            self._tell({"problem": [what, sentence]})
 
 
 def main() -> None:
@@ -321,12 +321,12 @@ def _wait_alone(path: str) -> bool:
     waits = 0
     while not _alone(path):
         if waits >= WAITS_QUIETLY:
-            tell({"trouble": ["lock", "sampling waits: an earlier process of it hangs in the driver"]})
+            tell({"problem": ["lock", "sampling waits: an earlier process of it hangs in the driver"]})
         waits += 1
         if poll([(0, False)], WAIT_SECONDS):
             return False
     if waits > WAITS_QUIETLY:
-        tell({"trouble": ["lock", ""]})
+        tell({"problem": ["lock", ""]})
     return True
 
 

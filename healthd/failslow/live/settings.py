@@ -19,7 +19,7 @@ class Watched:
     sample_seconds   how often
     slow_percent     a job's times count as slow from so much on
     counters_percent   the same for times that were seen in sampled counters
-    jobs, ranks      so many jobs of this node are watched, and so many ranks of each
+    max_jobs, max_ranks  so many jobs of this node are watched, and so many ranks of each
     restart_seconds  what a new start costs a job: its advice says so when as much is lost
     """
 
@@ -28,8 +28,8 @@ class Watched:
     sample_seconds: float = 0.5
     slow_percent: float = 10.0
     counters_percent: float = 20.0
-    jobs: int = 16
-    ranks: int = 128
+    max_jobs: int = 16
+    max_ranks: int = 128
     restart_seconds: float = 600.0
 
 

@@ -41,7 +41,7 @@ class Counted(NamedTuple):
     alarms: int
     squares: int
     jobs: int
-    stood_jobs: int
+    already_open_jobs: int
     warned_jobs: int
 
 
@@ -84,7 +84,7 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
         "limit": limit,
         "completed_jobs": jobs.completed,
         "placed_jobs": placed,
-        **{key: found[key] for key in ("jobs", "share", "interval", "alarms", "stood_jobs", "warned_jobs")},
+        **{key: found[key] for key in ("jobs", "share", "interval", "alarms", "already_open_jobs", "warned_jobs")},
         "observed": {
             "jobs": seen,
             "alarmed": found["jobs"] - unseen.alarmed,
@@ -108,7 +108,7 @@ def judged(row: Counted, completed: int) -> Row:
         "share": share(row.jobs, completed),
         "interval": None if interval is None else list(interval),
         "alarms": row.alarms,
-        "stood_jobs": row.stood_jobs,
+        "already_open_jobs": row.already_open_jobs,
         "warned_jobs": row.warned_jobs,
     }
 
@@ -127,7 +127,7 @@ def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit:
                 "check": row.check_name,
                 **counts,
                 "above": (counts["share"] or 0.0) > limit,
-                "surely": counts["interval"] is not None and counts["interval"][0] > limit,
+                "significantly_above": counts["interval"] is not None and counts["interval"][0] > limit,
                 "codes": [
                     {"code": one.code, **judged(one, completed)} for one in codes if one.check_name == row.check_name
                 ],

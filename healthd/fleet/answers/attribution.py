@@ -96,7 +96,7 @@ class Failed(NamedTuple):
     end_time: int
     gpus: int
     lost_gpu_seconds: int
-    looked: str
+    because: str
 
 
 class Week(NamedTuple):
@@ -136,7 +136,7 @@ class Ticket(NamedTuple):
     node: str
     opened_time: int
     closed_time: int | None
-    words: str
+    text: str
 
 
 def attribution(study: Study) -> Document:
@@ -436,7 +436,7 @@ def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
     A flag belongs to a ticket of its node if it was cleared while the ticket was open, or within a day after it was
     closed.
     """
-    exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.words) and _SAYS_SWAP.fullmatch(row.words)]
+    exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.text) and _SAYS_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in exchanges]
     places = set()
     for flag in flags:

@@ -138,7 +138,7 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
         "incidents": len(every),
         "nodes_hit": len({one.node for one in every}),
         "checks": told,
-        "never": [row["check"] for row in told if row["said"] == "never"],
+        "never": [row["check"] for row in told if row["reported"] == "never"],
         "not_deployed": sorted(causes.checks() - there) if looked else [],
         "drain_within_seconds": DRAIN_WITHIN_SECONDS,
         "after": outcomes(every, outages, study.to_time),
@@ -194,7 +194,7 @@ def by_check(
         made.append(
             {
                 "check": check,
-                "said": "failing" if words.failing else "warnings" if words.warnings else "never",
+                "reported": "failing" if words.failing else "warnings" if words.warnings else "never",
                 "incidents": part[check],
                 "first": first[check],
                 "share_first": share(first[check], len(found)),
@@ -203,8 +203,8 @@ def by_check(
                 "share_alone": share(alone[check], part[check]),
                 "warnings": words.warnings,
                 "codes": words.codes,
-                "looked_nodes": look.nodes if look else 0,
-                "looked_node_days": look.node_days if look else 0,
+                "nodes_running": look.nodes if look else 0,
+                "node_days_running": look.node_days if look else 0,
                 "since_time": known.since_time if known else look.first_time if look else None,
                 "changes": known.changes if known else 0,
                 "disabled": known.disabled if known else 0,

@@ -366,7 +366,7 @@ def _check_of(name: str) -> str:
 
 
 def _named(side: Side) -> Row:
-    return {"name": side.name, "from_time": side.from_time, "to_time": side.to_time, "chosen": side.chosen}
+    return {"name": side.name, "from_time": side.from_time, "to_time": side.to_time, "filters": side.chosen}
 
 
 def paired(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:

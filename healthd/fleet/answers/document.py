@@ -33,7 +33,7 @@ def head(
         "version": VERSION,
         "from_time": from_time,
         "to_time": to_time,
-        "chosen": {key: value for key, value in chosen.items() if value},
+        "filters": {key: value for key, value in chosen.items() if value},
         "notes": list(notes),
     }
 

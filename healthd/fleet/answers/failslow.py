@@ -76,7 +76,7 @@ class Validation(NamedTuple):
     times: int
     first_time: int
     last_time: int
-    stands: bool
+    ongoing: bool
 
 
 class GpuTime(NamedTuple):
@@ -145,7 +145,7 @@ def failslow(study: Study) -> Document:
                 "lost_gpu_seconds": told.gpu_seconds,
                 "worst_slowdown": told.worst,
                 "times": sum(spell["end"] > study.from_time for spell in spells.get(where, ())),
-                "stands": any(spell["stands"] for spell in spells.get(where, ())),
+                "ongoing": any(spell["ongoing"] for spell in spells.get(where, ())),
                 "failed_validations": judged.get((*where, FAILED), 0),
                 "slow_validations": judged.get((*where, SLOW), 0),
             }
@@ -158,7 +158,7 @@ def failslow(study: Study) -> Document:
         "lost_gpu_seconds": sum(row["lost_gpu_seconds"] for row in nodes),
         "job_gpu_seconds": gpu_time.thousandths / 1000,
         "reaction": reaction(
-            spell for some in spells.values() for spell in some if study.from_time <= spell["told"] < study.to_time
+            spell for some in spells.values() for spell in some if study.from_time <= spell["reported"] < study.to_time
         ),
         "nodes": nodes,
         "validations": [one._asdict() for one in validations],
@@ -215,7 +215,7 @@ def _pieces(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
 def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
     """Return a node's slow episodes, overlapping ones merged. Pure.
 
-    Keys: `onset`, `told`, `end` (last sighting), `stands`, `acted` (time of the first reaction, or None) and `by`
+    Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
     (healthd, person, slurm, unknown or acknowledged).
     """
     found: list[Row] = []
@@ -223,26 +223,28 @@ def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
         end = max(life.last_time or life.told_time, life.onset)
         one: Row = {
             "onset": life.onset,
-            "told": life.told_time,
+            "reported": life.told_time,
             "end": end,
             "over": life.cleared_time or end,
-            "stands": life.cleared_time is None,
+            "ongoing": life.cleared_time is None,
             "known": life.known_time,
         }
         if found and one["onset"] <= found[-1]["end"]:
             last = found[-1]
             known = [time for time in (last["known"], one["known"]) if time is not None]
             last |= {
-                "told": min(last["told"], one["told"]),
+                "reported": min(last["reported"], one["reported"]),
                 "end": max(last["end"], end),
                 "over": max(last["over"], one["over"]),
-                "stands": last["stands"] or one["stands"],
+                "ongoing": last["ongoing"] or one["ongoing"],
                 "known": min(known, default=None),
             }
         else:
             found.append(one)
     for one in found:
-        acts = [(drain.start_time, drain.by_whom) for drain in drains if one["told"] <= drain.start_time <= one["over"]]
+        acts = [
+            (drain.start_time, drain.by_whom) for drain in drains if one["reported"] <= drain.start_time <= one["over"]
+        ]
         acts += [(one["known"], "acknowledged")] if one["known"] is not None else []
         one["acted"], one["by"] = min(acts, default=(None, None))
     return found
@@ -256,18 +258,18 @@ def reaction(spells: Iterable[Row]) -> Row:
         if one["by"]:
             by[one["by"]] += 1
     return {
-        "spells": len(its),
-        "stand": sum(one["stands"] for one in its),
-        "told": _took(one["told"] - one["onset"] for one in its),
-        "acted": {**_took(one["acted"] - one["told"] for one in its if one["acted"] is not None), "by": dict(by)},
-        "lasted": _took(one["end"] - one["onset"] for one in its if not one["stands"]),
+        "episodes": len(its),
+        "ongoing": sum(one["ongoing"] for one in its),
+        "reported": _took(one["reported"] - one["onset"] for one in its),
+        "acted": {**_took(one["acted"] - one["reported"] for one in its if one["acted"] is not None), "by": dict(by)},
+        "lasted": _took(one["end"] - one["onset"] for one in its if not one["ongoing"]),
     }
 
 
 def _took(some: Iterable[int]) -> Row:
     """Return median and 90th percentile. Negative durations (a clock was set back) count as 0."""
     ordered = sorted(max(one, 0) for one in some)
-    return {"spells": len(ordered), "median_seconds": quantile(ordered, 0.5), "p90_seconds": quantile(ordered, 0.9)}
+    return {"episodes": len(ordered), "median_seconds": quantile(ordered, 0.5), "p90_seconds": quantile(ordered, 0.9)}
 
 
 def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
@@ -287,6 +289,6 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
 
 def found(failslow: Document) -> bool:
     """Return True if a job is still slow, or a failed validation is still open."""
-    return any(row["stands"] for row in failslow["nodes"]) or any(
-        row["stands"] for row in failslow["validations"] if row["code"] == FAILED
+    return any(row["ongoing"] for row in failslow["nodes"]) or any(
+        row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED
     )

@@ -125,7 +125,7 @@ class Noted(NamedTuple):
     kind: str
     time: int
     code: str
-    words: str
+    text: str
 
 
 class FirstSeen(NamedTuple):
@@ -353,7 +353,7 @@ def taken_out(
 
 def _noted(row: Noted) -> Evidence:
     # The store does not show which tickets are failures of the node; those that are come with a failure or an outage.
-    return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.words)
+    return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
 def in_service(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:

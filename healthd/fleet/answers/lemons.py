@@ -450,7 +450,7 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
         "certain": one.node in judged.certain,
         "signals": dict(one.signals),
         "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
-        "words": words,
+        "text": words,
         "observed_share": one.observed_share,
         "out_since": None if out is None else out.start_time,
         "out_reason": None if out is None else out.reason,
@@ -502,7 +502,7 @@ def told_of(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
         "weight": incident.weight,
         "signs": list(dict.fromkeys(kind for _, kind in seen)),
         "jobs": sorted({one.job_id for one in its if one.job_id is not None}),
-        "words": "; ".join(words for words, _ in seen),
+        "text": "; ".join(words for words, _ in seen),
     }
 
 

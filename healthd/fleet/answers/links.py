@@ -297,7 +297,7 @@ def drawn_p_value(over: np.ndarray[Any, np.dtype[np.float64]], size: int, seen: 
 def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
     adjusted = benjamini_hochberg([row["p_value"] for row in rows], tests)
     judged = [
-        {**row, "adjusted": p, "stands_out": p < LEVEL and row["episodes"] > row["expected"]}
+        {**row, "adjusted": p, "outlier": p < LEVEL and row["episodes"] > row["expected"]}
         for row, p in zip(rows, adjusted, strict=True)
     ]
     return sorted(judged, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in by)))
@@ -333,4 +333,4 @@ def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> l
 
 def found(links: Document) -> bool:
     """Return True if a port or switch stands out, or several nodes of a switch lost links at once."""
-    return bool(links["together"]) or any(row["stands_out"] for row in (*links["ports"], *links["switches"]))
+    return bool(links["together"]) or any(row["outlier"] for row in (*links["ports"], *links["switches"]))

@@ -123,16 +123,16 @@ def _mismatch(judged: Judgement) -> dict[str, Any] | None:
     """
     if judged.difference is not None:
         group = judged.groups[judged.difference.place.group]
-        said = [{"says": words, "ranks": list(ranks)} for words, ranks in judged.difference.said.items()]
+        said = [{"message": words, "ranks": list(ranks)} for words, ranks in judged.difference.said.items()]
         return {
             "group": group.name,
             "description": group.description,
             "sequence": judged.difference.place.sequence,
-            "said": sorted(said, key=lambda one: (-len(one["ranks"]), one["ranks"])),
+            "calls": sorted(said, key=lambda one: (-len(one["ranks"]), one["ranks"])),
             "ring": [],
         }
     if judged.ring and judged.kind == "mismatch":
-        return {"group": None, "description": None, "sequence": None, "said": [], "ring": list(judged.ring)}
+        return {"group": None, "description": None, "sequence": None, "calls": [], "ring": list(judged.ring)}
     return None
 
 

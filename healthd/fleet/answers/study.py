@@ -125,8 +125,8 @@ class Study:
     def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed first, each once. parameters: columns of the parameter table. Raises
-        StoreError for a damaged file.
+        The tables that the SQL reads are computed first, each once. parameters: columns of the table `parameters`.
+        Raises StoreError for a damaged file.
         """
         *below, question = _needed(name)
         unknown = set(parameters) - set(question.parameters)
@@ -206,10 +206,10 @@ class Study:
     # --- internals
 
     def _ask(self, parameters: Mapping[str, Value]) -> None:
-        """Set the one-row parameter table: the period, and the parameters of the next query."""
+        """Set the one-row table `parameters`: the period, and the parameters of the next query."""
         columns = engine.Asked(self.from_time, self.to_time, parameters).columns
         values = ", ".join(f"CAST({_literal(value)} AS {kind}) AS {name}" for name, (kind, value) in columns.items())
-        self.database.view("asked", f"SELECT {values}")
+        self.database.view("parameters", f"SELECT {values}")
 
     def _compute(self, questions: Iterable[Question]) -> None:
         """Create the missing tables of these queries, with the default parameters of their files."""

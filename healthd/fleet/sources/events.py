@@ -195,7 +195,7 @@ def ingest(run: Run, files: list[str]) -> None:
     """Read the streams one after another, in steps of BATCH_EVENTS new events."""
     where = Tally()
     streams = find(files, where)
-    for sentence in where.trouble:
+    for sentence in where.problem:
         if not streams:
             raise IngestError(sentence)
         run.failed.append(f"{run.source.name}: {sentence}")
@@ -284,7 +284,7 @@ class Part:
                 self.run.unread(line.path, line.number, line.why)
             if hidden := unread - len(tally.examples):
                 self.run.unread(stream, 0, "and more", hidden)
-        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.trouble)
+        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.problem)
 
 
 def _tally(run: Run) -> Tally:
@@ -309,4 +309,4 @@ def _missing(cursor: Cursor) -> int:
     return sum(hole.last - hole.first + 1 for hole in cursor.seen.holes())
 
 
-SOURCE = Source("events", "--events", "DIR", "the nodes' event streams: a folder for each node below DIR", ingest)
+SOURCE = Source("events", "--events", "DIR", "event streams of the nodes; DIR has one subdirectory per node", ingest)

@@ -90,7 +90,7 @@ SOURCE = Source(
     "exclusions",
     "--exclusions",
     "FILE",
-    "what `squeue -o '%A|%V|%x'` prints; without FILE it is run here",
+    "output of `squeue -o '%A|%V|%x'`; without FILE it is run here",
     ingest,
     runs=True,
 )

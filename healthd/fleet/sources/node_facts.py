@@ -240,7 +240,7 @@ SOURCE = Source(
     "nodes",
     "--nodes",
     "FILE",
-    "what nodes are: CSV node,gpu_model,gpus,partitions,switch,rack; or what `scontrol show node` prints, which is run "
+    "node models: CSV node,gpu_model,gpus,partitions,switch,rack; or output of `scontrol show node`, which is run "
     "here without FILE, or `sinfo -a -o '%N|%G|%R'`",
     ingest,
     runs=True,

@@ -207,5 +207,5 @@ def _begins_with_a_time(line: str, changed: float) -> bool:
 
 
 SOURCE = Source(
-    "preemptions", "--slurmctld-log", "FILE", "slurmctld's log, also rotated ones: who pre-empted whom", ingest
+    "preemptions", "--slurmctld-log", "FILE", "slurmctld's logs, also rotated ones, for preemptions", ingest
 )

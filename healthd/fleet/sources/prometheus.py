@@ -344,6 +344,6 @@ SOURCE = Source(
     "prometheus",
     "--prometheus",
     "URL|FILE",
-    "healthd's conditions as Prometheus, VictoriaMetrics or Mimir scraped them; FILE: TOML with url, token_file, ...",
+    "conditions scraped by Prometheus, VictoriaMetrics or Mimir; FILE: TOML with url, token_file, ...",
     ingest,
 )

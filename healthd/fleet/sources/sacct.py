@@ -415,7 +415,7 @@ SOURCE = Source(
     NAME,
     "--sacct",
     "FILE",
-    "jobs as sacct --parsable2 or --json printed them; without FILE sacct is run here, a day a call",
+    "jobs, as printed by sacct --parsable2 or --json; without FILE sacct is run here, one call per day",
     ingest,
     runs=True,
 )

@@ -117,7 +117,7 @@ NODE_STATES = Source(
     "node_states",
     "--node-states",
     "FILE",
-    "what `sacctmgr show event` prints; without FILE it is run here",
+    "output of `sacctmgr show event`; without FILE it is run here",
     _ingest_states,
     runs=True,
 )
@@ -167,7 +167,7 @@ RESERVATIONS = Source(
     "reservations",
     "--reservations",
     "FILE",
-    "what `sacctmgr show reservation` prints; without FILE it is run here",
+    "output of `sacctmgr show reservation`; without FILE it is run here",
     _ingest_reservations,
     runs=True,
 )

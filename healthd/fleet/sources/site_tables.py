@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
 TICKET_COLUMNS = Columns(
-    ("node", "opened"), ("closed", "words", "cluster"), {"opened_time": "opened", "closed_time": "closed"}
+    ("node", "opened"), ("closed", "text", "cluster"), {"opened_time": "opened", "closed_time": "closed"}
 )
 FAILURE_COLUMNS = Columns(("node", "time", "kind"), ("cluster",))
 JOB_COLUMNS = Columns(
@@ -46,7 +46,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 
 
 def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Ticket]:
-    """Yield (cluster, node, opened, closed, words). A ticket without `closed` is still open."""
+    """Yield (cluster, node, opened, closed, text). A ticket without `closed` is still open."""
     for number, row in rows(lines, TICKET_COLUMNS, reading):
         try:
             opened, closed = reading.seconds(row["opened"]), reading.maybe_seconds(row.get("closed", ""))
@@ -61,7 +61,7 @@ def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Tick
         else:
             reading.read(1)
             for node in nodes if reading.wants(opened, closed) else ():
-                yield reading.cluster_of(row.get("cluster")), node, opened, closed, row.get("words") or None
+                yield reading.cluster_of(row.get("cluster")), node, opened, closed, row.get("text") or None
 
 
 def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Failure]:
@@ -227,7 +227,7 @@ TICKETS = Source(
     "tickets",
     "--tickets",
     "FILE",
-    "repair tickets, CSV: node,opened,closed,words",
+    "repair tickets, CSV: node,opened,closed,text",
     lambda run, files: whole_files(run, files, "tickets", tickets),
 )
 FAILURES = Source(
@@ -241,6 +241,6 @@ JOBS_FILE = Source(
     NAME,
     "--jobs",
     "FILE",
-    "a history of jobs, CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user",
+    "job history, CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user",
     _ingest_jobs,
 )

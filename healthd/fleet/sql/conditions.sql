@@ -35,7 +35,7 @@ lives AS (
 ),
 counted AS (
   SELECT cluster, node, condition_id, code, subject, count(*) AS moments
-  FROM sights WHERE origin = 'events'
+  FROM sightings WHERE origin = 'events'
   GROUP BY cluster, node, condition_id, code, subject
 ),
 every AS (
@@ -66,6 +66,6 @@ SELECT
   every.kind, every.first_time, every.last_time, every.cleared_time, every.times, every.moments, every.cleared_by,
   every.origin, every.observed, every.history, every.step_seconds, every.check_name, every.condition_id, every.cluster
 FROM every
-CROSS JOIN asked
-WHERE every.first_time < asked.to_time AND greatest(every.last_time, coalesce(every.cleared_time, every.last_time)) >= asked.from_time
+CROSS JOIN parameters
+WHERE every.first_time < parameters.to_time AND greatest(every.last_time, coalesce(every.cleared_time, every.last_time)) >= parameters.from_time
 ORDER BY every.cluster, every.node, every.first_time, every.code, every.subject, every.condition_id, every.origin

@@ -19,8 +19,8 @@ WITH named AS (
 submitted AS (
   SELECT jobs.cluster, jobs.job_id, max(CASE WHEN jobs.exclusions_known THEN 1 ELSE 0 END) AS looked_at
   FROM jobs
-  CROSS JOIN asked
-  WHERE jobs.submit_time >= asked.from_time AND jobs.submit_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE jobs.submit_time >= parameters.from_time AND jobs.submit_time < parameters.to_time
   GROUP BY jobs.cluster, jobs.job_id
 ),
 counted AS (

@@ -11,18 +11,18 @@
 --   jobs                  that ran in that period
 --   node_fails, failed_seen, failures   NODE_FAIL, FAILED with a critical condition, both
 --   failures_per_1000_node_days   empty if no job ran. With few failures it is a rough estimate: the report gives the interval
--- asked
+-- parameters
 --   more_than_gpus BIGINT = 128   jobs with more GPUs
 -- source: r_f of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 
 WITH large AS (
   SELECT
-    jobs.cluster, jobs.db_index, jobs.state, jobs.nodes, jobs.end_time, asked.from_time, asked.to_time,
-    greatest(jobs.start_time, asked.from_time) AS ran_from, least(coalesce(jobs.end_time, jobs_known.known_until), asked.to_time) AS ran_to
+    jobs.cluster, jobs.db_index, jobs.state, jobs.nodes, jobs.end_time, parameters.from_time, parameters.to_time,
+    greatest(jobs.start_time, parameters.from_time) AS ran_from, least(coalesce(jobs.end_time, jobs_known.known_until), parameters.to_time) AS ran_to
   FROM jobs
   JOIN jobs_known ON jobs_known.cluster = jobs.cluster
-  CROSS JOIN asked
-  WHERE jobs.gpus > asked.more_than_gpus AND jobs.start_time < asked.to_time AND coalesce(jobs.end_time, jobs_known.known_until) >= asked.from_time
+  CROSS JOIN parameters
+  WHERE jobs.gpus > parameters.more_than_gpus AND jobs.start_time < parameters.to_time AND coalesce(jobs.end_time, jobs_known.known_until) >= parameters.from_time
 ),
 critical AS (
   SELECT DISTINCT cluster, db_index FROM seen_with_failures WHERE severity = 'critical'

@@ -8,7 +8,7 @@
 --   day               its midnight, epoch seconds
 --   seconds           length of the day within the requested period
 --   observed_seconds  how much of it was observed
---   alives, starts, stops, holes   lines of that day: alive, started, stopped, and those before which lines are missing
+--   alives, starts, stops, gaps   lines of that day: alive, started, stopped, and those before which lines are missing
 -- source: docs/events.md, "Without alive a time is not observed"
 
 WITH followed AS (
@@ -20,12 +20,12 @@ WITH followed AS (
 ),
 by_day AS (
   SELECT
-    observed_pieces.cluster, observed_pieces.node, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400 AS day,
-    greatest(observed_pieces.begin_time, asked.from_time, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400) AS begin_time,
-    least(observed_pieces.end_time, asked.to_time, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400 + 86400) AS end_time
-  FROM observed_pieces
+    observed_intervals.cluster, observed_intervals.node, observed_intervals.begin_time - observed_intervals.begin_time % 86400 + numbers.n * 86400 AS day,
+    greatest(observed_intervals.begin_time, parameters.from_time, observed_intervals.begin_time - observed_intervals.begin_time % 86400 + numbers.n * 86400) AS begin_time,
+    least(observed_intervals.end_time, parameters.to_time, observed_intervals.begin_time - observed_intervals.begin_time % 86400 + numbers.n * 86400 + 86400) AS end_time
+  FROM observed_intervals
   CROSS JOIN numbers
-  CROSS JOIN asked
+  CROSS JOIN parameters
   WHERE numbers.n < 3
 ),
 seen AS (
@@ -40,10 +40,10 @@ marks AS (
     count(CASE WHEN followed.event = 'alive' THEN 1 END) AS alives,
     count(CASE WHEN followed.event = 'started' THEN 1 END) AS starts,
     count(CASE WHEN followed.event = 'stopped' THEN 1 END) AS stops,
-    count(CASE WHEN followed.stream_id = followed.stream_before AND followed.seq > followed.seq_before + 1 THEN 1 END) AS holes
+    count(CASE WHEN followed.stream_id = followed.stream_before AND followed.seq > followed.seq_before + 1 THEN 1 END) AS gaps
   FROM followed
-  CROSS JOIN asked
-  WHERE followed.time >= asked.from_time AND followed.time < asked.to_time
+  CROSS JOIN parameters
+  WHERE followed.time >= parameters.from_time AND followed.time < parameters.to_time
   GROUP BY followed.cluster, followed.node, followed.time - followed.time % 86400
 ),
 known AS (
@@ -56,11 +56,11 @@ known AS (
   SELECT cluster, node FROM node_states
 ),
 days AS (
-  SELECT known.cluster, known.node, asked.from_time - asked.from_time % 86400 + numbers.n * 86400 AS day, asked.from_time, asked.to_time
+  SELECT known.cluster, known.node, parameters.from_time - parameters.from_time % 86400 + numbers.n * 86400 AS day, parameters.from_time, parameters.to_time
   FROM known
-  CROSS JOIN asked
+  CROSS JOIN parameters
   CROSS JOIN numbers
-  WHERE asked.from_time - asked.from_time % 86400 + numbers.n * 86400 < asked.to_time
+  WHERE parameters.from_time - parameters.from_time % 86400 + numbers.n * 86400 < parameters.to_time
 ),
 grid AS (
   SELECT cluster, node, day, least(to_time, day + 86400) - greatest(from_time, day) AS seconds
@@ -69,7 +69,7 @@ grid AS (
 SELECT
   grid.node, grid.day, grid.seconds, CAST(coalesce(seen.observed_seconds, 0) AS BIGINT) AS observed_seconds,
   coalesce(marks.alives, 0) AS alives, coalesce(marks.starts, 0) AS starts, coalesce(marks.stops, 0) AS stops,
-  coalesce(marks.holes, 0) AS holes, grid.cluster
+  coalesce(marks.gaps, 0) AS gaps, grid.cluster
 FROM grid
 LEFT JOIN seen ON seen.cluster = grid.cluster AND seen.node = grid.node AND seen.day = grid.day
 LEFT JOIN marks ON marks.cluster = grid.cluster AND marks.node = grid.node AND marks.day = grid.day

@@ -118,9 +118,9 @@ merged AS (
 )
 SELECT
   merged.node, merged.what, merged.by_whom, merged.start_time, merged.end_time,
-  least(coalesce(merged.end_time, asked.to_time), asked.to_time) - greatest(merged.start_time, asked.from_time) AS seconds,
+  least(coalesce(merged.end_time, parameters.to_time), parameters.to_time) - greatest(merged.start_time, parameters.from_time) AS seconds,
   merged.first_reason, merged.first_state, merged.user_name, merged.from_slurm, merged.from_healthd, merged.cluster
 FROM merged
-CROSS JOIN asked
-WHERE merged.start_time < asked.to_time AND coalesce(merged.end_time, asked.to_time) > asked.from_time
+CROSS JOIN parameters
+WHERE merged.start_time < parameters.to_time AND coalesce(merged.end_time, parameters.to_time) > parameters.from_time
 ORDER BY merged.cluster, merged.node, merged.what, merged.start_time

@@ -9,7 +9,7 @@
 --   preemptor_job_id, preemptor_db_index   empty: unknown, or it is not in the accounting
 --   shared_nodes   of an inferred pre-emptor: the number of the victim's nodes it took
 --   mode           as logged: requeued, cancelled, suspended, ...
--- asked
+-- parameters
 --   within_seconds BIGINT = 60   between the victim's end, and the line or the next start
 -- source: "preempted JobId=.. has been requeued to reclaim resources for JobId=.." of slurmctld (src/slurmctld/preempt.c of SchedMD/slurm); the inference is healthd's
 
@@ -20,10 +20,10 @@ WITH ends_met AS (
       PARTITION BY preemptions.cluster, preemptions.job_id, preemptions.time ORDER BY abs(preemptions.time - jobs.end_time), jobs.end_time, jobs.db_index
     ) AS place
   FROM preemptions
-  CROSS JOIN asked
+  CROSS JOIN parameters
   JOIN jobs
     ON jobs.cluster = preemptions.cluster AND jobs.job_id = preemptions.job_id
-    AND jobs.end_time BETWEEN preemptions.time - asked.within_seconds AND preemptions.time + asked.within_seconds
+    AND jobs.end_time BETWEEN preemptions.time - parameters.within_seconds AND preemptions.time + parameters.within_seconds
   WHERE jobs.start_time IS NOT NULL
 ),
 lines_met AS (
@@ -37,8 +37,8 @@ logged AS (
     lines_met.cluster, lines_met.db_index, lines_met.job_id, lines_met.state, lines_met.end_time, lines_met.gpus, lines_met.time,
     lines_met.mode, lines_met.preemptor_job_id, lines_met.preemptor_array_task_id
   FROM lines_met
-  CROSS JOIN asked
-  WHERE lines_met.place = 1 AND lines_met.end_time >= asked.from_time AND lines_met.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE lines_met.place = 1 AND lines_met.end_time >= parameters.from_time AND lines_met.end_time < parameters.to_time
 ),
 takers AS (
   SELECT
@@ -61,11 +61,11 @@ takers AS (
   WHERE logged.preemptor_array_task_id IS NOT NULL
 ),
 unlogged AS (
-  SELECT jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, asked.within_seconds
+  SELECT jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, parameters.within_seconds
   FROM jobs
-  CROSS JOIN asked
+  CROSS JOIN parameters
   LEFT JOIN logged ON logged.cluster = jobs.cluster AND logged.db_index = jobs.db_index
-  WHERE jobs.state = 'PREEMPTED' AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time AND jobs.start_time IS NOT NULL
+  WHERE jobs.state = 'PREEMPTED' AND jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time AND jobs.start_time IS NOT NULL
     AND logged.db_index IS NULL
 ),
 placed AS (
@@ -80,9 +80,9 @@ placed AS (
 starting AS (
   SELECT
     job_nodes.cluster, job_nodes.node, job_nodes.db_index, job_nodes.start_time,
-    job_nodes.start_time - job_nodes.start_time % nullif(asked.within_seconds + 1, 0) AS time_bin
+    job_nodes.start_time - job_nodes.start_time % nullif(parameters.within_seconds + 1, 0) AS time_bin
   FROM job_nodes
-  CROSS JOIN asked
+  CROSS JOIN parameters
 ),
 -- Counted before joining the jobs: few of the millions of starts coincide with a victim. meets keeps the victim's job_id
 -- so that the join with jobs needs no other table: with unlogged in the same join, DuckDB first paired every job with

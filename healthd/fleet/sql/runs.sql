@@ -11,19 +11,19 @@
 --   runtime_seconds, gpu_seconds   of all attempts; running attempts count until to_time, or until they were last read (`jobs_known`) if that is earlier
 --   queued_seconds   from when an attempt was eligible until it started, summed
 --   last_state       of the attempt that was submitted last
--- asked
+-- parameters
 --   gap_seconds BIGINT = 86400   maximum time between the end of an attempt and the next submission
 -- source: "job run" in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); the rule for chains and the gap are healthd's
 
 WITH attempts AS (
   SELECT
     jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.gpus, jobs.submit_time, jobs.eligible_time, jobs.start_time,
-    coalesce(jobs.end_time, least(jobs_known.known_until, asked.to_time)) AS end_time,
+    coalesce(jobs.end_time, least(jobs_known.known_until, parameters.to_time)) AS end_time,
     CASE WHEN jobs.run_key IS NOT NULL AND jobs.array_task_id IS NULL THEN 'run_key' ELSE 'job_id' END AS chained_by,
     CASE WHEN jobs.run_key IS NOT NULL AND jobs.array_task_id IS NULL THEN jobs.run_key ELSE CAST(jobs.job_id AS VARCHAR) END AS chain
   FROM jobs
   JOIN jobs_known ON jobs_known.cluster = jobs.cluster
-  CROSS JOIN asked
+  CROSS JOIN parameters
   WHERE jobs.submit_time IS NOT NULL
 ),
 -- A number for each chain: the windows below sort all attempts, and sorting numbers takes two thirds of the time of texts.
@@ -53,11 +53,11 @@ placed AS (
   SELECT
     followed.cluster, followed.db_index, followed.job_id, followed.state, followed.gpus, followed.submit_time, followed.eligible_time,
     followed.start_time, followed.end_time, followed.chained_by, followed.chain, followed.ended_before,
-    followed.ended_before IS NULL OR followed.submit_time > followed.ended_before + asked.gap_seconds AS is_first,
+    followed.ended_before IS NULL OR followed.submit_time > followed.ended_before + parameters.gap_seconds AS is_first,
     followed.next_submit_time IS NULL
-    OR followed.next_submit_time > greatest(followed.end_time, coalesce(followed.ended_before, followed.end_time)) + asked.gap_seconds AS is_last
+    OR followed.next_submit_time > greatest(followed.end_time, coalesce(followed.ended_before, followed.end_time)) + parameters.gap_seconds AS is_last
   FROM followed
-  CROSS JOIN asked
+  CROSS JOIN parameters
 ),
 -- Most runs have one attempt and need no sum.
 alone AS (
@@ -111,6 +111,6 @@ SELECT
   CAST(summed.overlapping AS BIGINT) AS overlapping, CAST(summed.node_fails AS BIGINT) AS node_fails, CAST(summed.failed AS BIGINT) AS failed,
   CAST(summed.preempted AS BIGINT) AS preempted, summed.cluster
 FROM summed
-CROSS JOIN asked
-WHERE summed.submit_time < asked.to_time AND summed.end_time >= asked.from_time
+CROSS JOIN parameters
+WHERE summed.submit_time < parameters.to_time AND summed.end_time >= parameters.from_time
 ORDER BY summed.cluster, summed.submit_time, summed.run, summed.chained_by

@@ -8,7 +8,7 @@
 -- columns
 --   first_seen, last_seen, moments   within the window: when, and how often
 --   from_events, from_scrapes        number of moments reported by healthd's stream, and by a scrape, which does not show whether a user can forge the condition
--- asked
+-- parameters
 --   before_seconds BIGINT = 600   how long before the end
 --   after_seconds BIGINT = 300   how long after it
 --   shift_seconds BIGINT = 0   shift of the windows (-3600: an hour earlier): what the rule finds where no job failed is chance
@@ -17,11 +17,11 @@
 WITH failed AS (
   SELECT
     jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes,
-    jobs.end_time - asked.before_seconds + asked.shift_seconds AS window_begin, jobs.end_time + asked.after_seconds + asked.shift_seconds AS window_end,
-    asked.before_seconds + asked.after_seconds + 1 AS width
+    jobs.end_time - parameters.before_seconds + parameters.shift_seconds AS window_begin, jobs.end_time + parameters.after_seconds + parameters.shift_seconds AS window_end,
+    parameters.before_seconds + parameters.after_seconds + 1 AS width
   FROM jobs
-  CROSS JOIN asked
-  WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 ),
 placed AS (
   SELECT
@@ -35,12 +35,12 @@ placed AS (
 ),
 counting AS (
   SELECT
-    sights.cluster, sights.node, sights.origin, sights.check_name, sights.code, sights.subject, sights.severity, sights.kind, sights.time,
-    sights.time - sights.time % nullif(asked.before_seconds + asked.after_seconds + 1, 0) AS time_bin
-  FROM sights
-  CROSS JOIN asked
-  WHERE (sights.kind = 'edge' OR sights.what IN ('onset', 'growth'))
-    AND NOT coalesce(sights.observed, FALSE) AND NOT coalesce(sights.history, FALSE)
+    sightings.cluster, sightings.node, sightings.origin, sightings.check_name, sightings.code, sightings.subject, sightings.severity, sightings.kind, sightings.time,
+    sightings.time - sightings.time % nullif(parameters.before_seconds + parameters.after_seconds + 1, 0) AS time_bin
+  FROM sightings
+  CROSS JOIN parameters
+  WHERE (sightings.kind = 'edge' OR sightings.what IN ('onset', 'growth'))
+    AND NOT coalesce(sightings.observed, FALSE) AND NOT coalesce(sightings.history, FALSE)
 ),
 met AS (
   SELECT

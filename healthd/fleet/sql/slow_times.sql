@@ -39,10 +39,10 @@ stretches AS (
   FROM scraped_conditions WHERE code LIKE 'failslow/%'
 )
 SELECT
-  stretches.node, stretches.code, stretches.subject, greatest(stretches.begin_time, asked.from_time) AS begin_time,
-  least(stretches.end_time, asked.to_time) AS end_time, stretches.slowdown, stretches.jobs, stretches.origin,
+  stretches.node, stretches.code, stretches.subject, greatest(stretches.begin_time, parameters.from_time) AS begin_time,
+  least(stretches.end_time, parameters.to_time) AS end_time, stretches.slowdown, stretches.jobs, stretches.origin,
   stretches.condition_id, stretches.cluster
 FROM stretches
-CROSS JOIN asked
-WHERE least(stretches.end_time, asked.to_time) > greatest(stretches.begin_time, asked.from_time)
+CROSS JOIN parameters
+WHERE least(stretches.end_time, parameters.to_time) > greatest(stretches.begin_time, parameters.from_time)
 ORDER BY stretches.cluster, stretches.node, begin_time, stretches.code, stretches.subject, stretches.condition_id, end_time, stretches.origin

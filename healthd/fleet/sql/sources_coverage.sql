@@ -38,6 +38,6 @@ merged AS (
 SELECT
   merged.source, merged.from_time, merged.to_time, merged.names, merged.rows_read, merged.rows_unread, merged.read_time, merged.cluster
 FROM merged
-CROSS JOIN asked
-WHERE merged.from_time IS NULL OR (merged.from_time < asked.to_time AND coalesce(merged.to_time, merged.from_time) >= asked.from_time)
+CROSS JOIN parameters
+WHERE merged.from_time IS NULL OR (merged.from_time < parameters.to_time AND coalesce(merged.to_time, merged.from_time) >= parameters.from_time)
 ORDER BY merged.cluster, merged.source, merged.from_time NULLS FIRST

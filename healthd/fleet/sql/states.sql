@@ -21,8 +21,8 @@ WITH ended AS (
     END AS gpus_up_to,
     jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0) AS gpu_seconds
   FROM jobs
-  CROSS JOIN asked
-  WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 )
 SELECT
   state, CAST(gpus_up_to AS BIGINT) AS gpus_up_to, count(*) AS jobs, CAST(coalesce(sum(gpu_seconds), 0) AS BIGINT) AS gpu_seconds, cluster

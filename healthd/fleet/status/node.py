@@ -9,14 +9,14 @@ from typing import Any
 from healthd.common.text import regex
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
-OURS = ("ours", "foreign_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
+OURS = ("healthd", "unrecorded_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
 _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
     """Group of a node, the most urgent first. Each node is in one group."""
 
-    HELD = "held"  # a drain is desired but not set: jobs start on a broken node
+    HELD = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
     BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, mostly because it is acknowledged
@@ -84,11 +84,11 @@ class NodeNow:
     drained_by: str = ""
     reason: str = ""
     drained_since: float = 0.0
-    drain_wanted: bool = False
-    slurm_trouble: bool = False
+    drain_desired: bool = False
+    slurm_problem: bool = False
     paused_until: float = 0.0
-    waits_since: float = 0.0
-    held_in: str = ""
+    waiting_since: float = 0.0
+    limit_partition: str = ""
     stale_seconds: float = 0.0
     conditions: tuple[Standing, ...] = ()
 
@@ -98,7 +98,7 @@ class NodeNow:
             return Group.NOT_SEEN
         if self.drained_by in OURS:
             return Group.DRAINED
-        if self.drain_wanted and not self.drained_by:
+        if self.drain_desired and not self.drained_by:
             return Group.HELD
         if self.drained_by:
             return Group.DRAINED_BY_OTHERS
@@ -106,7 +106,7 @@ class NodeNow:
             return Group.BROKEN
         if self.health in ("", "unknown") or self.stale_seconds:
             return Group.UNKNOWN
-        return Group.WARNING if self.health == "warning" or self.slurm_trouble else Group.HEALTHY
+        return Group.WARNING if self.health == "warning" or self.slurm_problem else Group.HEALTHY
 
     @property
     def acknowledged(self) -> bool:
@@ -124,15 +124,15 @@ class NodeNow:
         return next((c.since for c in self.conditions if c.since), 0.0)
 
     @property
-    def held_by(self) -> tuple[str, ...]:
+    def delayed_by(self) -> tuple[str, ...]:
         """Reasons why a desired drain is not set."""
         if self.group is not Group.HELD:
             return ()
         holds = {
             "observe": self.mode == "observe",
             "pause": bool(self.paused_until),
-            "limit": bool(self.held_in or self.waits_since),
-            "slurm": self.slurm_trouble,
+            "limit": bool(self.limit_partition or self.waiting_since),
+            "slurm": self.slurm_problem,
         }
         return tuple(name for name, it_does in holds.items() if it_does)
 

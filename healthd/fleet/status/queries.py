@@ -38,15 +38,15 @@ NAMED = {
     "health": "healthd_health == 1",
     "owner": "healthd_slurm_drained_by",
     "drain": "healthd_slurm_drain_info",
-    "held": "healthd_fleet_limit_held == 1",
+    "held": "healthd_fleet_limit_drain_waiting == 1",
 }
 STARTED = "healthd_start_timestamp_seconds"
 VALUES = {
     "drained_since": "healthd_slurm_drained_since_timestamp_seconds",
-    "drain_wanted": "healthd_slurm_drain_wanted == 1",
-    "slurm_trouble": "healthd_slurm_trouble == 1",
+    "drain_desired": "healthd_slurm_drain_desired == 1",
+    "slurm_problem": "healthd_slurm_problem == 1",
     "paused_until": "healthd_paused_until_timestamp_seconds",
-    "waits_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
+    "waiting_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
     # Three rounds late and 10 minutes: as the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
     "stale_seconds": "time() - healthd_round_started_timestamp_seconds > 3 * healthd_round_interval_seconds + 600",
 }
@@ -152,11 +152,11 @@ def read(ask: Ask, job: str = "") -> Fleet:
             drained_by=owner,
             reason=label("drain", "reason"),
             drained_since=moment("drained_since") if owner else 0.0,
-            drain_wanted=at in values["drain_wanted"],
-            slurm_trouble=at in values["slurm_trouble"],
+            drain_desired=at in values["drain_desired"],
+            slurm_problem=at in values["slurm_problem"],
             paused_until=moment("paused_until", FARTHEST_SECONDS),
-            waits_since=moment("waits_since"),
-            held_in=label("held", "partition"),
+            waiting_since=moment("waiting_since"),
+            limit_partition=label("held", "partition"),
             stale_seconds=min(max(values["stale_seconds"].get(at, 0.0), 0.0), queries.time),
             conditions=tuple(sorted(conditions.get(at, ()), key=lambda c: (not c.acts, -c.severity, c.code))),
         )

@@ -100,8 +100,8 @@ def document(fleet: Fleet, nodes: Iterable[NodeNow]) -> dict[str, Any]:
 
 def _json(node: NodeNow) -> dict[str, Any]:
     told = dataclasses.asdict(node)
-    times = ("last_seen", "drained_since", "paused_until", "waits_since", "stale_seconds")
-    texts = ("health", "mode", "version", "drained_by", "reason", "held_in")
+    times = ("last_seen", "drained_since", "paused_until", "waiting_since", "stale_seconds")
+    texts = ("health", "mode", "version", "drained_by", "reason", "limit_partition")
     conditions = [
         {**dataclasses.asdict(c), "severity": SEVERITIES[c.severity], "since": c.since or None} for c in node.conditions
     ]
@@ -109,7 +109,7 @@ def _json(node: NodeNow) -> dict[str, Any]:
         **told,
         **{name: told[name] or None for name in (*times, *texts)},
         "group": node.group.value,
-        "held_by": list(node.held_by),
+        "delayed_by": list(node.delayed_by),
         "conditions": conditions,
     }
 
@@ -146,8 +146,8 @@ def why(fleet: Fleet, node: NodeNow) -> str:
     more = f"+{len(acting) - 1} more" if len(acting) > 1 else ""
     said += [" ".join(filter(None, (worst, more)))] if worst or more else []
     if node.group is Group.HELD:
-        held = " and ".join(HOLDS[name] for name in node.held_by) or "healthd status there says why"
-        where = f" of {_short(node.held_in, 48)}" if node.held_in else ""
+        held = " and ".join(HOLDS[name] for name in node.delayed_by) or "healthd status there says why"
+        where = f" of {_short(node.limit_partition, 48)}" if node.limit_partition else ""
         said.append(f"not drained: {held}{where}")
     elif node.group is Group.BROKEN and not node.acknowledged and not said:
         said.append("healthd status there says why")
@@ -163,9 +163,9 @@ def why(fleet: Fleet, node: NodeNow) -> str:
             if when_known
             else "when it last looked is not known"
         )
-    if node.slurm_trouble and "slurm" not in node.held_by:
+    if node.slurm_problem and "slurm" not in node.delayed_by:
         said.append("Slurm does not answer it")
-    if node.paused_until and "pause" not in node.held_by:
+    if node.paused_until and "pause" not in node.delayed_by:
         said.append(f"paused, ends in {duration(max(0.0, node.paused_until - fleet.time))}")
     return "; ".join(said)
 

@@ -34,7 +34,7 @@ COLUMNS = (
     Column("share", "share", FINE),
     Column("95 % interval", "interval", interval(FINE)),
     Column("conditions", "alarms", COUNT),
-    Column("stood already", "stood_jobs", COUNT),
+    Column("stood already", "already_open_jobs", COUNT),
     Column("warned", "warned_jobs", COUNT),
 )
 
@@ -70,13 +70,14 @@ def _sentences(alarms: Document) -> list[str]:
     found = [
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
         f"one of their nodes: {fine(alarms['share'])} ({interval(FINE).write(alarms['interval'])}; the paper's aim is "
-        f"less than 1 %). Another {alarms['stood_jobs']:,} ran beside one that stood already, and "
+        f"less than 1 %). Another {alarms['already_open_jobs']:,} ran beside one that stood already, and "
         f"{alarms['warned_jobs']:,} saw only warnings."
     ]
     above = [row for row in alarms["checks"] if row["above"]]
     if above:
         which = ", ".join(
-            f"{row['check']} ({fine(row['share'])}{'' if row['surely'] else ', not surely'})" for row in above
+            f"{row['check']} ({fine(row['share'])}{'' if row['significantly_above'] else ', not surely'})"
+            for row in above
         )
         found.append(f"Above {percent(alarms['limit'])}: {which}.")
     else:

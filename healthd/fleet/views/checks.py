@@ -20,7 +20,7 @@ CHECKS = (
     Column("alone", "alone", COUNT),
     Column("incidents", "incidents", COUNT),
     Column("warned", "warnings", COUNT),
-    Column("looked", "looked_node_days", Form(lambda days: f"{days:,} node-days")),
+    Column("looked", "node_days_running", Form(lambda days: f"{days:,} node-days")),
     Column("since", "since_time", DAY),
 )
 DRAINS = (
@@ -39,7 +39,9 @@ def view(checks: Document) -> View:
         "Which check is the first evidence, and how long until the drain",
         _sentences(checks),
         [
-            Table("Checks that reported faults", CHECKS, [row for row in checks["checks"] if row["said"] != "never"]),
+            Table(
+                "Checks that reported faults", CHECKS, [row for row in checks["checks"] if row["reported"] != "never"]
+            ),
             Table("From the first evidence to the drain", DRAINS, _drains(checks)),
         ],
         [_first(checks), _delays(checks)],

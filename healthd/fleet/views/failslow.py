@@ -24,12 +24,12 @@ NODES = (
 )
 REACTION = (
     Column("", "what"),
-    Column("times", "spells", COUNT),
+    Column("times", "episodes", COUNT),
     Column("median", "median_seconds", SPAN),
     Column("nine of ten", "p90_seconds", SPAN),
 )
 TOOK = {
-    "told": "from the onset until told",
+    "reported": "from the onset until told",
     "acted": "from then until something was done",
     "lasted": "from the onset until over",
 }
@@ -43,7 +43,7 @@ def view(failslow: Document) -> View:
         sentences(failslow),
         [
             Table("Nodes that lost most", NODES, failslow["nodes"], NODES_SHOWN),
-            Table("How long it took", REACTION, [row for row in took if row["spells"]]),
+            Table("How long it took", REACTION, [row for row in took if row["episodes"]]),
         ],
         [_nodes(failslow)],
     )
@@ -63,11 +63,11 @@ def sentences(failslow: Document) -> list[str]:
             f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
         )
         took = failslow["reaction"]
-        if took["told"]["spells"]:
+        if took["reported"]["episodes"]:
             found.append(
-                f"From the onset until it was told took {span(took['told']['median_seconds'])} in half of "
-                f"{plural(took['spells'], 'slowness', 'slownesses')}. Something was done about "
-                f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
+                f"From the onset until it was told took {span(took['reported']['median_seconds'])} in half of "
+                f"{plural(took['episodes'], 'slowness', 'slownesses')}. Something was done about "
+                f"{took['acted']['episodes']:,}{_by(took['acted']['by'])}; not over: {took['ongoing']:,}."
             )
     if failed:
         found.append(f"A validation failed on {plural(len(failed), 'node')}: {listed(failed, NODES_SHOWN)}.")

@@ -23,14 +23,14 @@ NODES = (
     Column("node", "node"),
     Column("times the fleet's rate", "score", SHORT),
     Column("probability", "probability", PERCENT),
-    Column("what was seen", "words"),
+    Column("what was seen", "text"),
     Column("out of service since", "out_since", TIME),
 )
 
 
 def view(lemons: Document) -> View:
     clusters = {fleet["cluster"]: fleet["median_incidents"] for fleet in lemons["fleets"]}
-    applied = [f"{one['node']}: {one['words']}" for one in lemons.get("applied") or ()]
+    applied = [f"{one['node']}: {one['text']}" for one in lemons.get("applied") or ()]
     return described(
         lemons,
         "Nodes that keep failing",
@@ -93,8 +93,8 @@ def _node(one: Row, medians: dict[str, float]) -> Detail:
         lines.append(NOT_DRAINED)
     if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
         lines.append(f"healthd observed {percent(one['observed_share'])} of the time: there may be more events")
-    items = tuple(f"{moment(incident['time'])}: {incident['words']}" for incident in one["evidence"])
-    return Detail(f"{name}: {one['words']}; fleet median {number(medians[one['cluster']])}", tuple(lines), items)
+    items = tuple(f"{moment(incident['time'])}: {incident['text']}" for incident in one["evidence"])
+    return Detail(f"{name}: {one['text']}; fleet median {number(medians[one['cluster']])}", tuple(lines), items)
 
 
 def _curves(lemons: Document) -> Figure | None:

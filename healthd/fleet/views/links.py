@@ -36,7 +36,7 @@ SWITCHES = (
 
 
 def view(links: Document) -> View:
-    ports, switches = ([row for row in links[key] if row["stands_out"]] for key in ("ports", "switches"))
+    ports, switches = ([row for row in links[key] if row["outlier"]] for key in ("ports", "switches"))
     return described(
         links,
         "Links: flaps, errors and lost speed, by port and switch",
@@ -95,8 +95,8 @@ def _switches(links: Document) -> Figure | None:
     if not links["switches"]:
         return None
     fields: dict[str, Of] = {name: name for name in ("switch", "kind", "expected", "episodes")}
-    drawn = records(links["switches"], {**fields, "stands out": lambda row: "yes" if row["stands_out"] else "no"})
-    worst = ", ".join(row["switch"] for row in links["switches"] if row["stands_out"])
+    drawn = records(links["switches"], {**fields, "stands out": lambda row: "yes" if row["outlier"] else "no"})
+    worst = ", ".join(row["switch"] for row in links["switches"] if row["outlier"])
     beside = points(
         drawn,
         x=quantity("expected", "episodes to be expected"),

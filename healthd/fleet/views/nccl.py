@@ -104,7 +104,7 @@ def verdict(nccl: Document) -> str:
                 f"A program's error, no node's: {ranks_of(wrong['ring'])} wait for each other in a ring, each in a "
                 "collective of another group, so they entered them in different orders."
             )
-        said = "; ".join(f"{ranks_of(one['ranks'])}: {one['says']}" for one in wrong["said"][:MOST_NAMED])
+        said = "; ".join(f"{ranks_of(one['ranks'])}: {one['message']}" for one in wrong["calls"][:MOST_NAMED])
         return (
             f"A program's error, no node's: as collective {wrong['sequence']} of {named(wrong)} ranks entered "
             f"different ones ({said})."

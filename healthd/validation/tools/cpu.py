@@ -27,6 +27,6 @@ def parse(text: str) -> list[Measurement]:
     if not math.isfinite(value) or value <= 0:
         raise NotUnderstood(f"the matrix product on the CPU took no time: {value}")
     if wrong:
-        says = f"{wrong} of {size * size} numbers of a matrix product on the CPU changed when it was done again"
-        return [Measurement("cpu_gemm", "cpu", value, UNIT, "failed", says, source)]
+        message = f"{wrong} of {size * size} numbers of a matrix product on the CPU changed when it was done again"
+        return [Measurement("cpu_gemm", "cpu", value, UNIT, "failed", message, source)]
     return [Measurement("cpu_gemm", "cpu", value, UNIT, "measured", "", source)]

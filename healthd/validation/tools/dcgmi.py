@@ -89,7 +89,7 @@ def _measurement(category: str, test: str, result: dict[str, Any], source: str) 
         return Measurement(name, _part(result), None, "", "failed", words or "failed", source)
     about = f"DCGM says {status or 'nothing'}"
     about += ", of how the node is set up" if is_setup and status in ("fail", "warn") else ""
-    return Measurement(name, _part(result), None, "", "not_looked", f"{about}{f': {words}' if words else ''}", source)
+    return Measurement(name, _part(result), None, "", "not_measured", f"{about}{f': {words}' if words else ''}", source)
 
 
 def _part(result: dict[str, Any]) -> str:

@@ -32,10 +32,10 @@ def parse(text: str, test: str) -> list[Measurement]:
     source = f"nccl-tests {own[1]}" if own else "nccl-tests"
     source += f", NCCL {found[1].rstrip('.')}" if found else ""
     if failure := _FAILURE.search(text):
-        says = printable(" ".join(failure[0].split()))[:300]
+        message = printable(" ".join(failure[0].split()))[:300]
         # Newer ones have NCCL's last error behind it ("/ Cuda failure 2 'out of memory'"), which may be a line more.
-        state = "not_looked" if is_excused(text[failure.start() : failure.end() + 300]) else "failed"
-        return [Measurement(test, "", None, "GB/s", state, says, source)]
+        state = "not_measured" if is_excused(text[failure.start() : failure.end() + 300]) else "failed"
+        return [Measurement(test, "", None, "GB/s", state, message, source)]
     best, largest, wrong = None, -1, 0
     for line in text.splitlines()[:MOST_LINES]:
         row = _row(line)
@@ -48,14 +48,14 @@ def parse(text: str, test: str) -> list[Measurement]:
     bounds = _BOUNDS.search(text)
     if (bounds and bounds[2] == "FAILED") or wrong:
         count = bounds[1] if bounds and bounds[2] == "FAILED" else str(wrong)
-        says = "1 result was wrong" if count == "1" else f"{count} results were wrong"
-        return [Measurement(test, "", best or None, "GB/s", "failed", says, source)]
+        message = "1 result was wrong" if count == "1" else f"{count} results were wrong"
+        return [Measurement(test, "", best or None, "GB/s", "failed", message, source)]
     if best is None:
         raise NotUnderstood("this is no output of nccl-tests")
     if bounds is None:
-        return [Measurement(test, "", None, "GB/s", "not_looked", "it did not come to its end", source)]
+        return [Measurement(test, "", None, "GB/s", "not_measured", "it did not come to its end", source)]
     if best <= 0:
-        return [Measurement(test, "", None, "GB/s", "not_looked", "one GPU alone has no bus bandwidth", source)]
+        return [Measurement(test, "", None, "GB/s", "not_measured", "one GPU alone has no bus bandwidth", source)]
     return [Measurement(test, "", best, "GB/s", "measured", "", source)]
 
 

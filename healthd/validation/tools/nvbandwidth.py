@@ -61,9 +61,9 @@ def _measurements(text: str) -> Iterator[Measurement]:
         if rows:
             yield from _measured(case, rows, names, source)
         else:
-            trouble = _trouble(block)
-            state = "failed" if trouble and not is_excused(trouble) else "not_looked"
-            yield Measurement(TESTS[case], "", None, "GB/s", state, trouble or "nvbandwidth printed no number", source)
+            problem = _trouble(block)
+            state = "failed" if problem and not is_excused(problem) else "not_measured"
+            yield Measurement(TESTS[case], "", None, "GB/s", state, problem or "nvbandwidth printed no number", source)
 
 
 def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:

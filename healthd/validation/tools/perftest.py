@@ -45,8 +45,8 @@ def parse(text: str, port: str) -> list[Measurement]:
             best = max(best or (0, 0.0), (int(row[1]), float(row[2]) * TO_GBITS[heading[1]]))
     if best is not None and best[1] > 0:
         return [Measurement("ib_loopback", port, best[1], "Gb/s", "measured", "", "perftest")]
-    if trouble := _TROUBLE.search(text):
-        says = printable(" ".join(trouble[0].split()))[:300]
-        state = "failed" if _OF_LINK.search(text) else "not_looked"
-        return [Measurement("ib_loopback", port, None, "Gb/s", state, says, "perftest")]
+    if problem := _TROUBLE.search(text):
+        message = printable(" ".join(problem[0].split()))[:300]
+        state = "failed" if _OF_LINK.search(text) else "not_measured"
+        return [Measurement("ib_loopback", port, None, "Gb/s", state, message, "perftest")]
     raise NotUnderstood("this is no output of ib_write_bw")

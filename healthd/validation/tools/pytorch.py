@@ -55,12 +55,12 @@ def _object(line: str) -> dict[str, Any] | None:
 
 def _measurement(told: dict[str, Any], source: str) -> Measurement:
     test, part, unit = told["test"], printable(told["part"])[:60], "TFLOPS" if "gemm" in told["test"] else "GB/s"
-    for key, state in (("error", "failed"), ("skipped", "not_looked")):
+    for key, state in (("error", "failed"), ("skipped", "not_measured")):
         if key in told:
             return Measurement(test, part, None, unit, state, printable(str(told[key]))[:300], source)
     value = told.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        return Measurement(test, part, None, unit, "not_looked", "PyTorch's program told no number", source)
+        return Measurement(test, part, None, unit, "not_measured", "PyTorch's program told no number", source)
     if "wrong" in told:
         return Measurement(test, part, float(value), unit, "failed", printable(str(told["wrong"]))[:300], source)
     return Measurement(test, part, float(value), unit, "measured", "", source)

@@ -423,7 +423,7 @@ def test_a_repair_is_told_with_who_and_what_it_ended(node: Node) -> None:
 def test_a_decision_is_told_in_a_word_and_a_sentence() -> None:
     assert events.decision(Drain("healthd: a", requeue=True), "drain and requeue: healthd: a").fields == {
         "decision": "drain",
-        "words": "drain and requeue: healthd: a",
+        "text": "drain and requeue: healthd: a",
     }
     assert events.decision(Leave("paused"), "paused").fields["decision"] == "leave"
 
@@ -668,7 +668,7 @@ def test_a_year_of_a_node_is_as_large_as_the_page_says(tmp_path: Path) -> None:
             node.has()
             node.now += 86400
     text = (Path(__file__).parents[3] / "docs/events.md").read_text("utf-8")
-    said = re.search(r"quiet node: (\d+) KB.* fault that drains: (\d+) KB.* stands for a day: (\d+) KB", text, re.S)
+    said = re.search(r"quiet node: (\d+) KB.* fault that drains: (\d+) KB.* open for a day: (\d+) KB", text, re.S)
     assert said is not None
     measured = (quiet / 1e3, fault / 1e4, warning / 3e4)
     print(measured)  # pytest -s shows it

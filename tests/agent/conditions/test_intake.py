@@ -136,7 +136,7 @@ def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_cos
     listeners = [*LISTENERS, (Stumbles(), CheckConfig())]
     found = intake.heard(EMPTY, [xid(48), xid(79)], listeners, NOW)
     assert [event.code for event, _ in found.mistakes] == ["48"]
-    assert sorted(severities(found.ledger)) == ["gpu_xid/79", "kernel/unread"]
+    assert sorted(severities(found.ledger)) == ["gpu_xid/79", "kernel/rule_failed"]
     assert not intake.heard(found.ledger, [xid(31)], listeners, NOW).mistakes, "it is told of once"
 
 

@@ -98,13 +98,13 @@ def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: P
     log = tmp_path / "kern.log"
     listener = Listener(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
     listener.open()
-    assert listener.status.trouble == f"{log} is not there yet"
+    assert listener.status.problem == f"{log} is not there yet"
     log.write_text(f"{XID_79}\n")
     (event,) = listener.read()
     listener.close()
     assert (event.observed, listener.status.observed, listener.status.alive) == (observed, observed, True)
-    assert ("only observed" in listener.status.trouble) is observed
-    assert next(listener.sources).trouble == listener.status.trouble
+    assert ("only observed" in listener.status.problem) is observed
+    assert next(listener.sources).problem == listener.status.problem
 
 
 @pytest.mark.parametrize("transport", ["kernel", "syslog", "journal", "stdout", "audit", "driver", None])
@@ -247,9 +247,9 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
 @pytest.mark.parametrize("daemon", [{}], indirect=True)
 def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.verdict.causes == ()
-    ((trouble, _command),) = daemon.troubles()
-    assert trouble.startswith(f"kernel log: what {tmp_path}/kern.log says is only observed")
-    assert "kernel_log.trust_file = true" in trouble
+    ((problem, _command),) = daemon.problems()
+    assert problem.startswith(f"kernel log: what {tmp_path}/kern.log says is only observed")
+    assert "kernel_log.trust_file = true" in problem
     assert b"\nhealthd_kernel_log_observed_only 1.0\n" in render(daemon.snapshot())
     assert b'healthd_condition_enforced{check="gpu_xid",code="gpu_xid/79",subject="0000:61:00.0"} 0.0' in render(
         daemon.snapshot()
@@ -265,5 +265,5 @@ def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daem
 @pytest.mark.parametrize("daemon", [{"trust_file": True}], indirect=True)
 def test_a_daemon_that_trusts_its_file_acts_on_it(daemon: Daemon) -> None:
     assert [cause.code for cause in daemon.verdict.causes] == ["gpu_xid/79"]
-    assert daemon.troubles() == ()
+    assert daemon.problems() == ()
     assert b"\nhealthd_kernel_log_observed_only 0.0\n" in render(daemon.snapshot())

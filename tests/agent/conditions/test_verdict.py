@@ -187,7 +187,7 @@ class Life(RuleBasedStateMachine):
         assert (finding.code, finding.subject) in self.node.conditions
 
     @rule(finding=st.sampled_from(FINDINGS), outcome=st.sampled_from([o for o in Outcome if o.value != "completed"]))
-    def not_looked(self, finding: Finding, outcome: Outcome) -> None:
+    def not_measured(self, finding: Finding, outcome: Outcome) -> None:
         before = self.before()
         self.node.run(check=finding.code.partition("/")[0], outcome=outcome)
         assert self.node.conditions == before, "a run that did not complete never clears anything"

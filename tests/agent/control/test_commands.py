@@ -119,7 +119,7 @@ def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_t
 ) -> None:
     """Also where it was no more than a warning in the end: the Reason names it."""
     over(memory, NOW + 5, severity=severity)
-    said = flapping.why_waits(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_an_hour=3), NOW + 9)
+    said = flapping.why_waits(replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9)
     assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
     assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
     assert memory.ledger.slurm == replace(TWICE, resumed=())
@@ -185,13 +185,13 @@ def test_a_reason_is_one_printable_line_of_bounded_length(memory: Memory, comman
 def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
     assert acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
-    told(memory, "resume-checks")
+    told(memory, "unpause")
     assert memory.ledger.pause is None
     assert not acts(memory.ledger.conditions[0], memory.ledger.trusted_since)
 
 
 def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:
-    assert refused(memory, "resume-checks") == "there is no pause"
+    assert refused(memory, "unpause") == "there is no pause"
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

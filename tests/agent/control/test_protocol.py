@@ -15,15 +15,15 @@ from tests.agent.test_daemon_guards import daemon  # noqa: F401  # a fixture
 MADE = [
     protocol.plain(protocol.STATUS),
     protocol.plain(protocol.RELOAD),
-    protocol.plain(protocol.RESUME_CHECKS),
-    protocol.plain(protocol.RESUME_DETECTION),
+    protocol.plain(protocol.UNPAUSE),
+    protocol.plain(protocol.FAILSLOW_UNPAUSE),
     protocol.looks_left(17.0),
     protocol.job_ended("4711"),
     protocol.repaired("gpu_xid/79", None, None),
     protocol.ack("gpu_xid/79", "0000:61:00.0", 60.0, "known"),
     protocol.unack("gpu_xid/79", None),
     protocol.pause(60.0, "a move"),
-    protocol.pause(60.0, "a benchmark", protocol.PAUSE_DETECTION),
+    protocol.pause(60.0, "a benchmark", protocol.FAILSLOW_PAUSE),
 ]
 
 
@@ -75,7 +75,7 @@ def test_each_question_and_command_is_answered_by_the_daemon(daemon: Daemon) -> 
     for request in MADE:
         said = daemon.answer(request, "root (uid 0)", True)
         assert said.keys() & {"status", "left", "done", "error"}, request
-    assert daemon.commanded == {"pause": 1, "pause-detection": 1}, "what is refused is no command"
+    assert daemon.commanded == {"pause": 1, "failslow-pause": 1}, "what is refused is no command"
 
 
 def test_the_log_names_who_gave_each_command_and_who_only_asked_not(

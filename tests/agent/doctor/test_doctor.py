@@ -54,8 +54,8 @@ def test_where_all_works_it_says_so() -> None:
 
 
 @given(st.text(), st.text(), st.text(), st.integers(40, 200))
-def test_no_text_of_others_steers_the_terminal(node: str, says: str, mend: str, width: int) -> None:
-    said = text({**document(fails("x", says, mend)), "node": node}, Page(width))
+def test_no_text_of_others_steers_the_terminal(node: str, message: str, fix: str, width: int) -> None:
+    said = text({**document(fails("x", message, fix)), "node": node}, Page(width))
     assert all(character.isprintable() or character == "\n" for character in said)
 
 
@@ -73,8 +73,8 @@ def test_an_area_that_hangs_is_a_line_and_the_others_answer() -> None:
         return []
 
     lines = parallel.ask([("first", 0.2, hangs), ("second", 60.0, lambda: [works("second", "fine")])])
-    assert [(line.about, line.state) for line in lines] == [("first", State.FAILS), ("second", State.WORKS)]
-    assert "no answer within 0.2 s" in lines[0].says
+    assert [(line.topic, line.state) for line in lines] == [("first", State.FAILS), ("second", State.WORKS)]
+    assert "no answer within 0.2 s" in lines[0].message
 
 
 def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
@@ -98,11 +98,11 @@ def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
 )
 def test_a_check_that_cannot_look_is_told_without_the_name_of_a_class(error: str, told: str) -> None:
     line = seen(ROOT, result("exec", Outcome.FAILED, error=error))["checks"]
-    assert line.says == f"1 of 1 others cannot look: {told}"
+    assert line.message == f"1 of 1 others cannot look: {told}"
 
 
 def test_a_long_answer_comes_whole() -> None:
-    assert one(lambda: [works("area", "x" * 1_000_000)]).says == "x" * 1_000_000
+    assert one(lambda: [works("area", "x" * 1_000_000)]).message == "x" * 1_000_000
 
 
 def test_a_look_may_give_any_value_back() -> None:
@@ -124,7 +124,7 @@ def result(check: str, outcome: Outcome = Outcome.COMPLETED, **more: object) -> 
 
 
 def seen(around: visibility.Around, *results: CheckResult) -> dict[str, Line]:
-    return {line.about: line for line in visibility.lines(results, around)}
+    return {line.topic: line for line in visibility.lines(results, around)}
 
 
 def test_gpus_that_answer_are_counted_with_their_driver() -> None:
@@ -140,12 +140,12 @@ def test_a_machine_without_gpus_needs_none() -> None:
 def test_a_driver_that_is_not_loaded_fails_and_explain_says_more() -> None:
     finding = Finding(Severity.DEGRADED, "gpu_access/driver_not_loaded", "", "the NVIDIA driver is not loaded")
     said = seen(ROOT, result("gpu_access", findings=(finding,)))["GPUs"]
-    assert (said.state, said.mend) == (State.FAILS, ("healthd explain gpu_access/driver_not_loaded",))
+    assert (said.state, said.fix) == (State.FAILS, ("healthd explain gpu_access/driver_not_loaded",))
 
 
 def test_nvml_that_hangs_fails() -> None:
     said = seen(ROOT, result("gpu_access", Outcome.TIMED_OUT, error="no answer within 10 s"))["GPUs"]
-    assert (said.state, said.says) == (State.FAILS, "NVML hangs: no answer within 10 s")
+    assert (said.state, said.message) == (State.FAILS, "NVML hangs: no answer within 10 s")
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ def test_a_bmc_without_ipmitool_is_limited_and_none_is_no_matter(around: visibil
     line = seen(around, result("ipmi_sel"))["IPMI"]
     assert line.state is state
     assert not any(manager in str(line) for manager in ("apt", "dnf", "yum"))
-    assert "modprobe ipmi" not in line.says, "without -a the second module is a parameter of the first"
+    assert "modprobe ipmi" not in line.message, "without -a the second module is a parameter of the first"
 
 
 def test_mounts_that_nobody_named_are_asked_for() -> None:
-    assert "healthd baseline --write" in seen(ROOT)["mounts"].mend
+    assert "healthd baseline --write" in seen(ROOT)["mounts"].fix
     hung = result("mount", Outcome.TIMED_OUT, instance="/data", error="no answer within 10 s")
-    assert "/data: no answer within 10 s" in seen(ROOT, hung, result("mount", instance="/home"))["mounts"].says
+    assert "/data: no answer within 10 s" in seen(ROOT, hung, result("mount", instance="/home"))["mounts"].message
     assert seen(ROOT, result("mount", instance="/home"))["mounts"] == works("mounts", "1 watched: /home")
 
 
 def test_checks_that_cannot_look_are_named_and_one_reason_for_all_is_told_once() -> None:
     blind = [result(f"c{i}", Outcome.FAILED, error=f"reason {i}") for i in range(5)]
-    said = seen(ROOT, *blind, result("well"))["checks"].says
+    said = seen(ROOT, *blind, result("well"))["checks"].message
     assert said == "5 of 6 others cannot look: c0: reason 0; c1: reason 1; c2: reason 2; and 2 more"
     alike = [result(f"c{i}", Outcome.FAILED, error="not root") for i in range(5)]
-    assert seen(ROOT, *alike)["checks"].says == "5 of 5 others cannot look: not root"
+    assert seen(ROOT, *alike)["checks"].message == "5 of 5 others cannot look: not root"
 
 
 # --- Slurm
@@ -218,16 +218,16 @@ class Answers:
 def slurm_lines(
     mode: Mode = Mode.ACT, which: Callable[[str], str | None] = str, **said: CommandResult | Exception
 ) -> dict[str, Line]:
-    return {line.about: line for line in slurm.lines(Settings(mode=mode, node_name="n1"), Answers(**said), which)}
+    return {line.topic: line for line in slurm.lines(Settings(mode=mode, node_name="n1"), Answers(**said), which)}
 
 
 def test_a_slurm_that_is_well_works_in_each_part() -> None:
     said = slurm_lines()
-    assert {about: line.state for about, line in said.items()} == dict.fromkeys(
+    assert {topic: line.state for topic, line in said.items()} == dict.fromkeys(
         ("munge", "Slurm node", "Slurm rights", "Slurm hooks"), State.WORKS
     )
-    assert said["Slurm node"].says == "n1 is idle"
-    assert "Prolog=/etc/slurm/prolog" in said["Slurm hooks"].says
+    assert said["Slurm node"].message == "n1 is idle"
+    assert "Prolog=/etc/slurm/prolog" in said["Slurm hooks"].message
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_a_slurmctld_that_is_away_a_dead_munge_and_an_unknown_node_are_told() ->
     away = slurm_lines(
         config=CommandResult(1, b"", "slurm_load_ctl_conf error: Unable to contact slurm controller\nmore\n")
     )
-    assert "Unable to contact slurm controller" in away["Slurm"].says
-    assert "more" not in away["Slurm"].says
+    assert "Unable to contact slurm controller" in away["Slurm"].message
+    assert "more" not in away["Slurm"].message
     assert slurm_lines(config=TimeoutError("scontrol: did not end within 10 s"))["Slurm"].state is State.FAILS
     assert slurm_lines(munge=CommandResult(1, b"", "munge: Error: Failed to access"))["munge"].state is State.FAILS
-    assert slurm_lines(sinfo=CommandResult(0, b"", ""))["Slurm node"].mend[1] == 'node_name = "..." in healthd.toml'
+    assert slurm_lines(sinfo=CommandResult(0, b"", ""))["Slurm node"].fix[1] == 'node_name = "..." in healthd.toml'
 
 
 def test_a_row_of_the_node_that_cannot_be_read_limits_and_shows_the_node() -> None:
@@ -258,7 +258,7 @@ def test_a_row_of_the_node_that_cannot_be_read_limits_and_shows_the_node() -> No
     table = b"".join(columns(row, commands.NODE_COLUMNS) for row in rows)
     line = slurm_lines(sinfo=CommandResult(0, table))["Slurm node"]
     assert line.state is State.LIMITED
-    assert line.says.startswith("n1 is idle; 1 row of sinfo could not be read")
+    assert line.message.startswith("n1 is idle; 1 row of sinfo could not be read")
 
 
 def test_another_authentication_needs_no_munge() -> None:
@@ -276,13 +276,13 @@ def test_whatever_slurm_prints_is_a_line(config: bytes, sinfo: bytes, update: st
 
 def test_a_daemon_that_does_not_answer_fails_and_one_in_another_mode_than_the_settings_is_limited() -> None:
     (silent,) = service.daemon(Settings(), None, "nobody listens", [])
-    assert (silent.state, silent.says) == (State.FAILS, "nobody listens")
-    told = {"started": time.time() - 200, "mode": "observe", "version": "1", "troubles": []}
+    assert (silent.state, silent.message) == (State.FAILS, "nobody listens")
+    told = {"started": time.time() - 200, "mode": "observe", "version": "1", "problems": []}
     assert [line.state for line in service.daemon(Settings(), told, "", [])] == [State.WORKS]
     (other,) = service.daemon(Settings(mode=Mode.ACT), told, "", [])
-    assert "but the settings say act" in other.says
-    (troubled,) = service.daemon(Settings(), {**told, "troubles": ["the page has no port"]}, "", [])
-    assert (troubled.state, troubled.mend) == (State.LIMITED, ("healthd status",))
+    assert "but the settings say act" in other.message
+    (troubled,) = service.daemon(Settings(), {**told, "problems": ["the page has no port"]}, "", [])
+    assert (troubled.state, troubled.fix) == (State.LIMITED, ("healthd status",))
 
 
 def test_the_memory_is_that_of_the_daemon_that_was_asked_and_another_one_is_named(tmp_path: Path) -> None:
@@ -293,16 +293,16 @@ def test_the_memory_is_that_of_the_daemon_that_was_asked_and_another_one_is_name
     this = psutil.Process()
     other = psutil.Popen([sys.executable, "-c", "print('x', flush=True); input()"], stdin=-1, stdout=-1)
     assert other.stdout.readline() == b"x\n"  # between exec and this line its command line may still read as empty
-    told = {"started": time.time() - 200, "mode": "observe", "version": "1", "troubles": []}
+    told = {"started": time.time() - 200, "mode": "observe", "version": "1", "problems": []}
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "healthd.sock"))
         server.listen()
         (line,) = service.daemon(Settings(runtime_dir=str(tmp_path)), told, "", [other, this])
     other.communicate(b"\n")  # until now it waited
-    assert "MiB for its children" in line.says
-    assert f"another one runs too: process {other.pid} ({this.username()}): " in line.says
-    assert line.says.endswith("input()")
-    assert f"process {os.getpid()} " not in line.says
+    assert "MiB for its children" in line.message
+    assert f"another one runs too: process {other.pid} ({this.username()}): " in line.message
+    assert line.message.endswith("input()")
+    assert f"process {os.getpid()} " not in line.message
 
 
 def test_a_port_that_another_program_has_is_told_with_who(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_port_that_another_program_has_is_told_with_who(tmp_path: Path) -> Non
         settings = Settings(metrics=MetricsConfig(listen=f"127.0.0.1:{port}"))
         (line,) = service.page(settings, True, [])
     assert line.state is State.LIMITED
-    assert f"(process {os.getpid()})" in line.says
+    assert f"(process {os.getpid()})" in line.message
 
 
 def test_a_node_without_a_baseline_is_asked_for_one(tmp_path: Path) -> None:
@@ -329,9 +329,9 @@ def test_settings_that_anybody_can_write_fail_with_what_mends_them(tmp_path: Pat
     file = tmp_path / "healthd.toml"
     file.write_text("")
     file.chmod(0o666)
-    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.says]
-    assert "is writable by anybody" in line.says
-    assert line.mend == (f"chown root:root {file}", f"chmod go-w {file}")
+    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.message]
+    assert "is writable by anybody" in line.message
+    assert line.fix == (f"chown root:root {file}", f"chmod go-w {file}")
 
 
 def test_what_mends_it_names_the_folder_that_others_can_write_and_not_what_lies_in_it(tmp_path: Path) -> None:
@@ -340,12 +340,12 @@ def test_what_mends_it_names_the_folder_that_others_can_write_and_not_what_lies_
     folder.chmod(0o777)
     file = folder / "healthd.toml"
     file.write_text("")
-    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.says]
-    assert line.mend == (f"chown root:root {folder}", f"chmod go-w {folder}")
+    (line,) = [line for line in service.files(None, str(file)) if str(file) in line.message]
+    assert line.fix == (f"chown root:root {folder}", f"chmod go-w {folder}")
 
 
 def test_room_is_looked_for_above_what_is_not_there_yet() -> None:
-    assert [line.about for line in service.room("/var/lib/no/such/folder", "/run", 1)] == ["room"]
+    assert [line.topic for line in service.room("/var/lib/no/such/folder", "/run", 1)] == ["room"]
     assert {line.state for line in service.room("/", "/", 1 << 60)} == {State.LIMITED}
 
 
@@ -362,20 +362,20 @@ def test_wrong_settings_are_a_line_and_the_rest_is_looked_at(tmp_path: Path) -> 
     file.write_text('mode = "actt"\n')
     done = doctor("--config", str(file), "--runtime-dir", str(tmp_path), "--json")
     assert done.returncode == 2, done.stderr
-    lines = {line["about"]: line for line in json.loads(done.stdout)["lines"]}
-    assert "actt" in lines["settings"]["says"]
+    lines = {line["topic"]: line for line in json.loads(done.stdout)["lines"]}
+    assert "actt" in lines["settings"]["message"]
     assert {"GPUs", "kernel log", "files"} <= set(lines)
 
 
 def test_with_settings_that_are_no_toml_the_daemon_is_asked_all_the_same_and_its_mode_counts(tmp_path: Path) -> None:
     file = tmp_path / "healthd.toml"
     file.write_text("mode = \n")
-    with StatusDaemon(tmp_path, mode="act", troubles=[]):
+    with StatusDaemon(tmp_path, mode="act", problems=[]):
         done = doctor("--config", str(file), "--runtime-dir", str(tmp_path), "--json")
     document = json.loads(done.stdout)
-    lines = {line["about"]: line for line in document["lines"]}
-    assert "not TOML" in lines["settings"]["says"]
-    assert lines["daemon"]["state"] == "works"
+    lines = {line["topic"]: line for line in document["lines"]}
+    assert "not TOML" in lines["settings"]["message"]
+    assert lines["daemon"]["state"] == "ok"
     assert document["mode"] == "act"
 
 
@@ -385,11 +385,11 @@ def test_with_settings_that_are_no_toml_the_default_runtime_dir_is_where_the_dae
     file = tmp_path / "healthd.toml"
     file.write_text("mode = \n")
     monkeypatch.setattr(flags.runtime_dir, "__defaults__", (str(tmp_path),))
-    with StatusDaemon(tmp_path, mode="drain", troubles=[]):
+    with StatusDaemon(tmp_path, mode="drain", problems=[]):
         assert main(["doctor", "--config", str(file), "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["mode"] == "drain"
-    assert {line["about"]: line["state"] for line in document["lines"]}["daemon"] == "works"
+    assert {line["topic"]: line["state"] for line in document["lines"]}["daemon"] == "ok"
 
 
 def test_a_default_baseline_that_is_wrong_is_a_line(
@@ -399,13 +399,13 @@ def test_a_default_baseline_that_is_wrong_is_a_line(
     file.write_text("mode = \n")
     monkeypatch.setattr(layers, "checks_of", lambda _path, real=layers.checks_of: real(str(file)))
     assert main(["doctor", "--runtime-dir", str(tmp_path), "--json"]) == 2
-    lines = {line["about"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
-    assert f"{file}: not TOML" in lines["settings"]["says"]
+    lines = {line["topic"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
+    assert f"{file}: not TOML" in lines["settings"]["message"]
 
 
 def test_each_line_has_a_state_and_what_does_not_work_has_something_to_type(tmp_path: Path) -> None:
     done = doctor("--runtime-dir", str(tmp_path), "--json")
     lines = json.loads(done.stdout)["lines"]
     assert done.returncode == 2  # no daemon
-    assert all(line["mend"] for line in lines if line["state"] in ("fails", "limited"))
+    assert all(line["fix"] for line in lines if line["state"] in ("failed", "limited"))
     assert {line["state"] for line in lines} <= {state.value for state in State}

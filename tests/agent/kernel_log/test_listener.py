@@ -46,13 +46,13 @@ def fake_kmsg(root: Path, target: str) -> Path:
 def test_a_log_that_is_switched_off_is_never_read_and_never_wakes() -> None:
     off = listener("off")
     assert (off.read(), list(off.waits()), off.deadline, off.cursor) == ([], [], float("inf"), None)
-    assert (off.status.alive, off.status.trouble, off.status.restarts_total) == (False, "switched off", 0)
+    assert (off.status.alive, off.status.problem, off.status.restarts_total) == (False, "switched off", 0)
 
 
 def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> None:
     log = listener(str(tmp_path / "kern.log"))
     assert (log.read(), log.status.alive) == ([], False)
-    assert log.status.trouble == f"{tmp_path}/kern.log is not there yet"
+    assert log.status.problem == f"{tmp_path}/kern.log is not there yet"
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     assert [(event.code, event.pci, event.boot_id) for event in log.read()] == [("79", "0000:61:00.0", "b1")]
     assert (log.status.lines_total, log.status.events_total, log.status.restarts_total) == (1, 1, 0)
@@ -71,7 +71,7 @@ def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
     path.rename(tmp_path / "log.1")
     assert log.read() == []
     if before is os.mkfifo:
-        assert (log.status.alive, log.status.trouble.partition(": ")[2]) == (
+        assert (log.status.alive, log.status.problem.partition(": ")[2]) == (
             False,
             "it was removed, or another one lies there",
         )
@@ -83,7 +83,7 @@ def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
     os.write(written, f"{XID}\n".encode())
     os.close(written)
     assert [event.code for event in log.read()] == ["79"]
-    assert (log.status.alive, log.status.trouble) == (True, "")
+    assert (log.status.alive, log.status.problem) == (True, "")
     log.close()
 
 
@@ -94,7 +94,7 @@ def test_a_directory_is_no_log_and_trying_it_leaves_nothing_open(tmp_path: Path)
     for _ in RETRY_SECONDS:
         clock.now += RETRY_SECONDS[-1]
         assert (log.read(), log.status.alive) == ([], False)
-    assert log.status.trouble == f"{tmp_path}: it is no file to follow"
+    assert log.status.problem == f"{tmp_path}: it is no file to follow"
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
@@ -104,7 +104,7 @@ def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_coun
     for failures, wait in enumerate((*RETRY_SECONDS, RETRY_SECONDS[-1]), start=1):
         assert log.status.restarts_total == failures
         assert (log.status.alive, list(log.waits())) == (False, [])
-        assert "No such file or directory" in log.status.trouble
+        assert "No such file or directory" in log.status.problem
         assert log.deadline == clock.now + wait
         clock.now += wait - 0.1
         assert log.read() == []
@@ -115,7 +115,7 @@ def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_coun
     (tmp_path / "later/kern.log").write_text(f"{XID}\n")
     clock.now = log.deadline
     assert [event.code for event in log.read()] == ["79"]
-    assert (log.status.alive, log.status.trouble, log.deadline) == (True, "", float("inf"))
+    assert (log.status.alive, log.status.problem, log.deadline) == (True, "", float("inf"))
     log.close()
 
 
@@ -138,7 +138,7 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
     for failures, wait in enumerate(RETRY_SECONDS, start=1):
         assert log.read() == []
         assert (log.status.alive, log.status.restarts_total) == (False, failures)
-        assert "Input/output error" in log.status.trouble
+        assert "Input/output error" in log.status.problem
         assert log.cursor == cursor, "nothing is forgotten meanwhile"
         assert log.deadline == clock.now + wait
         clock.now = log.deadline
@@ -148,7 +148,7 @@ def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None
     assert log.read() == [], "what was read before is not news"
     os.write(ring, (RECORD % (6, 2000)).encode())
     assert [event.code for event in log.read()] == ["79"]
-    assert (log.status.alive, log.status.trouble) == (True, "")
+    assert (log.status.alive, log.status.problem) == (True, "")
     log.close()
     os.close(ring)
 
@@ -221,7 +221,7 @@ def test_a_cursor_that_is_none_is_as_if_there_were_none(tmp_path: Path, cursor: 
 def test_a_journal_is_read_from_its_head_where_the_cursor_is_none(cursor: object) -> None:
     log = listener("journal", cursor=cursor)
     log.read()
-    assert (log.status.alive, log.status.trouble, log.status.restarts_total) == (True, "", 0)
+    assert (log.status.alive, log.status.problem, log.status.restarts_total) == (True, "", 0)
     log.close()
 
 
@@ -234,7 +234,7 @@ def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
     with monkeypatch.context() as broken:
         broken.setattr("healthd.agent.kernel_log.file.Tail.truncated", lambda _tail: 1 / 0)
         assert log.read() == []
-    assert (log.status.alive, log.status.trouble) == (
+    assert (log.status.alive, log.status.problem) == (
         False,
         f"{tmp_path}/kern.log: ZeroDivisionError: division by zero",
     )

@@ -56,7 +56,7 @@ HOSTILE = 'a "quoted"\nnew line, back\\slash, tab\t, NUL \0, UTF-8 é漢🔥, ha
 def test_each_source_says_whether_it_lives_and_what_it_lost() -> None:
     sources = (
         SourceStatus("kernel_log", up=True, last_read=NOW, overruns_total=2, lost_total=70, rotations_total=1),
-        SourceStatus("journal", up=False, restarts_total=3, trouble="the disk hangs"),
+        SourceStatus("journal", up=False, restarts_total=3, problem="the disk hangs"),
         SourceStatus("device_removals", up=True, last_read=NOW, malformed_total=4),
     )
     page = render(replace(PLAIN, sources=sources)).decode()
@@ -145,13 +145,13 @@ def troubled() -> Snapshot:
         ),
         outcomes={("mount", HOSTILE, "stuck"): 2, ("mount", "/a", "completed"): 5},
         decision=Drain("healthd: gpu_xid/79 ...", requeue=True),
-        slurm=SlurmStatus(owner="ours", read_at=NOW, trouble=HOSTILE, commands={("scontrol update", "ok"): 2}),
+        slurm=SlurmStatus(owner="healthd", read_at=NOW, problem=HOSTILE, commands={("scontrol update", "ok"): 2}),
         pause=Pause(NOW + 60, "driver upgrade", "root"),
         quarantined={"nvml": 4711, f"mount {HOSTILE}": 4712},
         workers_started_total=3,
         workers_abandoned_total=2,
         ledger_copy_failures_total=1,
-        stream=StreamStatus(waiting=3, dropped_total=2, failures_total=4, journal_lost_total=1, trouble=HOSTILE),
+        stream=StreamStatus(waiting=3, dropped_total=2, failures_total=4, journal_lost_total=1, problem=HOSTILE),
         config_reload_failures_total=1,
     )
 
@@ -268,13 +268,13 @@ def test_promtool_minds_only_the_capital_in_a_label_that_is_dcgm_exporters() -> 
 
 def test_a_drain_that_stands_is_told_with_its_owner_its_words_and_its_time() -> None:
     node = NodeState("n1", frozenset({"IDLE", "DRAIN"}), "bad cable", "ann", NOW - 3600)
-    drained = replace(PLAIN, slurm=SlurmStatus(node, "foreign", NOW), drained_since=NOW - 3600)
-    assert value(drained, "slurm_drained_by", owner="foreign") == 1
-    assert value(drained, "slurm_drain_info", owner="foreign", reason="bad cable") == 1
+    drained = replace(PLAIN, slurm=SlurmStatus(node, "other", NOW), drained_since=NOW - 3600)
+    assert value(drained, "slurm_drained_by", owner="other") == 1
+    assert value(drained, "slurm_drain_info", owner="other", reason="bad cable") == 1
     assert value(drained, "slurm_drained_since_timestamp_seconds") == NOW - 3600
-    over = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "nobody", NOW))
+    over = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "none", NOW))
     assert not {name for name in names(over) if name.startswith("healthd_slurm_drain")} - {
-        "healthd_slurm_drain_wanted"
+        "healthd_slurm_drain_desired"
     }, "from 24.11 on the reason outlives its drain"
 
 
@@ -301,11 +301,11 @@ def test_a_check_that_could_not_look_is_down(troubled: Snapshot) -> None:
 def test_the_page_tells_what_was_decided_and_what_hangs(troubled: Snapshot) -> None:
     assert value(troubled, "decision", action="drain_requeue") == 1
     assert value(troubled, "decision", action="leave") == 0
-    assert value(troubled, "resource_barred", resource="nvml") == 1
-    assert value(troubled, "slurm_drain_wanted") == 1
-    assert value(troubled, "slurm_drained_by", owner="ours") == 1
+    assert value(troubled, "resource_blocked", resource="nvml") == 1
+    assert value(troubled, "slurm_drain_desired") == 1
+    assert value(troubled, "slurm_drained_by", owner="healthd") == 1
     assert value(troubled, "slurm_commands_total", command="scontrol update", result="ok") == 2
-    assert value(troubled, "slurm_trouble") == 1
+    assert value(troubled, "slurm_problem") == 1
     assert value(troubled, "paused_until_timestamp_seconds") == NOW + 60
     assert value(troubled, "workers_abandoned_total") == 2
 
@@ -318,15 +318,15 @@ def test_what_would_be_done_in_another_mode_is_withheld() -> None:
 def test_a_drain_that_the_fleet_limit_holds_is_loud(healthy: Snapshot) -> None:
     hold = FleetHold(NOW - 60, NOW + 60, 2, partition="gpu", nodes=1000, drained=101, limit=100)
     held, of = replace(healthy, fleet_hold=hold), {"partition": "gpu", "kind": "shared"}
-    assert value(held, "fleet_limit_held", **of) == 1
-    assert value(held, "fleet_limit_nodes_held", **of) == 101
+    assert value(held, "fleet_limit_drain_waiting", **of) == 1
+    assert value(held, "fleet_limit_nodes_drained", **of) == 101
     assert value(held, "fleet_limit_nodes", **of) == 1000
     assert value(held, "fleet_limit_nodes_allowed", **of) == 100
     assert value(held, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
     assert value(held, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
     assert promtool(render(held)) == "0"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
-    assert "healthd_fleet_limit_held" not in waiting, "the first wait is no hold"
+    assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is no hold"
     assert not any("fleet_limit" in name for name in names(healthy))
 
 
@@ -341,7 +341,7 @@ def test_what_has_not_happened_yet_has_no_time() -> None:
 
 
 def test_nobodys_drain_has_no_owner() -> None:
-    assert "healthd_slurm_drained_by" not in names(replace(PLAIN, slurm=SlurmStatus(owner="nobody")))
+    assert "healthd_slurm_drained_by" not in names(replace(PLAIN, slurm=SlurmStatus(owner="none")))
 
 
 def test_a_counter_ends_in_total_once() -> None:

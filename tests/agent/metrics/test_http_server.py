@@ -154,8 +154,8 @@ def test_a_broken_node_is_not_called_healthy() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"kernel_log": KernelLogStatus("kmsg", False, trouble="permission denied")},
-        {"mode": "drain", "slurm": SlurmStatus(trouble="scontrol: not installed <here>")},
+        {"kernel_log": KernelLogStatus("kmsg", False, problem="permission denied")},
+        {"mode": "drain", "slurm": SlurmStatus(problem="scontrol: not installed <here>")},
     ],
 )
 def test_a_healthy_node_whose_healthd_is_limited_is_a_warning_as_in_status(change: dict[str, Any]) -> None:

@@ -134,11 +134,11 @@ def test_a_certificate_is_a_trouble_from_a_week_before_it_expires(tmp_path: Path
     path, now = certified(tmp_path), [ENDS - SOON_SECONDS - 1]
     files = WebFiles(str(path), lambda: now[0])
     assert files.web().expires == ENDS
-    assert files.trouble() == ""
+    assert files.problem() == ""
     now[0] += 2
-    assert files.trouble() == f"{tmp_path}/certificate.pem: the certificate expires 2126-10-29 13:08 UTC"
+    assert files.problem() == f"{tmp_path}/certificate.pem: the certificate expires 2126-10-29 13:08 UTC"
     now[0] = ENDS + 1
-    assert "the certificate expired 2126-10-29" in files.trouble()
+    assert "the certificate expired 2126-10-29" in files.problem()
 
 
 def self_signed(folder: Path, *openssl: str) -> Path:
@@ -172,14 +172,14 @@ def test_an_expired_certificate_is_reported_and_stays_in_force(tmp_path: Path) -
     subprocess.run([*argv, "-out", certificate], capture_output=True, timeout=240, check=True)
     files = WebFiles(str(path))
     assert files.web().context is not None
-    assert "the certificate expired 20" in files.trouble()
+    assert "the certificate expired 20" in files.problem()
 
 
 def test_a_certificate_for_clients_is_a_trouble(tmp_path: Path) -> None:
     path = self_signed(tmp_path, "-addext", "extendedKeyUsage=clientAuth")
     files = WebFiles(str(path))
     assert files.web().context is not None
-    assert "clients reject the certificate: unsuitable certificate purpose" in files.trouble()
+    assert "clients reject the certificate: unsuitable certificate purpose" in files.problem()
 
 
 def test_cipher_suites_that_do_not_fit_the_key_are_refused(tmp_path: Path) -> None:
@@ -230,16 +230,16 @@ def test_a_file_that_becomes_bad_changes_nothing_and_is_a_trouble_until_it_is_go
     ):
         path.write_text(bad)
         assert files.web() == before
-        assert words in files.trouble()
-        assert files.trouble().endswith("(the previous configuration stays in force)")
+        assert words in files.problem()
+        assert files.problem().endswith("(the previous configuration stays in force)")
     path.write_text(good.replace("deny", "sameorigin"))
     assert files.web().config.http_server_config.headers == {"X-Frame-Options": "sameorigin"}
-    assert files.trouble() == ""
+    assert files.problem() == ""
     os.replace(tmp_path / "key.pem", tmp_path / "old.pem")
     assert files.web().context is not None
-    assert "key.pem: cannot be read" in files.trouble()
+    assert "key.pem: cannot be read" in files.problem()
     os.replace(tmp_path / "old.pem", tmp_path / "key.pem")
-    assert files.trouble() == ""
+    assert files.problem() == ""
 
 
 def test_a_key_with_a_password_asks_no_terminal(tmp_path: Path) -> None:

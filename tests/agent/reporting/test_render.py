@@ -88,7 +88,7 @@ def believed(**changes: Any) -> dict[str, Any]:
         "interval_seconds": 300.0,
         "cleared": [],
         "decision": {"action": "leave", "text": "nothing to do", "would": ""},
-        "slurm": {"state": None, "reason": "", "reason_user": "", "owner": "", "read_at": 0.0, "trouble": ""},
+        "slurm": {"state": None, "reason": "", "reason_user": "", "owner": "", "read_at": 0.0, "problem": ""},
         "incidents": [],
         "kernel_log": {
             "source": "kmsg",
@@ -97,13 +97,13 @@ def believed(**changes: Any) -> dict[str, Any]:
             "events_total": 1,
             "lost_total": 0,
             "last_line": NOW - 5,
-            "trouble": "",
+            "problem": "",
         },
         "round": {"number": 4, "started": NOW - 12, "seconds": 0.1, "next_at": NOW + 288},
         "pause": None,
-        "barred": {},
-        "troubles": [],
-        "trouble_commands": [],
+        "blocked": {},
+        "problems": [],
+        "problem_commands": [],
         "inventory": {"gpus": [], "devices": [], "driver_version": "", "dmi_product": ""},
         **changes,
     }
@@ -176,15 +176,17 @@ def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_
 
 def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
     gpu, baseline = (
-        {"reason": "no NVIDIA GPU", "mend": ""},
-        {"reason": "no baseline", "mend": "healthd baseline --write"},
+        {"reason": "no NVIDIA GPU", "fix": ""},
+        {"reason": "no baseline", "fix": "healthd baseline --write"},
     )
     results = [
         *(result(check=f"gpu_{n}", nothing_to_check=gpu) for n in range(render.FEW)),
         result(check="cpu", nothing_to_check=baseline),
         result(check="clock"),
     ]
-    lines = check(results=results, without_result={"listens": ["sxid"], "not_set_up": ["exec", "mount"]}).splitlines()
+    lines = check(
+        results=results, without_result={"kernel_log_only": ["sxid"], "not_set_up": ["exec", "mount"]}
+    ).splitlines()
     assert lines[2:5] == [
         "1 check passed: clock",
         "9 checks had nothing to check:",
@@ -309,7 +311,7 @@ def test_a_condition_is_told_with_since_count_job_and_what_ends_it():
     ],
 )
 def test_first_line_shows_drained_where_no_job_is_left(state, word):
-    slurm = {**believed()["slurm"], "state": state.split("+"), "owner": "ours"}
+    slurm = {**believed()["slurm"], "state": state.split("+"), "owner": "healthd"}
     assert status(slurm=slurm).splitlines()[0].endswith(f", {word} (by healthd)")
 
 
@@ -317,7 +319,7 @@ def test_first_line_shows_drained_where_no_job_is_left(state, word):
     ("jobs", "words"), [([], ""), (["12"], ", 1 job requeued"), (["12", "14"], ", 2 jobs requeued")]
 )
 def test_first_line_counts_the_requeued_jobs(jobs, words):
-    slurm = {**believed()["slurm"], "state": ["DRAIN", "IDLE"], "owner": "ours", "requeued": jobs}
+    slurm = {**believed()["slurm"], "state": ["DRAIN", "IDLE"], "owner": "healthd", "requeued": jobs}
     assert status(slurm=slurm).splitlines()[0].endswith(f", drained (by healthd){words}")
 
 
@@ -326,26 +328,24 @@ def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
         "state": ["DRAIN", "IDLE"],
         "reason": "healthd: gpu_xid/79",
         "reason_user": "root",
-        "owner": "ours",
+        "owner": "healthd",
         "read_at": NOW - 12,
-        "trouble": "slurmctld does not answer",
+        "problem": "slurmctld does not answer",
     }
     text = status(slurm=slurm)
-    assert '  has: DRAIN+IDLE "healthd: gpu_xid/79" by root (ours); read 12 s ago\n' in text
+    assert '  has: DRAIN+IDLE "healthd: gpu_xid/79" by root (healthd); read 12 s ago\n' in text
     assert "slurmctld does not answer" not in text, "it is among the troubles"
 
 
 def test_a_pause_a_hung_worker_and_trouble_are_told():
     text = status(
         pause={"until": NOW + 1800, "why": "driver upgrade", "who": "root (uid 0)"},
-        barred={"nvml": 4711},
-        troubles=["the ledger cannot be copied"],
-        trouble_commands=[""],
+        blocked={"nvml": 4711},
+        problems=["the ledger cannot be copied"],
+        problem_commands=[""],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
     )
-    assert (
-        "  paused by root (uid 0), ends in 30 min: driver upgrade\n  to end that now: healthd resume-checks\n" in text
-    )
+    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n  to end that now: healthd unpause\n" in text
     assert (
         "  worker 4711 hangs in nvml: what needs it waits\n    next: ps -o pid,stat,etime,wchan:30,args -p 4711\n"
         in text
@@ -357,8 +357,8 @@ def test_a_pause_a_hung_worker_and_trouble_are_told():
 def test_trouble_stands_above_all_conditions_with_what_mends_it():
     hold = {"since": NOW - 300, "until": NOW + 60, "times": 2}
     shown = status(
-        troubles=["no metrics page: in use", "another"],
-        trouble_commands=["ss -ltnp", ""],
+        problems=["no metrics page: in use", "another"],
+        problem_commands=["ss -ltnp", ""],
         conditions=[condition()],
         slurm={**believed()["slurm"], "fleet_hold": hold},
     )
@@ -392,22 +392,22 @@ def test_commands_reach_the_daemon_whose_status_is_shown():
         "--runtime-dir 'a b'",
     )
     assert "healthd repaired --runtime-dir 'a b' gpu_xid/79 0000:61:00.0\n" in text
-    assert "healthd resume-checks --runtime-dir 'a b'\n" in text
+    assert "healthd unpause --runtime-dir 'a b'\n" in text
 
 
 def test_what_only_listens_is_told_by_the_daemons_word():
     log = believed()["kernel_log"]
-    heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "trouble": ""}
+    heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "problem": ""}
     told = [
         "Heard by the daemon",
         "  gpu_xid only listens to the kernel log: there is nothing to look at now",
         "  kmsg: 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
         "  nothing stands",
     ]
-    assert "\n".join(told) in check(listening=heard, results=[result(check="gpu_xid")])
-    standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
+    assert "\n".join(told) in check(from_daemon=heard, results=[result(check="gpu_xid")])
+    standing = check(from_daemon={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only listen to the kernel log" in standing
-    assert "\n\n\n" not in check(listening=heard, results=[result(check="gpu_xid")]), "one empty line above it"
+    assert "\n\n\n" not in check(from_daemon=heard, results=[result(check="gpu_xid")]), "one empty line above it"
     assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    next: " in standing
 
 
@@ -424,7 +424,7 @@ def test_conditions_of_one_incident_are_told_with_the_first_of_them():
 
 
 def test_a_kernel_log_that_is_not_read_is_told_with_why():
-    log = {"source": "kmsg", "alive": False, "trouble": "Operation not permitted"}
+    log = {"source": "kmsg", "alive": False, "problem": "Operation not permitted"}
     assert "  kmsg: not read: Operation not permitted\n" in status(kernel_log=log)
 
 
@@ -491,13 +491,13 @@ def test_plain_text_steers_no_terminal(text):
 def test_nothing_that_a_document_says_steers_the_terminal(text, width):
     page = Page(width)
     bad = condition(message=text, subject=text, job=text, code=text, cleared_at=NOW, cleared_by=text)
-    slurm = {"state": [text], "reason": text, "reason_user": text, "owner": text, "read_at": NOW, "trouble": text}
-    troubles = {"troubles": [text], "trouble_commands": [text]}
+    slurm = {"state": [text], "reason": text, "reason_user": text, "owner": text, "read_at": NOW, "problem": text}
+    problems = {"problems": [text], "problem_commands": [text]}
     found = result(finding(subject=text), instance=text)
     shown = [
         render.check(looked(node=text, conditions=[bad], results=[found], unknown=[text]), page),
-        status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, **troubles),
-        status(page, barred={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
+        status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, **problems),
+        status(page, blocked={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
         render.settings([(text, text, text), (text, [text], text)], page),
     ]
     assert all(line.isprintable() for written in shown for line in written.split("\n"))

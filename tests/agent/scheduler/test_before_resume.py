@@ -71,7 +71,7 @@ def test_the_resume_waits_until_the_program_has_ended_and_its_check_has_looked(n
     assert node.step() != "", "what the check saw before is old"
     node.looked()
     assert node.step() == ""
-    assert node.before.trouble == ""
+    assert node.before.problem == ""
     for _ in range(3):
         node.looked()
         assert node.step() == ""
@@ -127,7 +127,7 @@ def test_one_that_does_not_end_in_its_time_is_asked_then_killed_and_holds_nothin
     node.time = node.before.deadline
     node.step()
     assert node.before.stage is Stage.LOOKING
-    assert node.before.trouble == "healthd validate did not end within 60 s"
+    assert node.before.problem == "healthd validate did not end within 60 s"
     node.looked()
     assert node.step() == ""
 
@@ -142,17 +142,17 @@ def test_a_check_that_never_looks_holds_nothing_for_ever(nodes: list[Node]) -> N
 
 
 @pytest.mark.parametrize(
-    ("code", "trouble"),
+    ("code", "problem"),
     [
         (FAILS, ""),  # failed: its check says so
         (ILL, "healthd validate told nothing (status 1)"),
     ],
 )
-def test_one_that_told_nothing_is_told(nodes: list[Node], code: str, trouble: str) -> None:
+def test_one_that_told_nothing_is_told(nodes: list[Node], code: str, problem: str) -> None:
     node = node_of(nodes, code if code != ILL else "raise SystemExit(3)")
     node.step()
     node.step_until(Stage.LOOKING)
-    assert node.before.trouble == (trouble and "healthd validate told nothing (status 3): ")
+    assert node.before.problem == (problem and "healthd validate told nothing (status 3): ")
 
 
 def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node]) -> None:
@@ -162,7 +162,7 @@ def test_one_that_cannot_be_started_is_told_and_holds_nothing(nodes: list[Node])
     node.step_until(Stage.LOOKING)
     node.looked()
     assert node.step() == ""
-    assert node.before.trouble != ""
+    assert node.before.problem != ""
 
 
 def test_another_ones_validation_is_waited_for_but_no_longer_than_ours_would_take(nodes: list[Node]) -> None:

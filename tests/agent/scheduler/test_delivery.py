@@ -84,8 +84,8 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     assert (lines_of(first).again, lines_of(second).again) == (True, False)
     delivery.ended(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
     assert any(
-        trouble.endswith("1 events wait: OSError: [Errno 28] No space left on device")
-        for trouble, _ in daemon.troubles()
+        problem.endswith("1 events wait: OSError: [Errno 28] No space left on device")
+        for problem, _ in daemon.problems()
     )
     given: list[Request] = []
     daemon.scheduler.queue.add_task = given.append  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     (third,) = [request for request in given if request.kind is AppendEvents]
     assert third.asked == replace(lines_of(second), again=True)
     delivery.ended(reply(third, Outcome.COMPLETED))
-    assert (delivery.status.failures_total, delivery.status.trouble, delivery.status.waiting) == (1, "", 0)
+    assert (delivery.status.failures_total, delivery.status.problem, delivery.status.waiting) == (1, "", 0)
 
 
 def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def watching(tmp_path, clock):
 
 def runs(watching: Watching) -> int:
     """The pid of one that has said that it lives."""
-    until(lambda: watching.step() or (watching.pids and not watching.trouble and watching._spoke > watching._began - 1))
+    until(lambda: watching.step() or (watching.pids and not watching.problem and watching._spoke > watching._began - 1))
     return watching.pids[0]
 
 
@@ -81,7 +81,7 @@ def has_ended(pid: int) -> bool:
 def test_nothing_runs_where_nothing_is_watched(tmp_path, clock):
     watching = Watching(configured(tmp_path), clock)
     assert not watching.step()
-    assert (watching.pids, watching.deadline, watching.trouble, list(watching.waits())) == ((), FOREVER, "", [])
+    assert (watching.pids, watching.deadline, watching.problem, list(watching.waits())) == ((), FOREVER, "", [])
     assert not (tmp_path / "run/failslow.sock").exists()
 
 
@@ -104,9 +104,9 @@ def test_one_that_was_killed_is_started_again_later_each_time(watching, clock, t
     for _ in range(12):
         pid = runs(watching)
         os.kill(pid, signal.SIGKILL)
-        until(lambda: watching.step() or watching.trouble)
+        until(lambda: watching.step() or watching.problem)
         assert watching.pids == ()
-        assert "it ended" in watching.trouble
+        assert "it ended" in watching.problem
         waited.append(watching.deadline - clock.now)
         assert not watching.step()
         assert watching.pids == ()
@@ -127,17 +127,17 @@ def test_one_that_hangs_is_ended(watching, clock, tmp_path):
     clock.now += 1
     watching.step()
     assert watching.pids == ()
-    assert "said nothing for" in watching.trouble
+    assert "said nothing for" in watching.problem
     until(lambda: has_ended(pid))
     clock.now = watching.deadline
     assert runs(watching) != pid
-    assert watching.trouble == ""
+    assert watching.problem == ""
 
 
 def test_one_that_takes_too_much_memory_is_ended(tmp_path, clock):
     watching = Watching(configured(tmp_path, client=True), clock, most_memory_bytes=1 << 20)
-    until(lambda: watching.step() or watching.trouble)
-    assert "MiB of memory" in watching.trouble
+    until(lambda: watching.step() or watching.problem)
+    assert "MiB of memory" in watching.problem
     watching.close()
 
 
@@ -166,7 +166,7 @@ def test_a_reload_that_wants_nothing_ends_it_and_takes_the_socket_away(watching,
     watching.reconfigure(configured(tmp_path))
     until(lambda: has_ended(pid))
     until(lambda: not (tmp_path / "run/failslow.sock").exists())
-    assert (watching.deadline, watching.trouble) == (FOREVER, "")
+    assert (watching.deadline, watching.problem) == (FOREVER, "")
 
 
 def test_a_reload_reaches_the_one_that_runs(watching, tmp_path):

@@ -84,7 +84,7 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
     assert ears.hearing.listen() == ()
     ears.say(XID.format(48), XID.format(79))
     assert ears.hearing.listen() == ("xid",)
-    assert ears.codes() == ["gpu_xid/79", "kernel/unread"]
+    assert ears.codes() == ["gpu_xid/79", "kernel/rule_failed"]
     assert dict(guard.dropped) == {"kernel_log": 2}
 
 
@@ -101,7 +101,7 @@ def test_what_the_journal_has_for_a_gap_is_heard_as_any_other_line(ears: Ears) -
 
 def test_a_journal_that_cannot_be_read_leaves_the_gap_and_says_why(ears: Ears) -> None:
     assert ears.hearing.hear_from_journal(of_the_journal(Outcome.FAILED)) == ()
-    assert (ears.hearing.kernel.journal.up, ears.hearing.kernel.journal.trouble) == (False, "no journal here")
+    assert (ears.hearing.kernel.journal.up, ears.hearing.kernel.journal.problem) == (False, "no journal here")
 
 
 def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:

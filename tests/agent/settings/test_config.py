@@ -79,8 +79,8 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "fleet.own_hardware_limit_percent: must be at least fleet.limit_percent (40), got 30",
         ),
         (
-            "[fleet]\nown_hardware_limit_at_least = 1",
-            "fleet.own_hardware_limit_at_least: must be at least fleet.limit_at_least (2), got 1",
+            "[fleet]\nown_hardware_limit_min_nodes = 1",
+            "fleet.own_hardware_limit_min_nodes: must be at least fleet.limit_min_nodes (2), got 1",
         ),
         ('profile = "/x\\u0000"', 'profile: must not hold a NUL, got "/x?"'),
         *(
@@ -375,7 +375,12 @@ def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
     assert "must be text" in refusal({"node_name": number})
 
 
-SECONDS = [(name, f.name) for name, check in KNOWN.items() for f in fields_of(check.config) if "_seconds" in f.name]
+SECONDS = [
+    (name, f.name)
+    for name, check in KNOWN.items()
+    for f in fields_of(check.config)
+    if "_seconds" in f.name and f.name != "before_resume_seconds"  # which has a limit of its own
+]
 
 
 PERIODS = ("interval", "timeout", "sample", "epilog")  # how often, or for how long: not "at once"

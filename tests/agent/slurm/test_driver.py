@@ -22,7 +22,7 @@ from healthd.agent.slurm.reconcile import ReconcileReport, Remember
 from healthd.common import guard
 from healthd.common.model import Health, SlurmMemory, Verdict
 
-TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
+TROUBLE = ReconcileReport(SlurmMemory(), problem="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)
 
 
@@ -85,6 +85,6 @@ def test_a_mistake_with_what_slurm_said_is_slurms_trouble_and_the_next_look_goes
         report = driver.begin(Verdict(Health.HEALTHY), SlurmMemory(), Policy())
     assert report is not None
     assert report.memory == remembered, "what was written down stays"
-    assert report.trouble == "healthd makes a mistake with what Slurm says: OverflowError: too many digits"
-    assert (driver.status.trouble, driver.busy, dict(guard.dropped)) == (report.trouble, False, {"slurm": 1})
+    assert report.problem == "healthd makes a mistake with what Slurm says: OverflowError: too many digits"
+    assert (driver.status.problem, driver.busy, dict(guard.dropped)) == (report.problem, False, {"slurm": 1})
     assert driver.retry_seconds(report) < LAST_RETRY_SECONDS

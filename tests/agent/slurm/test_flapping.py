@@ -102,7 +102,7 @@ def test_a_person_who_answers_for_the_node_lets_the_count_begin_anew() -> None:
 
 
 def test_a_setting_of_zero_lets_own_hardware_come_and_go() -> None:
-    faulty = Node(shared=False, limits=Flapping(own_faults_an_hour=0))
+    faulty = Node(shared=False, limits=Flapping(own_faults_per_hour=0))
     for _ in range(30):
         assert isinstance(faulty.breaks().mends(), Resume)
 

@@ -126,9 +126,9 @@ PARTITIONS = st.builds(PartitionCount, st.just("p"), st.integers(1, 100_000), st
 SETTINGS = st.builds(
     FleetLimits,
     limit_percent=st.floats(0, 100),
-    limit_at_least=st.integers(0, 20),
+    limit_min_nodes=st.integers(0, 20),
     own_hardware_limit_percent=st.floats(0, 100),
-    own_hardware_limit_at_least=st.integers(0, 20),
+    own_hardware_limit_min_nodes=st.integers(0, 20),
     jitter_seconds=st.floats(0, 86400),
 )
 

@@ -62,7 +62,7 @@ def test_each_job_that_was_requeued_is_named_in_its_line_and_one_that_was_spared
 
 
 def test_what_is_wrong_with_slurm_is_told() -> None:
-    assert words(replace(REPORT, trouble="sinfo: away")) == ["slurm: sinfo: away"]
+    assert words(replace(REPORT, problem="sinfo: away")) == ["slurm: sinfo: away"]
     assert words(REPORT) == []
 
 

@@ -157,7 +157,7 @@ def test_what_slurm_does_not_say_counts_as_a_hit() -> None:
 def test_a_slurm_that_is_away_requeues_nobody_and_is_told() -> None:
     away = CommandResult(1, b"", "Unable to contact slurm controller (connect failure)\n")
     report, ran = look(verdict(fault(0)), {"13": TWO["13"]}, gpus(), answers={"scontrol -d -o show job 13": away})
-    assert report.trouble.startswith("scontrol")
+    assert report.problem.startswith("scontrol")
     assert not report.settled
     assert not any("requeue" in words for words in ran)
 

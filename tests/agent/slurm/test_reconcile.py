@@ -46,7 +46,7 @@ from healthd.common.slurm.commands import (
 )
 from healthd.common.slurm.output import parse_job, parse_listpids, parse_processes
 
-ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
+ACT = Policy(mode=Mode.ACT, requeue_retry_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
@@ -158,7 +158,7 @@ def look(
             answer = None
         else:
             assert isinstance(step, Command)
-            assert step.deadline_seconds == policy.command_seconds
+            assert step.deadline_seconds == policy.command_timeout_seconds
             if "-n" not in step.argv and (step.argv[0] == "sinfo" or step.argv[-1] == "partition"):
                 asked.append(step.argv)
                 answer = (fleet or nodes)(step.argv)
@@ -249,7 +249,7 @@ def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None
     changing = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
     assert done.changes() == []
-    assert done.report.trouble == "others change the node each time that healthd is about to"
+    assert done.report.problem == "others change the node each time that healthd is about to"
     assert not done.report.settled
 
 
@@ -313,7 +313,7 @@ def test_a_healthy_node_that_is_down_is_none_of_our_business() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "trouble"),
+    ("answer", "problem"),
     [
         (LATE, "scontrol update did not end in time; slurmctld may still do it"),
         (
@@ -329,9 +329,9 @@ def test_a_healthy_node_that_is_down_is_none_of_our_business() -> None:
         (CommandResult(127, stderr="No such file: scontrol"), "scontrol update: No such file: scontrol"),
     ],
 )
-def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandResult, trouble: str) -> None:
+def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandResult, problem: str) -> None:
     done = look(CRITICAL, [sinfo("idle"), answer])
-    assert done.report.trouble == trouble
+    assert done.report.problem == problem
     assert not done.report.settled
     assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
@@ -341,12 +341,12 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
 
 def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
     done = look(CRITICAL, [sinfo("mixed"), DONE, sinfo("mixed")])
-    assert done.report.trouble.endswith("Slurm does not show it drained")
+    assert done.report.problem.endswith("Slurm does not show it drained")
     assert done.report.memory.writing == XID
 
 
 @pytest.mark.parametrize(
-    ("answer", "trouble"),
+    ("answer", "problem"),
     [
         (LATE, "sinfo did not end in time"),
         (
@@ -358,9 +358,9 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
-def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, trouble: str) -> None:
+def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, problem: str) -> None:
     done = look(CRITICAL, [answer], OURS)
-    assert done.report.trouble == trouble
+    assert done.report.problem == problem
     assert done.report.memory == OURS
     assert done.report.node is None
     assert isinstance(done.report.decision, Leave)
@@ -427,13 +427,13 @@ def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_res
     assert done.report.owner is Owner.FOREIGN
     assert done.report.adopted is None
     unread = look(REPAIRED, [sinfo("idle+drain", XID)], over, controller=CONNECT_FAILURE)
-    assert unread.report.trouble
+    assert unread.report.problem
     assert (unread.report.memory, unread.report.settled) == (over, False), "it is asked again"
 
 
 def test_a_resume_that_did_nothing_is_trouble() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", XID)], OURS)
-    assert "still shows it drained" in done.report.trouble
+    assert "still shows it drained" in done.report.problem
 
 
 def test_a_resume_that_failed_keeps_the_drain_as_ours() -> None:
@@ -558,7 +558,7 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
 @pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, b"nothing")])
 def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
     done = look(CRITICAL, [sinfo("idle")], OURS, controller=answer)
-    assert done.report.trouble
+    assert done.report.problem
     assert done.report.memory == OURS
     assert done.changes() == []
 
@@ -653,10 +653,10 @@ INVALID_STATE = failed("slurm_update error: Invalid node state specified")
 
 def test_a_resume_that_slurmctld_calls_invalid_and_does_is_healthds_own() -> None:
     done = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("idle")], OURS)
-    assert (done.report.lifted, done.report.acknowledged, done.report.trouble) == (True, False, "")
+    assert (done.report.lifted, done.report.acknowledged, done.report.problem) == (True, False, "")
     refused = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("unknown+drain", XID)], OURS)
     assert (refused.report.lifted, refused.report.owner) == (False, Owner.OURS)
-    assert refused.report.trouble == "scontrol update: slurm_update error: Invalid node state specified"
+    assert refused.report.problem == "scontrol update: slurm_update error: Invalid node state specified"
 
 
 def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
@@ -787,12 +787,12 @@ def test_a_job_that_came_back_here_and_ran_before_a_later_fault_is_requeued_agai
 def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(answer: CommandResult, kept: bool) -> None:
     done = look(CRITICAL, [DRAINED, listpids("12", "13"), squeue(), answer], OURS)
     assert bool(done.report.memory.requeued) is kept
-    assert done.report.trouble.startswith("scontrol requeue")
+    assert done.report.problem.startswith("scontrol requeue")
     assert not done.report.settled
 
 
 @pytest.mark.parametrize(
-    ("answers", "trouble"),
+    ("answers", "problem"),
     [
         ([LATE], "scontrol listpids did not end in time"),
         ([failed("JobId=Invalid does not exist on node n1.")], "scontrol listpids: JobId=Invalid does not exist"),
@@ -802,9 +802,9 @@ def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(ans
         ([listpids("12"), CommandResult(0, b"12 x y")], "squeue printed no whole table"),
     ],
 )
-def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], trouble: str) -> None:
+def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], problem: str) -> None:
     done = look(CRITICAL, [DRAINED, *answers], OURS)
-    assert done.report.trouble.startswith(trouble)
+    assert done.report.problem.startswith(problem)
     assert done.changes() == []
 
 
@@ -813,7 +813,7 @@ def test_the_jobs_of_living_slurmstepds_are_requeued_beside_a_dead_one() -> None
     dead = CommandResult(1, listpids("12").stdout, "Unable to connect to slurmstepd: Connection refused\n")
     done = look(CRITICAL, [DRAINED, dead, squeue(), DONE, squeue(restarts=1, state="PENDING")], OURS)
     assert done.report.requeued == ("12",)
-    assert done.report.trouble == "scontrol listpids: Unable to connect to slurmstepd: Connection refused"
+    assert done.report.problem == "scontrol listpids: Unable to connect to slurmstepd: Connection refused"
     assert not done.report.settled
 
 
@@ -839,7 +839,7 @@ def test_a_job_that_slurmctld_refuses_to_requeue_does_not_keep_the_others() -> N
     answers = [DRAINED, listpids("12", "13"), squeue(), refused, squeue("13"), DONE, squeue("13", restarts=1)]
     done = look(CRITICAL, answers, OURS)
     assert done.report.requeued == ("13",)
-    assert done.report.trouble.startswith("scontrol requeue: Access/permission denied")
+    assert done.report.problem.startswith("scontrol requeue: Access/permission denied")
     assert [r.job for r in done.report.memory.requeued] == ["12", "13"], "so that 12 is not tried each round"
     assert not done.report.settled
 
@@ -858,7 +858,7 @@ def test_a_comment_that_is_refused_does_not_keep_a_job_from_its_requeue() -> Non
     answers = [DRAINED, listpids("12"), squeue(), NOT_ALLOWED, DONE, squeue(state="PENDING", restarts=1)]
     done = look(CRITICAL, answers, OURS, TELL)
     assert done.report.requeued == ("12",)
-    assert done.report.trouble == ""
+    assert done.report.problem == ""
 
 
 @pytest.mark.parametrize("comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, b"caf\xe9"])
@@ -1030,7 +1030,7 @@ def test_a_drain_of_somebody_else_needs_no_count() -> None:
 
 def test_a_shared_cause_waits_while_nobody_can_count() -> None:
     done = look(SHARED, [FREE], SlurmMemory(hold=DUE), fleet=unreadable)
-    assert (done.changes(), done.report.trouble) == (
+    assert (done.changes(), done.report.problem) == (
         [],
         "the nodes that healthd keeps drained cannot be counted: "
         "sinfo: slurm_update error: Socket timed out on send/recv operation",
@@ -1080,7 +1080,7 @@ def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
 ) -> None:
     done = look(verdict, [FREE], fleet=table)
     assert done.changes() == []
-    assert done.report.trouble.startswith(UNCOUNTED)
+    assert done.report.problem.startswith(UNCOUNTED)
     assert isinstance(done.report.decision, Leave)
     assert done.report.decision.would.startswith("drain with")
     assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
@@ -1132,21 +1132,21 @@ def test_a_node_with_a_row_that_cannot_be_read_is_not_drained_without_its_other_
     done = look(CRITICAL, [ONE_ROW_UNREAD])
     assert done.changes() == []
     assert (done.report.node is not None, done.report.memory.uncounted_since) == (True, NOW)
-    assert done.report.trouble.startswith(UNCOUNTED)
+    assert done.report.problem.startswith(UNCOUNTED)
 
 
 def test_a_row_that_cannot_be_read_is_reported_and_a_resume_goes_on() -> None:
     drained = CommandResult(0, TAKEN.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
     done = look(REPAIRED, [drained, DONE, ONE_ROW_UNREAD], OURS)
     assert done.report.lifted
-    assert (done.report.trouble, done.report.settled) == ("1 row of sinfo could not be read", False)
+    assert (done.report.problem, done.report.settled) == ("1 row of sinfo could not be read", False)
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:
     held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
     jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
     done = look(CRITICAL, [FREE, DONE, TAKEN, *jobs], held, fleet=held_by_healthd(100, 101), now=later(60))
-    assert (done.report.trouble, done.report.requeued) == ("", ("12",))
+    assert (done.report.problem, done.report.requeued) == ("", ("12",))
     assert done.report.memory.uncounted_since == 0.0
 
 
@@ -1161,7 +1161,7 @@ def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadl
     assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
     assert done.report.decision == Drain(XID, False)
     assert (done.report.memory.uncounted, done.report.settled) == (True, False)
-    assert done.report.trouble.startswith(UNCOUNTED)
+    assert done.report.problem.startswith(UNCOUNTED)
     assert not withheld(CRITICAL, done.report.memory), "drained: the prolog may refuse"
 
 
@@ -1208,13 +1208,13 @@ def test_only_critical_faults_of_own_hardware_drain_without_a_count(verdict: Ver
     memory = SlurmMemory(uncounted_since=NOW - 1e6, hold=DUE if verdict is SHARED else None)
     done = look(verdict, [FREE], memory, fleet=unreadable)
     assert (done.changes(), done.report.settled) == ([], False)
-    assert done.report.trouble.startswith(UNCOUNTED)
+    assert done.report.problem.startswith(UNCOUNTED)
 
 
 def test_a_drain_whose_second_count_fails_stays_and_requeues_once_it_is_counted() -> None:
     done = look(CRITICAL, [FREE, DONE, TAKEN], fleet=counts_then_fails(10))
     assert (done.report.decision, done.report.memory.uncounted) == (Drain(XID, False), True)
-    assert done.report.trouble.startswith(UNCOUNTED)
+    assert done.report.problem.startswith(UNCOUNTED)
     assert not any("requeue" in line for line in done.sent())
 
 
@@ -1224,7 +1224,7 @@ def test_a_count_that_confirmed_a_drain_stands_in_for_ten_minutes() -> None:
     over = look(REPAIRED, [TAKEN, DONE, FREE], drained, now=later(100)).report.memory
     within = look(CRITICAL, [FREE, DONE, TAKEN], over, fleet=unreadable, now=later(600))
     assert within.report.decision == Drain(XID, False), "no requeue before a count"
-    assert within.report.trouble.startswith(UNCOUNTED)
+    assert within.report.problem.startswith(UNCOUNTED)
     assert look(CRITICAL, [FREE], over, fleet=unreadable, now=later(601)).changes() == []
 
 

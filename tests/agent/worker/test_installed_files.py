@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.worker import installed_files
-from healthd.agent.worker.installed_files import identities, trouble
+from healthd.agent.worker.installed_files import identities, problem
 from tests.development.test_design import imports
 
 pytestmark = pytest.mark.one_python
@@ -81,14 +81,14 @@ def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:
     paths = [str(file), str(link)]
     before = identities(paths)
     assert set(before) == set(paths)
-    assert trouble(before, identities(paths)) == ""
+    assert problem(before, identities(paths)) == ""
     (tmp_path / "new").write_text("1")
     os.replace(tmp_path / "new", file)
-    assert trouble(before, identities(paths)).startswith(
+    assert problem(before, identities(paths)).startswith(
         f"healthd's files were replaced ({file}) while it runs: restart"
     )
     file.unlink()
-    assert trouble(before, identities(paths)).startswith(f"healthd's files are gone ({file}): ")
+    assert problem(before, identities(paths)).startswith(f"healthd's files are gone ({file}): ")
 
 
 def test_the_files_of_this_process_are_there() -> None:

@@ -135,8 +135,8 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[bytes
     sentence = "fine"
     try:
         parser(data)
-    except SlurmTrouble as trouble:
-        sentence = str(trouble)
+    except SlurmTrouble as problem:
+        sentence = str(problem)
     assert sentence
     assert "\n" not in sentence
 

@@ -64,7 +64,7 @@ def test_a_relief_is_told_and_begins_all_anew() -> None:
         follow(Followed(), SLOW, Overheads()), JobTold("4711", 1, "client", lost_seconds=6.0), Overheads()
     )
     assert (followed.action, followed.number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
-    assert json.loads(advice(followed, Overheads(), 5.0))["says"] == "nothing is slow any more"
+    assert json.loads(advice(followed, Overheads(), 5.0))["message"] == "nothing is slow any more"
 
 
 def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:
@@ -164,9 +164,9 @@ def test_the_jobs_user_reads_it_and_nobody_else_does(tmp_path_factory: pytest.Te
         if above.stat().st_uid == os.geteuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | 0o011)
     advising = Advising(str(folder), {"4711": NOBODY}.get)
-    trouble = advising.step([told()], 5.0)
-    if trouble is not None:
-        pytest.skip(f"this file system has no access lists: {trouble}")
+    problem = advising.step([told()], 5.0)
+    if problem is not None:
+        pytest.skip(f"this file system has no access lists: {problem}")
     path = os.path.join(advising.folder, "4711.json")
     assert read_as(NOBODY, path)
     assert not read_as(NOBODY - 1, path)

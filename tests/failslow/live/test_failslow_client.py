@@ -450,11 +450,11 @@ def test_a_shortage_of_descriptors_is_reported_as_a_trouble_for_a_while(tmp_path
             live.step()
             shortage.record(shortage.DESCRIPTORS)
             live.step()
-            (trouble,) = told.read(document.read_text()).troubles
-            assert "file descriptors" in trouble
+            (problem,) = told.read(document.read_text()).problems
+            assert "file descriptors" in problem
             monkeypatch.setattr(shortage, "SHOWN_SECONDS", 0.0)
             live.step()
-            assert told.read(document.read_text()).troubles == ()
+            assert told.read(document.read_text()).problems == ()
         finally:
             live.close()
 

@@ -93,19 +93,19 @@ def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp
     assert [seconds for *_, seconds in samples] == pytest.approx([14] * len(samples), rel=0.03)
     assert all(1.7e9 < moment <= node.clock for _, _, moment, _ in samples)
     assert node.told("steps")[0] == round(STRIDE * SECONDS / 14)
-    assert node.told("trouble") == []
+    assert node.told("problem") == []
 
 
 def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
     node = Node(tmp_path, here=Here(frozenset({"1", "2"})))
     node.run(made(14, 400))
     assert node.told("sample") == []
-    ((what, sentence),) = node.told("trouble")
+    ((what, sentence),) = node.told("problem")
     assert (what, sentence) == ("jobs", "2 jobs are on this node: whose bytes are counted nobody can tell")
     node.here = JOB
     node.run(made(14, 400))
     assert node.told("sample")
-    assert node.told("trouble")[-1] == ["jobs", ""]
+    assert node.told("problem")[-1] == ["jobs", ""]
 
 
 def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Pat
     node = Node(tmp_path)
     shutil.rmtree(tmp_path / "sys")
     node.pass_time(300)
-    assert node.told("trouble") == [["ib", "ib: there is no InfiniBand port that counts bytes"]]
+    assert node.told("problem") == [["ib", "ib: there is no InfiniBand port that counts bytes"]]
     write(tmp_path, dict.fromkeys(node.files, "0\n"))
     node.run(made(14, 500))
     assert node.told("sample")
-    assert node.told("trouble")[-1] == ["ib", ""]
+    assert node.told("problem")[-1] == ["ib", ""]
 
 
 # --- the driver
@@ -248,7 +248,7 @@ def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_a
     sampling = Sampling(Setup(("nvlink",), SECONDS, settled_seconds=0.0), host, lines.append, lambda last: JOB)
     sampling.step(1.0, 1.7e9)
     assert sampling.stopped
-    assert [line["trouble"][0] for line in lines if "trouble" in line] == ["nvml"]
+    assert [line["problem"][0] for line in lines if "problem" in line] == ["nvml"]
 
 
 # --- what it may cost
@@ -268,14 +268,14 @@ def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_o
     assert steps == [(8, 0.5), (4, 0.5), (2, 0.5), (1, 0.5), (1, 1.0), (1, 2.0), (1, 4.0)]
     assert node.sampling.stopped
     assert not gpus.is_open
-    troubles = node.told("trouble")
-    assert troubles[0] == [
+    problems = node.told("problem")
+    assert problems[0] == [
         "rate",
         "sampling took 0.20% of a core, and 0.1% is what it may take: it goes on each 1 s, and iterations shorter than "
         "20 s are not seen",
     ]
-    assert troubles[-2] == ["rate", ""]
-    what, sentence = troubles[-1]
+    assert problems[-2] == ["rate", ""]
+    what, sentence = problems[-1]
     assert what == "cost"
     assert sentence == ("sampling is off: it took 0.20% of a core with a sample each 4 s, and 0.1% is what it may take")
 
@@ -286,7 +286,7 @@ def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
     node.cpu_each = 0.9 * SHARE * SECONDS
     node.run([1.0] * 2000)
     assert (gpus.parts, node.sampling.seconds) == (8, SECONDS)
-    assert node.told("trouble") == []
+    assert node.told("problem") == []
     assert node.told("share")[-1] == pytest.approx(0.9 * SHARE)
 
 
@@ -374,20 +374,20 @@ def pid_of(sampler: Sampler) -> int:
 def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: Path) -> None:
     cgroup(tmp_path, 4711, 10, gpus={10: "/dev/nvidia3"})
     sampler = Sampler(Setup(("ib", "power"), 1.0, str(tmp_path), "dgx-h100", str(tmp_path / "lock"), 0.0))
-    steps(sampler, 0.0, lambda: sampler.gpus and sampler.troubles)
+    steps(sampler, 0.0, lambda: sampler.gpus and sampler.problems)
     assert sampler.job == "4711"
     assert len(sampler.gpus) == 8
-    assert sorted(sampler.troubles) == [
+    assert sorted(sampler.problems) == [
         "ib: there is no InfiniBand port that counts bytes",
         "nvml: no GPU of this node tells power as a count that lasts",
     ]
     pid = pid_of(sampler)
     assert alive(pid)
     second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
-    steps(second, 0.0, lambda: second.troubles)
-    assert second.troubles == ("sampling waits: an earlier process of it hangs in the driver",)
+    steps(second, 0.0, lambda: second.problems)
+    assert second.problems == ("sampling waits: an earlier process of it hangs in the driver",)
     sampler.close()
-    steps(second, 0.0, lambda: not second.troubles and second.job)
+    steps(second, 0.0, lambda: not second.problems and second.job)
     second.close()
     until(lambda: not alive(pid))
 
@@ -398,7 +398,7 @@ def test_samples_come_as_they_were_told_and_what_is_not_ours_is_left_out(tmp_pat
         {"sample": ["4711"]},
         {"sample": ["4711", "ib", "then", 2.5], "steps": 16},
         {"gpus": 5},
-        {"trouble": "x"},
+        {"problem": "x"},
         [],
         {"sample": ["4711", "ib", 1.7e9 + 1, 2.6], "steps": 15, "parts": 2},
         {"share": 0.0004, "seconds": 0.5},
@@ -423,7 +423,7 @@ def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) ->
         before = len(starts.read_text()) if starts.exists() else 0
         steps(sampler, now, lambda: sampler._process is None and sampler._left is None)
         assert len(starts.read_text()) == before + 1
-        assert sampler.troubles == ("sampling ended by itself: it is started again",)
+        assert sampler.problems == ("sampling ended by itself: it is started again",)
         seen.append(sampler._again_at - now)
         now = sampler._again_at
         assert list(sampler.step(now - 1)) == []
@@ -433,10 +433,10 @@ def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) ->
 
 
 def test_a_process_that_stopped_for_its_cost_stays_off(tmp_path: Path) -> None:
-    line = json.dumps({"trouble": ["cost", "sampling is off: it took 1% of a core"]})
+    line = json.dumps({"problem": ["cost", "sampling is off: it took 1% of a core"]})
     sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, f"print({line!r})\n"))
     steps(sampler, 0.0, lambda: sampler._process is None and sampler._left is None)
-    assert sampler.troubles == ("sampling is off: it took 1% of a core",)
+    assert sampler.problems == ("sampling is off: it took 1% of a core",)
     assert list(sampler.step(1e9)) == []
     assert sampler._process is None
 
@@ -449,7 +449,7 @@ def test_a_process_that_hangs_is_left_never_killed_and_none_is_started_beside_it
     assert list(sampler.step(1e6)) == []
     assert alive(pid)
     assert sampler.job == ""
-    assert sampler.troubles == ("sampling does not answer, and may hang in the driver: it is left until it ends",)
+    assert sampler.problems == ("sampling does not answer, and may hang in the driver: it is left until it ends",)
     assert list(sampler.step(2e6)) == []
     assert sampler._process is None
     os.kill(pid, 9)  # the call returned
@@ -481,8 +481,8 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
         live = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         told = run / "failslow.json"
-        until(lambda: told.exists() and json.loads(told.read_text())["troubles"])
-        assert json.loads(told.read_text())["troubles"] == [
+        until(lambda: told.exists() and json.loads(told.read_text())["problems"])
+        assert json.loads(told.read_text())["problems"] == [
             "2 jobs are on this node: whose bytes are counted nobody can tell"
         ]
         with open(run / "sampling.lock") as lock:

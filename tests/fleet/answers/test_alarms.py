@@ -77,7 +77,7 @@ def test_what_a_user_can_forge_and_what_is_history_are_no_alarm(tmp_path):
     made.seen("a", "gpu_xid/80", AT + 1, history=True)
     made.seen("a", "mount/missing", AT - HOUR, kind="level", until=AT + 1, observed=True)
     told = asked(made, tmp_path)
-    assert (told["jobs"], told["stood_jobs"], told["checks"]) == (0, 0, [])
+    assert (told["jobs"], told["already_open_jobs"], told["checks"]) == (0, 0, [])
 
 
 def test_a_level_that_stood_already_is_counted_apart_and_a_warning_too(tmp_path):
@@ -89,8 +89,8 @@ def test_a_level_that_stood_already_is_counted_apart_and_a_warning_too(tmp_path)
     made.job("c", AT, AT + HOUR)
     made.seen("c", "mount/missing", AT - HOUR, kind="level", until=AT - 60)
     told = asked(made, tmp_path)
-    assert (told["jobs"], told["stood_jobs"], told["warned_jobs"]) == (0, 1, 1)
-    assert [(row["check"], row["jobs"], row["stood_jobs"], row["warned_jobs"]) for row in told["checks"]] == [
+    assert (told["jobs"], told["already_open_jobs"], told["warned_jobs"]) == (0, 1, 1)
+    assert [(row["check"], row["jobs"], row["already_open_jobs"], row["warned_jobs"]) for row in told["checks"]] == [
         ("mount", 0, 1, 0),
         ("gpu_xid", 0, 0, 1),
     ]
@@ -115,7 +115,11 @@ def test_a_check_above_the_limit_is_found_and_one_at_it_is_not(tmp_path):
     told = asked(made, tmp_path / "one")
     assert (told["share"], alarms.found(told)) == (0.01, False)
     told = asked(made, tmp_path / "two", limit=0.0099)
-    assert (told["checks"][0]["above"], told["checks"][0]["surely"], alarms.found(told)) == (True, False, True)
+    assert (told["checks"][0]["above"], told["checks"][0]["significantly_above"], alarms.found(told)) == (
+        True,
+        False,
+        True,
+    )
     assert "Above 1.0 %: gpu_xid (1.0 %, not surely)." in text_of(told, Page())
 
 

@@ -35,7 +35,7 @@ def fields(names: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
 def test_query_is_in_the_dialect_of_both_engines(name: str) -> None:
-    known = {*TABLES, "asked", "numbers", *CHOSEN, *questions.for_answers()}
+    known = {*TABLES, "parameters", "numbers", *CHOSEN, *questions.for_answers()}
     assert lint.refusals(QUERIES[name].sql, known) == []
     assert QUERIES[name].title
 
@@ -291,7 +291,7 @@ SIGHT = {
 )
 def test_query_of_evidence__is_what_began_or_became_worse(sight: dict[str, Any], counts: bool) -> None:
     row = fields("cluster node check_name code subject kind time origin badness life")
-    found = query("evidence", row, sights=[{**SIGHT, **sight}])
+    found = query("evidence", row, sightings=[{**SIGHT, **sight}])
     kind = sight.get("kind", "level")
     assert found == [("c", "n1", "mount", "mount/missing", "/a", kind, 5, "events", 2, "c1")] * counts
 
@@ -300,7 +300,7 @@ def test_query_of_standing__spans_the_sights_of_a_condition() -> None:
     row = fields("cluster node check_name code subject life from_time to_time")
     scraped = {**NODE, "code": "x/y", "severity": "critical", "first_time": 1, "worst_time": 3, "last_time": 9}
     sights = [SIGHT, {**SIGHT, "time": 8, "what": "seen"}, {**SIGHT, "severity": "warning", "time": 99}]
-    found = query("standing", row, sights=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}])
+    found = query("standing", row, sightings=sights, scraped_conditions=[scraped, {**scraped, "severity": "info"}])
     assert sorted(found) == [
         ("c", "n1", "mount", "mount/missing", "/a", "c1", 5, 8),
         ("c", "n1", "x", "x/y", None, "1", 3, 9),
@@ -667,7 +667,7 @@ def test_query_of_availability_observed__is_cut_to_the_times_that_were_not_read(
     unread = [{"cluster": "c", "begin_time": begin, "end_time": end} for begin, end in ((0, 10), (5, 20), (25, 99))]
     found = query(
         *("availability_observed", availability.Observed),
-        observed_pieces=[piece, {**piece, "node": "n2"}],
+        observed_intervals=[piece, {**piece, "node": "n2"}],
         chosen_nodes=[NODE],
         unread_times=unread,
     )

@@ -162,7 +162,7 @@ def test_without_a_cause_it_says_how_well_the_nodes_were_looked_at():
     assert told["unattributed_node_fails"] == 1
     assert "Of the jobs without a cause 1 ended NODE_FAIL" in " ".join(text_of(told, Page(100)).split())
     assert (told["failures"], told["unattributed"], told["attributed"]) == (5, 5, 0)
-    looked = {one["db_index"]: one["looked"] for one in told["unattributed_jobs"]}
+    looked = {one["db_index"]: one["because"] for one in told["unattributed_jobs"]}
     assert [looked[number] for number in range(1, 6)] == [
         *("observed", "not_observed", "not_observed", "no_node_list", "not_observed")
     ]

@@ -37,7 +37,7 @@ def failed(pieces: list[tuple[int, int]], nodes: tuple[str, ...] = ("n1",), **jo
         *("attribution_failed", Failed, PERIOD),
         chosen_jobs=[{**FAILED, **job}],
         job_nodes=places,
-        observed_pieces=[*seen, elsewhere],
+        observed_intervals=[*seen, elsewhere],
     )
 
 
@@ -86,7 +86,7 @@ def test_query_of_attribution_failed__is_of_failures_in_the_period(job: dict[str
 def test_query_of_attribution_failed__puts_the_greatest_loss_first() -> None:
     jobs = [{**FAILED, "db_index": index, "gpus": gpus} for index, gpus in ((1, 8), (2, 16), (3, 8))]
     nothing = {"cluster": "z", "node": "z", "begin_time": 0, "end_time": 1}
-    found = query(*("attribution_failed", Failed, PERIOD), chosen_jobs=jobs, job_nodes=[], observed_pieces=[nothing])
+    found = query(*("attribution_failed", Failed, PERIOD), chosen_jobs=jobs, job_nodes=[], observed_intervals=[nothing])
     assert sorted((row.place, row.db_index) for row in found) == [(1, 2), (2, 1), (3, 3)]
 
 
@@ -292,8 +292,8 @@ def test_query_of_attribution_flags_gone__is_what_a_look_did_not_find(line: dict
 
 
 def test_query_of_attribution_tickets__was_opened_in_the_period() -> None:
-    one = {**NODE, "opened_time": 5, "words": "swap"}
-    rows = [one, {**one, "opened_time": 1000}, {**one, "words": None}, {**one, "node": "n2"}]
+    one = {**NODE, "opened_time": 5, "text": "swap"}
+    rows = [one, {**one, "opened_time": 1000}, {**one, "text": None}, {**one, "node": "n2"}]
     found = query("attribution_tickets", attribution.Ticket, tickets=rows, chosen_nodes=[NODE])
     assert found == [("c", "n1", 5, None, "swap")]
 

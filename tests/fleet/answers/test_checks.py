@@ -87,12 +87,12 @@ def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is
     made.line("a", BEGIN - DAY, "check_enabled", check_name="mount", since_time=BEGIN - 9 * DAY)
     told = asked(made, tmp_path)
     assert told["never"] == ["mount"]
-    assert {row["check"]: row["said"] for row in told["checks"]} == {
+    assert {row["check"]: row["reported"] for row in told["checks"]} == {
         "gpu_xid": "failing",
         "ib_link": "warnings",
         "mount": "never",
     }
-    assert (of(told, "mount")["since_time"], of(told, "mount")["looked_nodes"]) == (BEGIN - 9 * DAY, 2)
+    assert (of(told, "mount")["since_time"], of(told, "mount")["nodes_running"]) == (BEGIN - 9 * DAY, 2)
     assert "gpu_ecc" in told["not_deployed"]
     assert "mount" not in told["not_deployed"]
     assert "Enabled, and never reported anything: mount." in text_of(told, Page())

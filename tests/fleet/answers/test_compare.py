@@ -312,7 +312,7 @@ def test_two_choices_of_one_time_can_be_compared_too(tmp_path):
         study(made, tmp_path / "y", Chosen(partition="y")) as y,
     ):
         told = compare.compare(x, y, "partition:x", "partition:y")
-    assert (told["chosen"], told["a"]["chosen"], told["b"]["chosen"]) == ({}, {"partition": "x"}, {"partition": "y"})
+    assert (told["filters"], told["a"]["filters"], told["b"]["filters"]) == ({}, {"partition": "x"}, {"partition": "y"})
     rates = {row["measure"]: (row["a"]["rate"], row["b"]["rate"]) for row in told["measures"]}
     assert (rates["failed"], rates["completed"]) == ((1.0, 0.0), (0.0, 1.0))
 

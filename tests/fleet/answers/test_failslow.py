@@ -53,7 +53,7 @@ def test_a_slow_job_costs_its_gpus_on_that_node_what_its_slowdown_takes_of_the_t
     assert row["worst_slowdown"] == 0.25
     assert told["slow_seconds"] == 2 * HOUR
     assert row["lost_gpu_seconds"] == pytest.approx(8 * 2 * HOUR * 0.2)
-    assert not row["stands"]
+    assert not row["ongoing"]
 
 
 def test_the_gpus_are_those_that_slurm_accounted_and_a_job_of_none_is_not_known(tmp_path):
@@ -79,7 +79,7 @@ def test_what_lasts_from_before_the_time_that_is_asked_for_counts_within_it_only
     slow(made, "a", BEGIN - HOUR, BEGIN - 60, BEGIN + HOUR, 1.0, str(job), cleared=BEGIN + HOUR + 60)
     told = asked(made, tmp_path)
     assert (told["slow_seconds"], told["lost_gpu_seconds"]) == (HOUR, pytest.approx(4 * HOUR))
-    assert told["reaction"]["spells"] == 0, "it was told before"
+    assert told["reaction"]["episodes"] == 0, "it was told before"
 
 
 def test_how_long_it_took_to_tell_to_act_and_to_end(tmp_path):
@@ -91,11 +91,11 @@ def test_how_long_it_took_to_tell_to_act_and_to_end(tmp_path):
     known = {name: made.history["events"][-1][name] for name in same}
     made.line("b", AT + 1000, "acknowledged", **known, who="root (uid 0)", last_time=AT + 950)
     took = asked(made, tmp_path)["reaction"]
-    assert (took["spells"], took["stand"]) == (2, 1)
-    assert took["told"] == {"spells": 2, "median_seconds": 600, "p90_seconds": 840}
-    assert (took["acted"]["spells"], took["acted"]["by"]) == (2, {"healthd": 1, "acknowledged": 1})
+    assert (took["episodes"], took["ongoing"]) == (2, 1)
+    assert took["reported"] == {"episodes": 2, "median_seconds": 600, "p90_seconds": 840}
+    assert (took["acted"]["episodes"], took["acted"]["by"]) == (2, {"healthd": 1, "acknowledged": 1})
     assert took["acted"]["median_seconds"] == 110
-    assert took["lasted"] == {"spells": 1, "median_seconds": HOUR, "p90_seconds": HOUR}
+    assert took["lasted"] == {"episodes": 1, "median_seconds": HOUR, "p90_seconds": HOUR}
 
 
 def test_validations_that_failed_or_were_slow_stand_by_node_and_one_that_stands_is_found(tmp_path):
@@ -196,7 +196,7 @@ def life(onset, told, last, cleared=None, known=None):
 
 def test_lives_that_overlap_are_one_slowness_which_lasts_as_long_as_any_of_them():
     (one,) = spells_of([life(0, 10, 100, 120), life(50, 60, 200, None)], [])
-    assert (one["onset"], one["told"], one["end"], one["stands"]) == (0, 10, 200, True)
+    assert (one["onset"], one["reported"], one["end"], one["ongoing"]) == (0, 10, 200, True)
     assert len(spells_of([life(0, 10, 100, 120), life(101, 110, 200, 220)], [])) == 2
 
 
@@ -209,7 +209,7 @@ def test_a_drain_before_it_was_told_or_after_it_was_over_is_no_reaction():
 
 
 def test_of_no_slowness_no_time_is_told():
-    assert reaction([])["told"] == {"spells": 0, "median_seconds": None, "p90_seconds": None}
+    assert reaction([])["reported"] == {"episodes": 0, "median_seconds": None, "p90_seconds": None}
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_p
     assert one["score"] > 5
     assert one["probability"] > 0.9
     assert len(one["evidence"]) == 4
-    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in one["evidence"][0]["words"]
+    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in one["evidence"][0]["text"]
     text = text_of(document, Page())
     assert "g005: 4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
     assert "; fleet median 0\n" in text
@@ -196,7 +196,7 @@ def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Pa
             set_by="healthd",
         )
     )
-    made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, words="swap GPU"))
+    made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, text="swap GPU"))
     down(made, "g005", at + 3 * HOUR, at + 2 * DAY)
     document = told(made, tmp_path)
     assert names(document) == [], "however many signals: it is one event"
@@ -346,7 +346,7 @@ def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old
 def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
     failed = Evidence("failed", 5, 5, "", 1 / nodes, job_id=10, state="NODE_FAIL", gpus=1, nodes=nodes)
     (incident,) = incidents([failed.sign])
-    assert lemons.told_of(incident, [failed])["words"] == words
+    assert lemons.told_of(incident, [failed])["text"] == words
 
 
 def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_failures_that_another_tool_told_are_evidence(tmp_path: Path) -> None:
             )
     document = told(made, tmp_path)
     assert names(document) == ["g007"]
-    assert document["nodes"][0]["words"].startswith("7 failures in ")
-    assert "another tool recorded a failure (hw)" in document["nodes"][0]["evidence"][0]["words"]
+    assert document["nodes"][0]["text"].startswith("7 failures in ")
+    assert "another tool recorded a failure (hw)" in document["nodes"][0]["evidence"][0]["text"]
     assert any("never failed are missing" in note for note in document["notes"])
 
 
@@ -630,4 +630,4 @@ def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[
 def test_evidence_of_equal_times_is_told_in_one_order() -> None:
     both = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
     (incident,) = incidents(one.sign for one in both)
-    assert lemons.told_of(incident, both)["words"].startswith("a ticket was opened; it went down, out for")
+    assert lemons.told_of(incident, both)["text"].startswith("a ticket was opened; it went down, out for")

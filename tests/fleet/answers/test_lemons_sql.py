@@ -56,7 +56,7 @@ SIGHT = {
 def test_query_of_lemons_hits__counts_conditions_that_drain(sight: dict[str, Any], counts: bool) -> None:
     row = namedtuple("Found", "cluster node time code severity kind")
     one = {**SIGHT, **sight}
-    found = query("lemons_hits", row, sights=[one], node_states=[])
+    found = query("lemons_hits", row, sightings=[one], node_states=[])
     assert found == [("c", "n1", 5, "gpu_xid/79", one["severity"], "condition")] * counts
 
 
@@ -67,7 +67,7 @@ def test_query_of_lemons_hits__counts_states_of_slurm() -> None:
         {**NODE, "start_time": 6, "state": "IDLE+DRAIN"},
         {"cluster": "c", "start_time": 7, "state": "DOWN"},
     ]
-    found = query("lemons_hits", row, sights=[{**SIGHT, "severity": "info"}], node_states=states)
+    found = query("lemons_hits", row, sightings=[{**SIGHT, "severity": "info"}], node_states=states)
     assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
 
 
@@ -202,7 +202,7 @@ def test_query_of_lemons_maintenance__overlaps_the_window() -> None:
 
 
 def test_query_of_lemons_noted__has_tickets_and_failures_of_the_window() -> None:
-    tickets = [{**NODE, "opened_time": time, "words": words} for time, words in ((9999, "a"), (10_000, None))]
+    tickets = [{**NODE, "opened_time": time, "text": words} for time, words in ((9999, "a"), (10_000, None))]
     failures = [{**NODE, "time": 19_999, "kind": "hw"}, {**NODE, "time": 20_000}, {"cluster": "c", "time": 15_000}]
     found = query("lemons_noted", lemon_evidence.Noted, WINDOW, tickets=tickets, failures=failures)
     assert found == [("c", "n1", "failure", 19_999, "hw", ""), ("c", "n1", "ticket", 10_000, "ticket", "")]
@@ -255,7 +255,7 @@ def signals(**tables: list[dict[str, Any]]) -> list[lemons.Signals]:
     sights = [{**SIGHT, **none, "check_name": "gpu_xid", "subject": "g"}]
     observed = [{**none, "day": 0, "seconds": 1, "observed_seconds": 1}]
     places = {"chosen_nodes": [NODE], "all_nodes": [NODE, {"cluster": "c", "node": "n2"}]}
-    given = {**nothing, "sights": sights, "observed": observed, **places, **tables}
+    given = {**nothing, "sightings": sights, "observed": observed, **places, **tables}
     return query("lemons_signals", lemons.Signals, WINDOW, **given)
 
 
@@ -271,7 +271,7 @@ def test_query_of_lemons_signals__counts_different_xids_that_drain() -> None:
         *({**one, "code": "gpu_xid/95", "time": time} for time in (9999, 20_000)),
         *({**one, "code": "gpu_xid/64", "observed": True}, {**one, "code": "gpu_xid/63", "history": True}),
     ]
-    assert [row.xids for row in signals(sights=rows)] == [3]
+    assert [row.xids for row in signals(sightings=rows)] == [3]
 
 
 def test_query_of_lemons_signals__counts_what_lies_in_the_window() -> None:

@@ -74,7 +74,7 @@ def test_a_port_that_flaps_ten_times_as_often_stands_out_and_one_that_did_twice_
     its = Counter({("c1", f"n{random.randrange(100):03}", f"p{random.randrange(8)}"): 1 for _ in range(300)})
     its["c1", "n000", "p0"], its["c1", "n001", "p1"] = 10, 2
     found = links.worst_ports({"flaps": its}, nodes, ports(nodes))
-    standing = [(row["node"], row["port"]) for row in found if row["stands_out"]]
+    standing = [(row["node"], row["port"]) for row in found if row["outlier"]]
     assert standing == [("n000", "p0")]
     assert found[0]["expected"] == pytest.approx(sum(its.values()) / 800)
 
@@ -87,8 +87,8 @@ def test_one_bad_node_is_no_evidence_against_its_switch_and_eight_are():
     one["c1", "n005", "p0"] = 40
     for at in range(50, 58):
         many["c1", f"n{at:03}", "p1"] = 5
-    assert [row for row in links.worst_switches({"flaps": one}, nodes) if row["stands_out"]] == []
-    standing = [row["switch"] for row in links.worst_switches({"flaps": many}, nodes) if row["stands_out"]]
+    assert [row for row in links.worst_switches({"flaps": one}, nodes) if row["outlier"]] == []
+    standing = [row["switch"] for row in links.worst_switches({"flaps": many}, nodes) if row["outlier"]]
     assert standing == ["leaf5"]
 
 
@@ -107,7 +107,7 @@ def test_of_fleets_whose_links_are_all_alike_at_most_one_in_twelve_names_a_port_
             *links.worst_ports({"errors": its}, nodes, ports(nodes)),
             *links.worst_switches({"errors": its}, nodes),
         ]
-        named += any(row["stands_out"] for row in found)
+        named += any(row["outlier"] for row in found)
     assert named <= 7
 
 
@@ -199,6 +199,6 @@ def test_a_bad_node_stands_out_with_and_without_port_names(tmp_path, named: bool
         for episode in range(12 if number == 7 else number % 4 == 0):
             made.seen(node, "ib_flap/link_downed", AT + episode * 5000, "degraded", subject="mlx5_0" if named else "")
     found = asked(made, tmp_path)
-    assert [row["node"] for row in found["ports"] if row["stands_out"]] == ["n07"]
+    assert [row["node"] for row in found["ports"] if row["outlier"]] == ["n07"]
     assert any("no port name" in note for note in found["notes"]) == (not named)
     assert "n07" in text_of(found, Page())

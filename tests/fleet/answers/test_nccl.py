@@ -411,7 +411,10 @@ def test_the_watchdog_s_lines_of_old_versions_are_read_too(tmp_path):
     )
     told = answer(tmp_path)
     assert (told["kind"], told["suspects"]) == ("mismatch", [])
-    assert told["mismatch"]["said"] == [{"says": "ALLREDUCE", "ranks": [0, 2]}, {"says": "BROADCAST", "ranks": [1]}]
+    assert told["mismatch"]["calls"] == [
+        {"message": "ALLREDUCE", "ranks": [0, 2]},
+        {"message": "BROADCAST", "ranks": [1]},
+    ]
 
 
 def test_nccl_s_own_lines_tell_who_entered_fewer(tmp_path):

@@ -79,7 +79,7 @@ def test_utilisation_and_goodput_are_of_the_gpus_and_of_the_time_that_is_known(t
     use = asked_of(with_nodes(made, until=4 * HOUR), tmp_path)["use"]
     assert (use["gpus"], use["nodes"], use["nodes_without_gpus"]) == (16, 2, 1)
     assert use["jobs_per_day"] == pytest.approx(3 * 6)  # three ended in four hours
-    assert use["gpu_seconds_there"] == 16 * 4 * HOUR
+    assert use["gpu_seconds_available"] == 16 * 4 * HOUR
     assert use["gpu_seconds_used"] == 8 * (2 + 1 + 1) * HOUR
     assert use["gpu_seconds_lost"] == 8 * 1800
     assert use["utilisation"] == pytest.approx(0.5)
@@ -112,7 +112,12 @@ def test_what_was_not_read_is_in_no_utilisation_and_said(tmp_path: Path) -> None
     unread = with_nodes(made, "a")
     unread["ingests"] = []
     use = asked_of(unread, tmp_path / "b")["use"]
-    assert (use["jobs_per_day"], use["utilisation"], use["goodput"], use["gpu_seconds_there"]) == (None, None, None, 0)
+    assert (use["jobs_per_day"], use["utilisation"], use["goodput"], use["gpu_seconds_available"]) == (
+        None,
+        None,
+        None,
+        0,
+    )
 
 
 def test_an_account_has_its_own_part_of_the_gpus(tmp_path: Path) -> None:

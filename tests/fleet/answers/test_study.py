@@ -106,7 +106,7 @@ def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the
         made = history(Random(seed))
         with study(made, tmp_path / f"{seed}a") as once, study(made, tmp_path / f"{seed}b") as twice:
             once.need("conditions")
-            twice.need("seen_with_failures", "sights", "conditions")
+            twice.need("seen_with_failures", "sightings", "conditions")
             whole = "SELECT * FROM conditions ORDER BY ALL"
             assert once.database.rows(whole) == twice.database.rows(whole)
 

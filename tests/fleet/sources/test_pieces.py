@@ -98,7 +98,7 @@ NOON = "2026-11-01T12:00:00"
 JOBS = f"JobID|State|Submit|Start|End\n7|COMPLETED|{NOON}|{NOON}|2026-11-01T13:00:00\n"
 TAKEN = f"[{NOON}.000] preempted JobId=7 has been requeued to reclaim resources for JobId=9\n"
 WITHOUT_A_ZONE = {
-    "tickets": (site_tables.TICKETS, f"node,opened,words\nn1,{NOON},fan\n"),
+    "tickets": (site_tables.TICKETS, f"node,opened,text\nn1,{NOON},fan\n"),
     "failures": (site_tables.FAILURES, f"node,time,kind\nn1,{NOON},gpu\n"),
     "jobs": (sacct.SOURCE, JOBS),
     "preemptions": (preemptions.SOURCE, TAKEN * 60),

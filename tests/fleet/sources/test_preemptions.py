@@ -199,7 +199,7 @@ def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_n
     from healthd.fleet.ingest import Asked, ingest
 
     tickets, quiet, empty = paths = [tmp_path / name for name in ("tickets.csv", "slurmctld.log", "slurmctld.log.1")]
-    tickets.write_text("node,opened,closed,words\nn1,2026-11-22,,fans\n")
+    tickets.write_text("node,opened,closed,text\nn1,2026-11-22,,fans\n")
     quiet.write_text(f"the end of a line that was cut\n{STAMP}sched: Allocate JobId=7 NodeList=n1\n")
     empty.write_text("")
     wanted = [(preemptions.SOURCE, [str(path) for path in paths])]

@@ -40,7 +40,7 @@ def test_an_error_of_one_gpu_accuses_no_other(told):
     found = told()
     assert {one.part for one in found.values() if one.state == "failed"} == {PARTS[1]}
     assert {one.state for one in found.values() if one.part != PARTS[1]} == {"measured"}
-    assert "illegal memory access" in found["memory", PARTS[1]].says
+    assert "illegal memory access" in found["memory", PARTS[1]].message
 
 
 def test_the_best_of_three_transfers_counts_since_what_disturbs_one_is_no_slow_link(told):
@@ -88,7 +88,7 @@ def test_where_it_may_not_choose_its_cpu_it_measures_from_any(told, monkeypatch)
 )
 def test_no_room_and_a_pytorch_that_cannot_are_no_fault_of_the_gpu(told, text):
     pytorch_program.gemm(Torch({0: 0.001}, errors={0: text}), PARTS[:1], 0.1)
-    assert {one.state for one in told().values()} == {"not_looked"}
+    assert {one.state for one in told().values()} == {"not_measured"}
 
 
 def test_a_gpu_that_hangs_keeps_nobody_elses_number_back(told, monkeypatch):
@@ -96,7 +96,7 @@ def test_a_gpu_that_hangs_keeps_nobody_elses_number_back(told, monkeypatch):
     pytorch_program.memory(Torch({0: 0.001, 1: 0.001}, hangs=frozenset({0})), PARTS[:2], 0.1)
     found = told()
     assert (found["memory", PARTS[0]].state, found["memory", PARTS[1]].state) == ("failed", "measured")
-    assert "did not end" in found["memory", PARTS[0]].says
+    assert "did not end" in found["memory", PARTS[0]].message
 
 
 def test_a_product_that_differs_from_the_first_one_is_a_failure(told):
@@ -104,12 +104,12 @@ def test_a_product_that_differs_from_the_first_one_is_a_failure(told):
     found = told()
     assert found["gemm_bf16", PARTS[0]].state == "measured"
     assert found["gemm_bf16", PARTS[1]].state == "failed"
-    assert "7 of 67108864 numbers" in found["gemm_bf16", PARTS[1]].says
+    assert "7 of 67108864 numbers" in found["gemm_bf16", PARTS[1]].message
 
 
 def test_a_gpu_without_fp8_is_not_asked_for_it(told):
     pytorch_program.gemm(Torch({0: 0.001}, capability=(8, 0)), PARTS[:1], 0.1)
-    assert told()["gemm_fp8", PARTS[0]].says == "this GPU has no FP8"
+    assert told()["gemm_fp8", PARTS[0]].message == "this GPU has no FP8"
 
 
 def test_pairs_are_copied_in_passes_and_a_broken_sender_breaks_its_pair_only(told):

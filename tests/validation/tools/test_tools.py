@@ -57,10 +57,10 @@ def test_nvbandwidth_with_addresses_gives_them_and_a_copy_within_a_gpu_counts_bo
 def test_a_wrong_copy_and_an_error_of_cuda_are_failures():
     (wrong,) = nvbandwidth.parse(recorded("nvbandwidth_v0.7_wrong_copy.txt"))
     assert (wrong.test, wrong.state) == ("p2p", "failed")
-    assert "Invalid value when checking the pattern" in wrong.says
+    assert "Invalid value when checking the pattern" in wrong.message
     (error,) = nvbandwidth.parse(recorded("nvbandwidth_v0.8_cuda_error.txt"))
     assert (error.test, error.state) == ("pcie_d2h", "failed")
-    assert "CUDA_ERROR_INVALID_CONTEXT" in error.says
+    assert "CUDA_ERROR_INVALID_CONTEXT" in error.message
 
 
 def test_nvbandwidth_is_asked_for_the_cases_of_each_family():
@@ -81,19 +81,19 @@ def test_nvbandwidth_is_asked_for_the_cases_of_each_family():
         ("nccl_wrong_results.txt", 129.05, "failed"),
         ("nccl_cuda_error_2018.txt", None, "failed"),
         ("nccl_cuda_error_after_rows.txt", None, "failed"),
-        ("nccl_one_gpu.txt", None, "not_looked"),
-        ("nccl_sendrecv_cut_off.txt", None, "not_looked"),
+        ("nccl_one_gpu.txt", None, "not_measured"),
+        ("nccl_sendrecv_cut_off.txt", None, "not_measured"),
     ],
 )
 def test_the_bus_bandwidth_of_the_largest_size_counts(name, value, state):
     (found,) = nccl_tests.parse(recorded(name), "nccl_all_reduce")
     assert (found.value, found.state) == (value, state)
-    assert found.says or state == "measured"
+    assert found.message or state == "measured"
 
 
 def test_what_was_wrong_is_told():
-    assert "2 results were wrong" in nccl_tests.parse(recorded("nccl_wrong_results.txt"), "nccl_sendrecv")[0].says
-    assert "unhandled cuda error" in nccl_tests.parse(recorded("nccl_cuda_error_2018.txt"), "nccl_sendrecv")[0].says
+    assert "2 results were wrong" in nccl_tests.parse(recorded("nccl_wrong_results.txt"), "nccl_sendrecv")[0].message
+    assert "unhandled cuda error" in nccl_tests.parse(recorded("nccl_cuda_error_2018.txt"), "nccl_sendrecv")[0].message
 
 
 # What says nothing of a part: somebody has the GPU, no room, a tool that is older than the GPU or the driver, a wrong
@@ -116,7 +116,7 @@ EXCUSES = [
 def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nccl(words):
     kind = "NCCL" if "NCCL" in words else "CUDA"
     (found,) = nccl_tests.parse(f"n1: Test {kind} failure common.cu:941 '{words}'\n", "nccl_all_reduce")
-    assert (found.state, words[:20] in found.says) == ("not_looked", True)
+    assert (found.state, words[:20] in found.message) == ("not_measured", True)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_n
 def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nvbandwidth(name):
     text = recorded("nvbandwidth_v0.8_cuda_error.txt").replace("CUDA_ERROR_INVALID_CONTEXT", name)
     (found,) = nvbandwidth.parse(text)
-    assert (found.state, name in found.says) == ("not_looked", True)
+    assert (found.state, name in found.message) == ("not_measured", True)
 
 
 def test_what_pytorchs_program_excuses_is_excused_of_every_tool():
@@ -167,9 +167,9 @@ def test_a_ports_average_rate_is_read_in_either_unit(name, value):
 
 def test_a_link_that_does_not_answer_is_a_failure_and_a_server_that_is_not_there_is_none():
     (link,) = perftest.parse(recorded("perftest_status_12.txt"), "mlx5_0/1")
-    assert (link.state, "Failed status 12" in link.says) == ("failed", True)
+    assert (link.state, "Failed status 12" in link.message) == ("failed", True)
     (server,) = perftest.parse(recorded("perftest_no_server.txt"), "mlx5_0/1")
-    assert (server.state, "Couldn't connect" in server.says) == ("not_looked", True)
+    assert (server.state, "Couldn't connect" in server.message) == ("not_measured", True)
 
 
 def test_server_and_client_are_called_for_the_same_port():
@@ -190,8 +190,8 @@ def test_what_fails_on_a_gpu_is_told_of_that_gpu():
         "DCGM 2": "failed",
         "DCGM 3": "failed",
     }
-    assert "Max stress level of 2128.7 did not exceed desired stress level of 3000.0" in stress["DCGM 0"].says
-    assert {one.state for one in found if one.test == "dcgm_targeted_stress"} == {"not_looked"}
+    assert "Max stress level of 2128.7 did not exceed desired stress level of 3000.0" in stress["DCGM 0"].message
+    assert {one.state for one in found if one.test == "dcgm_targeted_stress"} == {"not_measured"}
 
 
 def test_dcgm_3_1_passes_all_gpus():
@@ -207,16 +207,16 @@ def test_a_gpu_that_somebody_has_is_no_failure_of_dcgms():
     tests = [{"name": "pcie", "results": [result]}]
     told = {"DCGM Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]}}
     (found,) = dcgmi.parse(json.dumps(told))
-    assert (found.state, words in found.says) == ("not_looked", True)
+    assert (found.state, words in found.message) == ("not_measured", True)
 
 
 def test_a_setting_of_the_node_is_no_broken_part_and_what_is_skipped_was_not_looked_at():
     found = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.2.3_skipped.json"))}
     assert {test: one.state for test, one in found.items()} == dict.fromkeys(
-        ("dcgm_software", "dcgm_memory", "dcgm_pcie"), "not_looked"
+        ("dcgm_software", "dcgm_memory", "dcgm_pcie"), "not_measured"
     )
-    assert "Persistence mode for GPU 0 is disabled" in found["dcgm_software"].says
-    assert found["dcgm_pcie"].says == "DCGM says skip"
+    assert "Persistence mode for GPU 0 is disabled" in found["dcgm_software"].message
+    assert found["dcgm_pcie"].message == "DCGM says skip"
     allowed = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.5.2_allowed.json"))}
     assert (allowed["dcgm_memory"].state, allowed["dcgm_pcie"].state) == ("passed", "passed")
     assert (allowed["dcgm_pcie"].part, allowed["dcgm_pcie"].source) == ("DCGM 0", "DCGM 4.5.2")
@@ -243,9 +243,9 @@ def test_what_pytorchs_program_says_is_read_line_by_line():
     assert told(pytorch.parse(text + '{"test": "memory", "pa')) == [
         ("gemm_bf16", part, 700.0, "measured"),
         ("gemm_fp32", part, 50.0, "failed"),
-        ("gemm_fp8", part, None, "not_looked"),
+        ("gemm_fp8", part, None, "not_measured"),
         ("memory", part, None, "failed"),
-        ("p2p_64mb", f"{part}>{part}", None, "not_looked"),
+        ("p2p_64mb", f"{part}>{part}", None, "not_measured"),
     ]
 
 
@@ -303,7 +303,7 @@ def test_the_plain_program_measures_the_same_numbers_again_and_again():
 def test_a_product_that_changes_is_a_failure():
     (found,) = cpu.parse(json.dumps({"value": 10.0, "source": "numpy 2", "wrong": 3, "size": 1024}))
     assert found.state == "failed"
-    assert "3 of 1048576 numbers" in found.says
+    assert "3 of 1048576 numbers" in found.message
 
 
 # --- all of them
@@ -327,12 +327,12 @@ def assert_measurements_or_one_error(parse, text):
     assert found
     for one in found:
         assert one.test in TESTS or one.test.startswith("dcgm_")
-        assert one.state in ("measured", "passed", "failed", "not_looked")
+        assert one.state in ("measured", "passed", "failed", "not_measured")
         assert one.value is None or 0 < one.value < float("inf")
         assert (one.state == "measured") <= (one.value is not None)
-        assert one.says or one.state == "measured"
-        assert len(one.says) <= 400
-        assert all(word.isprintable() for word in (one.part, one.says, one.source, one.unit))
+        assert one.message or one.state == "measured"
+        assert len(one.message) <= 400
+        assert all(word.isprintable() for word in (one.part, one.message, one.source, one.unit))
 
 
 KEYS = [

@@ -13,9 +13,9 @@ weeks AS (
   GROUP BY completed.end_time - (completed.end_time - 345600) % 604800
 )
 SELECT
-  greatest(weeks.week, asked.from_time) AS week_time,
-  (least(weeks.week + 604800, asked.to_time) - greatest(weeks.week, asked.from_time)) / 86400e0 AS days,
+  greatest(weeks.week, parameters.from_time) AS week_time,
+  (least(weeks.week + 604800, parameters.to_time) - greatest(weeks.week, parameters.from_time)) / 86400e0 AS days,
   weeks.completed, weeks.jobs
 FROM weeks
-CROSS JOIN asked
+CROSS JOIN parameters
 ORDER BY week_time

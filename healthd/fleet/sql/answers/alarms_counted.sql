@@ -2,7 +2,7 @@
 --
 -- columns
 --   alarms, squares   the number of conditions, and the sum of the squared numbers of jobs that saw each
---   jobs              that saw it begin; stood_jobs: that ran while one was already open; warned_jobs: that saw only warnings
+--   jobs              that saw it begin; already_open_jobs: that ran while one was already open; warned_jobs: that saw only warnings
 
 WITH levels AS (
   SELECT 0 AS level, '' AS check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed
@@ -29,15 +29,15 @@ clumped AS (
 summed AS (
   SELECT
     level, check_name, code, count(CASE WHEN saw = 1 THEN 1 END) AS jobs,
-    count(CASE WHEN stood = 1 AND saw = 0 THEN 1 END) AS stood_jobs, count(CASE WHEN stood = 0 THEN 1 END) AS warned_jobs
+    count(CASE WHEN stood = 1 AND saw = 0 THEN 1 END) AS already_open_jobs, count(CASE WHEN stood = 0 THEN 1 END) AS warned_jobs
   FROM once
   GROUP BY level, check_name, code
 )
 SELECT
   summed.level, summed.check_name, summed.code, coalesce(clumped.alarms, 0) AS alarms,
-  coalesce(clumped.squares, 0) AS squares, summed.jobs, summed.stood_jobs, summed.warned_jobs
+  coalesce(clumped.squares, 0) AS squares, summed.jobs, summed.already_open_jobs, summed.warned_jobs
 FROM summed
 LEFT JOIN clumped
   ON clumped.level = summed.level AND clumped.check_name = summed.check_name AND clumped.code = summed.code
 ORDER BY
-  summed.level, summed.jobs DESC, summed.stood_jobs DESC, summed.warned_jobs DESC, summed.check_name, summed.code
+  summed.level, summed.jobs DESC, summed.already_open_jobs DESC, summed.warned_jobs DESC, summed.check_name, summed.code

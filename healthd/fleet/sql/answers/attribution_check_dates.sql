@@ -2,7 +2,7 @@
 --
 -- columns
 --   time   the median of the nodes' first dates
--- asked
+-- parameters
 --   rolled_out DOUBLE = 0.1   share of these nodes of the cluster
 
 WITH changes AS (
@@ -44,7 +44,7 @@ SELECT
   middle.nodes
 FROM middle
 JOIN reporting ON reporting.cluster = middle.cluster
-CROSS JOIN asked
-WHERE middle.nodes >= asked.rolled_out * reporting.nodes
-  AND middle.time >= asked.from_time AND middle.time < asked.to_time
+CROSS JOIN parameters
+WHERE middle.nodes >= parameters.rolled_out * reporting.nodes
+  AND middle.time >= parameters.from_time AND middle.time < parameters.to_time
 ORDER BY middle.time, middle.cluster, middle.check_name, middle.event, middle.version, middle.settings

@@ -5,7 +5,7 @@
 --   gpu_seconds        of the whole runtime
 --   lost_gpu_seconds   of at most half an hour: the work since the last hourly checkpoint, as in the paper's rule for goodput
 --   place              rank by loss, largest first
--- asked
+-- parameters
 --   before_seconds BIGINT = 600   how long before the end
 --   after_seconds BIGINT = 300   how long after it
 -- source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
@@ -14,7 +14,7 @@ WITH marked AS (
   SELECT
     cluster, node, begin_time, end_time,
     CASE WHEN begin_time <= lag(end_time) OVER (PARTITION BY cluster, node ORDER BY begin_time) THEN 0 ELSE 1 END AS apart
-  FROM observed_pieces
+  FROM observed_intervals
 ),
 numbered AS (
   SELECT
@@ -28,10 +28,10 @@ failed AS (
   SELECT
     jobs.cluster, jobs.db_index, jobs.state, jobs.end_time, CAST(coalesce(jobs.gpus, 0) AS BIGINT) AS gpus,
     greatest(coalesce(jobs.end_time - jobs.start_time, 0), 0) AS runtime,
-    jobs.end_time - asked.before_seconds AS window_begin, jobs.end_time + asked.after_seconds AS window_end
+    jobs.end_time - parameters.before_seconds AS window_begin, jobs.end_time + parameters.after_seconds AS window_end
   FROM chosen_jobs AS jobs
-  CROSS JOIN asked
-  WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 ),
 timeline AS (
   SELECT

@@ -1,6 +1,6 @@
 -- A page of `attribution_seen`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
 --
--- asked
+-- parameters
 --   chance BIGINT = 0   1: conditions found by chance
 --   after_place BIGINT = 0   rows after this place
 --   page_rows BIGINT = 5000   number of conditions per page
@@ -11,7 +11,7 @@ SELECT
   seen.kind, seen.first_seen, seen.last_seen, seen.from_events, seen.jobs, seen.gpus, seen.looked, seen.gpu_seconds,
   seen.lost_gpu_seconds
 FROM attribution_seen AS seen
-CROSS JOIN asked
-WHERE seen.by_chance = asked.chance AND seen.place > asked.after_place
-  AND seen.place <= asked.after_place + asked.page_rows
+CROSS JOIN parameters
+WHERE seen.by_chance = parameters.chance AND seen.place > parameters.after_place
+  AND seen.place <= parameters.after_place + parameters.page_rows
 ORDER BY seen.place, seen.jobs

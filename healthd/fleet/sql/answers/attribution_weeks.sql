@@ -2,13 +2,13 @@
 
 WITH ran AS (
   SELECT
-    greatest(jobs.start_time, asked.from_time) AS begin_time,
-    least(coalesce(jobs.end_time, jobs_known.known_until), asked.to_time) AS end_time, jobs.gpus
+    greatest(jobs.start_time, parameters.from_time) AS begin_time,
+    least(coalesce(jobs.end_time, jobs_known.known_until), parameters.to_time) AS end_time, jobs.gpus
   FROM chosen_jobs AS jobs
   JOIN jobs_known ON jobs_known.cluster = jobs.cluster
-  CROSS JOIN asked
-  WHERE jobs.gpus > 0 AND jobs.start_time < asked.to_time
-    AND coalesce(jobs.end_time, jobs_known.known_until) > asked.from_time
+  CROSS JOIN parameters
+  WHERE jobs.gpus > 0 AND jobs.start_time < parameters.to_time
+    AND coalesce(jobs.end_time, jobs_known.known_until) > parameters.from_time
 ),
 marked AS (
   SELECT

@@ -2,12 +2,12 @@
 
 SELECT
   events.check_name, min(coalesce(events.since_time, events.time)) AS since_time,
-  count(CASE WHEN events.event = 'check_changed' AND events.time >= asked.from_time THEN 1 END) AS changes,
-  count(CASE WHEN events.event = 'check_disabled' AND events.time >= asked.from_time THEN 1 END) AS disabled
+  count(CASE WHEN events.event = 'check_changed' AND events.time >= parameters.from_time THEN 1 END) AS changes,
+  count(CASE WHEN events.event = 'check_disabled' AND events.time >= parameters.from_time THEN 1 END) AS disabled
 FROM events
 JOIN chosen_nodes ON chosen_nodes.cluster = events.cluster AND chosen_nodes.node = events.node
-CROSS JOIN asked
+CROSS JOIN parameters
 WHERE events.event IN ('check_enabled', 'check_changed', 'check_disabled')
-  AND events.time < asked.to_time AND events.check_name IS NOT NULL
+  AND events.time < parameters.to_time AND events.check_name IS NOT NULL
 GROUP BY events.check_name
 ORDER BY events.check_name

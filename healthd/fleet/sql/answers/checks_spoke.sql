@@ -5,7 +5,7 @@ SELECT
   count(CASE WHEN evidence.badness = 1 THEN 1 END) AS warnings, count(DISTINCT evidence.code) AS codes
 FROM evidence
 JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
-CROSS JOIN asked
-WHERE evidence.badness >= 1 AND evidence.time >= asked.from_time AND evidence.time < asked.to_time
+CROSS JOIN parameters
+WHERE evidence.badness >= 1 AND evidence.time >= parameters.from_time AND evidence.time < parameters.to_time
 GROUP BY evidence.check_name
 ORDER BY evidence.check_name

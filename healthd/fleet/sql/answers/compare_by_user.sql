@@ -8,8 +8,8 @@ WITH ended AS (
     coalesce(jobs.cluster || ' ', '') || coalesce(jobs.user_name, jobs.account, '') AS unit, jobs.state,
     jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0) AS gpu_seconds
   FROM chosen_jobs AS jobs
-  CROSS JOIN asked
-  WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 )
 SELECT
   unit, count(*) AS jobs, count(CASE WHEN state = 'COMPLETED' THEN 1 END) AS completed,

@@ -8,8 +8,8 @@ WITH drains AS (
     ) AS before
   FROM evidence
   JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
-  CROSS JOIN asked
-  WHERE evidence.badness >= 2 AND evidence.time >= asked.from_time AND evidence.time < asked.to_time
+  CROSS JOIN parameters
+  WHERE evidence.badness >= 2 AND evidence.time >= parameters.from_time AND evidence.time < parameters.to_time
 )
 SELECT code, cluster, node, count(*) AS times
 FROM drains

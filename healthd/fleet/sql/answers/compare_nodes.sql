@@ -2,11 +2,11 @@
 
 WITH told AS (
   SELECT
-    sources_coverage.cluster, greatest(sources_coverage.from_time, asked.from_time) AS from_time,
-    least(sources_coverage.to_time, asked.to_time) AS to_time
+    sources_coverage.cluster, greatest(sources_coverage.from_time, parameters.from_time) AS from_time,
+    least(sources_coverage.to_time, parameters.to_time) AS to_time
   FROM sources_coverage
-  CROSS JOIN asked
-  WHERE sources_coverage.source = 'node_states' AND sources_coverage.to_time > asked.from_time
+  CROSS JOIN parameters
+  WHERE sources_coverage.source = 'node_states' AND sources_coverage.to_time > parameters.from_time
 ),
 known AS (SELECT cluster, sum(to_time - from_time) AS seconds FROM told GROUP BY cluster),
 away AS (

@@ -2,5 +2,5 @@
 
 SELECT jobs.cluster, jobs.db_index, jobs.end_time
 FROM chosen_jobs AS jobs
-CROSS JOIN asked
-WHERE jobs.state = 'COMPLETED' AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+CROSS JOIN parameters
+WHERE jobs.state = 'COMPLETED' AND jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time

@@ -2,7 +2,7 @@
 --
 -- The query `runs` does not list the attempts of a run: they are the rows of its chain that were submitted within it.
 --
--- asked
+-- parameters
 --   restart_seconds DOUBLE = 300   from a start to progress
 --   checkpoint_seconds DOUBLE = 3600   between two checkpoints
 -- source: "half an hour lost" of hourly checkpoints, Kokolis, Kuchnik et al. (HPCA 2025)
@@ -30,12 +30,12 @@ timed AS (
     CASE WHEN attempts.start_time IS NOT NULL THEN 1 ELSE 0 END AS started,
     CASE WHEN attempts.ended IS NOT NULL AND attempts.state <> 'COMPLETED' THEN 1 ELSE 0 END AS interrupted,
     greatest(
-      coalesce(attempts.ended, least(jobs_known.known_until, asked.to_time)) - attempts.start_time, 0
+      coalesce(attempts.ended, least(jobs_known.known_until, parameters.to_time)) - attempts.start_time, 0
     ) AS ran,
-    asked.restart_seconds, asked.checkpoint_seconds
+    parameters.restart_seconds, parameters.checkpoint_seconds
   FROM attempts
   JOIN jobs_known ON jobs_known.cluster = attempts.cluster
-  CROSS JOIN asked
+  CROSS JOIN parameters
 ),
 summed AS (
   SELECT

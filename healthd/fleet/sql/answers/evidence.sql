@@ -10,7 +10,7 @@ SELECT
   cluster, node, coalesce(check_name, regexp_extract(code, '^([^/]*)', 1)) AS check_name, code, subject, kind, time, origin,
   CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 ELSE 0 END AS badness,
   coalesce(condition_id, CAST(time AS VARCHAR)) AS life
-FROM sights
+FROM sightings
 WHERE (kind = 'edge' OR what IN ('onset', 'growth'))
   AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE)
   AND node IS NOT NULL AND code IS NOT NULL

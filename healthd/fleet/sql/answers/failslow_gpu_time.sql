@@ -3,14 +3,14 @@
 WITH ran AS (
   SELECT
     1000 * job_nodes.gpus + 0.5e0 AS thousandths,
-    greatest(job_nodes.start_time, asked.from_time) AS begin_time,
-    least(coalesce(job_nodes.end_time, jobs_known.known_until), asked.to_time) AS end_time
+    greatest(job_nodes.start_time, parameters.from_time) AS begin_time,
+    least(coalesce(job_nodes.end_time, jobs_known.known_until), parameters.to_time) AS end_time
   FROM job_nodes
   JOIN chosen_nodes ON chosen_nodes.cluster = job_nodes.cluster AND chosen_nodes.node = job_nodes.node
   JOIN jobs_known ON jobs_known.cluster = job_nodes.cluster
-  CROSS JOIN asked
-  WHERE job_nodes.start_time < asked.to_time
-    AND coalesce(job_nodes.end_time, jobs_known.known_until) > greatest(asked.from_time, job_nodes.start_time)
+  CROSS JOIN parameters
+  WHERE job_nodes.start_time < parameters.to_time
+    AND coalesce(job_nodes.end_time, jobs_known.known_until) > greatest(parameters.from_time, job_nodes.start_time)
 )
 SELECT
   CAST(coalesce(sum(CAST(thousandths - thousandths % 1 AS BIGINT) * (end_time - begin_time)), 0) AS DOUBLE) AS thousandths

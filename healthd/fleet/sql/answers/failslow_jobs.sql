@@ -6,9 +6,9 @@ SELECT
 FROM job_nodes
 JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
 JOIN jobs_known ON jobs_known.cluster = job_nodes.cluster
-CROSS JOIN asked
-WHERE job_nodes.start_time < asked.to_time
-  AND coalesce(job_nodes.end_time, jobs_known.known_until) > asked.from_time
+CROSS JOIN parameters
+WHERE job_nodes.start_time < parameters.to_time
+  AND coalesce(job_nodes.end_time, jobs_known.known_until) > parameters.from_time
   AND EXISTS (
     SELECT 1 FROM slow_times WHERE slow_times.cluster = job_nodes.cluster AND slow_times.node = job_nodes.node
   )

@@ -6,7 +6,7 @@
 -- columns
 --   ended   node_fail | failed | requeued
 --   node    the first node with a condition, critical before degraded; for a requeue the node whose healthd requeued; empty for a NODE_FAIL without a critical condition
--- asked
+-- parameters
 --   requeued_within_seconds BIGINT = 120   between healthd's line and the end of the record: scontrol requeue kills the job first
 -- source: NODE_FAIL and FAILED are rule (1) of the lost goodput of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); there too "if a health check terminates a job, the system automatically requeues it with the same job id"
 
@@ -23,25 +23,25 @@ ended AS (
   SELECT
     jobs.cluster, jobs.db_index, jobs.job_id, jobs.array_job_id, jobs.array_task_id, jobs.state, jobs.end_time
   FROM jobs
-  CROSS JOIN asked
+  CROSS JOIN parameters
   WHERE jobs.state IN ('NODE_FAIL', 'FAILED', 'REQUEUED')
-    AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+    AND jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 ),
 asked_for AS (
   SELECT ended.cluster, ended.db_index, named.time, named.node
   FROM ended
-  CROSS JOIN asked
+  CROSS JOIN parameters
   JOIN named
     ON ended.cluster = named.cluster AND ended.job_id = named.job
-    AND ended.end_time BETWEEN named.time - asked.requeued_within_seconds AND named.time + asked.requeued_within_seconds
+    AND ended.end_time BETWEEN named.time - parameters.requeued_within_seconds AND named.time + parameters.requeued_within_seconds
   WHERE ended.state = 'REQUEUED' AND named.task IS NULL
   UNION ALL
   SELECT ended.cluster, ended.db_index, named.time, named.node
   FROM ended
-  CROSS JOIN asked
+  CROSS JOIN parameters
   JOIN named
     ON ended.cluster = named.cluster AND ended.array_job_id = named.job AND ended.array_task_id = named.task
-    AND ended.end_time BETWEEN named.time - asked.requeued_within_seconds AND named.time + asked.requeued_within_seconds
+    AND ended.end_time BETWEEN named.time - parameters.requeued_within_seconds AND named.time + parameters.requeued_within_seconds
   WHERE ended.state = 'REQUEUED'
 ),
 requeued AS (

@@ -6,7 +6,7 @@
 --   kind       condition; the setter of a state: healthd | slurm | person | unknown
 
 SELECT cluster, node, time, code, severity, 'condition' AS kind
-FROM sights
+FROM sightings
 WHERE severity IN ('degraded', 'critical') AND (kind = 'edge' OR what IN ('onset', 'growth'))
   AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE)
 UNION ALL

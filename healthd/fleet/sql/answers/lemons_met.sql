@@ -1,6 +1,6 @@
 -- Failed jobs with the moments of `lemons_hits` on their nodes, from before_seconds before the end to after_seconds after it.
 --
--- asked
+-- parameters
 --   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch
 --   window_to BIGINT = 0   the jobs end before it too
 --   before_seconds BIGINT = 600   how long before the end of the job
@@ -9,22 +9,22 @@
 WITH hits AS (
   SELECT
     lemons_hits.cluster, lemons_hits.node, lemons_hits.time, lemons_hits.code, lemons_hits.severity, lemons_hits.kind,
-    lemons_hits.time - asked.after_seconds AS first_end, lemons_hits.time + asked.before_seconds AS last_end,
-    (lemons_hits.time - asked.after_seconds)
-      - (lemons_hits.time - asked.after_seconds) % nullif(asked.before_seconds + asked.after_seconds, 0)
-      + numbers.n * (asked.before_seconds + asked.after_seconds) AS time_bin
+    lemons_hits.time - parameters.after_seconds AS first_end, lemons_hits.time + parameters.before_seconds AS last_end,
+    (lemons_hits.time - parameters.after_seconds)
+      - (lemons_hits.time - parameters.after_seconds) % nullif(parameters.before_seconds + parameters.after_seconds, 0)
+      + numbers.n * (parameters.before_seconds + parameters.after_seconds) AS time_bin
   FROM lemons_hits
-  CROSS JOIN asked
+  CROSS JOIN parameters
   CROSS JOIN numbers
-  WHERE numbers.n < 2 AND lemons_hits.time >= asked.window_from AND lemons_hits.time < asked.window_to
+  WHERE numbers.n < 2 AND lemons_hits.time >= parameters.window_from AND lemons_hits.time < parameters.window_to
 ),
 placed AS (
   SELECT
     job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.end_time,
-    job_nodes.end_time - job_nodes.end_time % nullif(asked.before_seconds + asked.after_seconds, 0) AS time_bin
+    job_nodes.end_time - job_nodes.end_time % nullif(parameters.before_seconds + parameters.after_seconds, 0) AS time_bin
   FROM job_nodes
-  CROSS JOIN asked
-  WHERE job_nodes.end_time >= asked.window_from - asked.after_seconds AND job_nodes.end_time < asked.window_to
+  CROSS JOIN parameters
+  WHERE job_nodes.end_time >= parameters.window_from - parameters.after_seconds AND job_nodes.end_time < parameters.window_to
 ),
 met AS (
   SELECT placed.cluster, placed.db_index, placed.node, hits.time, hits.code, hits.severity, hits.kind
@@ -38,8 +38,8 @@ SELECT
   met.code, met.severity, met.kind
 FROM met
 JOIN jobs ON jobs.cluster = met.cluster AND jobs.db_index = met.db_index
-CROSS JOIN asked
-WHERE jobs.state IN ('FAILED', 'NODE_FAIL', 'REQUEUED') AND jobs.end_time < asked.window_to
+CROSS JOIN parameters
+WHERE jobs.state IN ('FAILED', 'NODE_FAIL', 'REQUEUED') AND jobs.end_time < parameters.window_to
 ORDER BY
   jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, met.node, met.time,
   met.code, met.severity, met.kind

@@ -1,6 +1,6 @@
 -- Distinct moments of `lemons_hits` in [window_from, window_to), and whether a job was on the node or had just ended.
 --
--- asked
+-- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0   a job without an end runs until then
 --   after_seconds BIGINT = 300   how long a job still counts after its end
@@ -9,20 +9,20 @@ WITH moments AS (
   SELECT DISTINCT
     lemons_hits.cluster, lemons_hits.node, lemons_hits.time, lemons_hits.code, lemons_hits.severity, lemons_hits.kind
   FROM lemons_hits
-  CROSS JOIN asked
-  WHERE lemons_hits.time >= asked.window_from AND lemons_hits.time < asked.window_to
+  CROSS JOIN parameters
+  WHERE lemons_hits.time >= parameters.window_from AND lemons_hits.time < parameters.window_to
 ),
 places AS (SELECT DISTINCT cluster, node FROM moments),
 timeline AS (
   SELECT
     job_nodes.cluster, job_nodes.node, job_nodes.start_time AS time, 0 AS of_moment,
-    coalesce(job_nodes.end_time, asked.window_to) AS end_time, CAST(NULL AS VARCHAR) AS code,
+    coalesce(job_nodes.end_time, parameters.window_to) AS end_time, CAST(NULL AS VARCHAR) AS code,
     CAST(NULL AS VARCHAR) AS severity, CAST(NULL AS VARCHAR) AS kind
   FROM job_nodes
   JOIN places ON places.cluster = job_nodes.cluster AND places.node = job_nodes.node
-  CROSS JOIN asked
-  WHERE job_nodes.start_time < asked.window_to
-    AND coalesce(job_nodes.end_time, asked.window_to) >= asked.window_from - asked.after_seconds
+  CROSS JOIN parameters
+  WHERE job_nodes.start_time < parameters.window_to
+    AND coalesce(job_nodes.end_time, parameters.window_to) >= parameters.window_from - parameters.after_seconds
   UNION ALL
   SELECT cluster, node, time, 1, CAST(NULL AS BIGINT), code, severity, kind
   FROM moments
@@ -38,8 +38,8 @@ followed AS (
 )
 SELECT
   followed.cluster, followed.node, followed.time, followed.code, followed.severity, followed.kind,
-  coalesce(followed.busy_until >= followed.time - asked.after_seconds, FALSE) AS busy
+  coalesce(followed.busy_until >= followed.time - parameters.after_seconds, FALSE) AS busy
 FROM followed
-CROSS JOIN asked
+CROSS JOIN parameters
 WHERE followed.of_moment = 1
 ORDER BY followed.cluster, followed.node, followed.time, followed.code, followed.severity, followed.kind

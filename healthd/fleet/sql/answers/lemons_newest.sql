@@ -15,7 +15,7 @@ WITH times AS (
 )
 SELECT times.source, times.cluster, max(times.time) AS newest
 FROM times
-CROSS JOIN asked
-WHERE times.time < asked.to_time
+CROSS JOIN parameters
+WHERE times.time < parameters.to_time
 GROUP BY times.source, times.cluster
 ORDER BY times.source, times.cluster

@@ -1,6 +1,6 @@
 -- Node states that overlap (window_from, window_to): those of Slurm, then the drains that healthd confirmed, each until the next drain or resume.
 --
--- asked
+-- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0
 
@@ -25,8 +25,8 @@ spells AS (
 SELECT
   spells.cluster, spells.node, spells.start_time, spells.end_time, spells.state, spells.reason, spells.by_whom
 FROM spells
-CROSS JOIN asked
-WHERE spells.start_time < asked.window_to AND coalesce(spells.end_time, asked.window_to) > asked.window_from
+CROSS JOIN parameters
+WHERE spells.start_time < parameters.window_to AND coalesce(spells.end_time, parameters.window_to) > parameters.window_from
 ORDER BY
   spells.of_healthd, spells.cluster, spells.node, spells.start_time, spells.end_time, spells.state, spells.reason,
   spells.by_whom

@@ -6,42 +6,42 @@
 --   exclusions      jobs whose users excluded the node
 --   single_jobs     jobs on one node that ended there
 --   seconds, observed_seconds   length of the days in the window, and how long the node was observed in them
--- asked
+-- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0
 -- source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), its signals of lemons
 
 WITH sizes AS (SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster),
 different AS (
-  SELECT DISTINCT sights.cluster, sights.node, sights.code, coalesce(sights.subject, '') AS subject
-  FROM sights
-  CROSS JOIN asked
-  WHERE sights.check_name = 'gpu_xid' AND sights.severity IN ('degraded', 'critical')
-    AND NOT coalesce(sights.observed, FALSE) AND NOT coalesce(sights.history, FALSE)
-    AND sights.time >= asked.window_from AND sights.time < asked.window_to
+  SELECT DISTINCT sightings.cluster, sightings.node, sightings.code, coalesce(sightings.subject, '') AS subject
+  FROM sightings
+  CROSS JOIN parameters
+  WHERE sightings.check_name = 'gpu_xid' AND sightings.severity IN ('degraded', 'critical')
+    AND NOT coalesce(sightings.observed, FALSE) AND NOT coalesce(sightings.history, FALSE)
+    AND sightings.time >= parameters.window_from AND sightings.time < parameters.window_to
 ),
 xids AS (SELECT cluster, node, count(*) AS times FROM different GROUP BY cluster, node),
 excluded AS (
   SELECT exclusions.cluster, exclusions.node, count(DISTINCT exclusions.job_id) AS jobs
   FROM exclusions
-  CROSS JOIN asked
-  WHERE exclusions.submit_time >= asked.window_from AND exclusions.submit_time < asked.window_to
+  CROSS JOIN parameters
+  WHERE exclusions.submit_time >= parameters.window_from AND exclusions.submit_time < parameters.window_to
   GROUP BY exclusions.cluster, exclusions.node
 ),
 opened AS (
   SELECT tickets.cluster, tickets.node, count(*) AS tickets
   FROM tickets
-  CROSS JOIN asked
-  WHERE tickets.opened_time >= asked.window_from AND tickets.opened_time < asked.window_to
+  CROSS JOIN parameters
+  WHERE tickets.opened_time >= parameters.window_from AND tickets.opened_time < parameters.window_to
   GROUP BY tickets.cluster, tickets.node
 ),
 single AS (
   SELECT job_nodes.cluster, job_nodes.node, count(*) AS jobs
   FROM job_nodes
   JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
-  CROSS JOIN asked
+  CROSS JOIN parameters
   WHERE jobs.nodes = 1 AND jobs.start_time IS NOT NULL
-    AND jobs.end_time >= asked.window_from AND jobs.end_time < asked.window_to
+    AND jobs.end_time >= parameters.window_from AND jobs.end_time < parameters.window_to
   GROUP BY job_nodes.cluster, job_nodes.node
 ),
 watched AS (
@@ -49,8 +49,8 @@ watched AS (
     observed.cluster, observed.node, CAST(sum(observed.seconds) AS BIGINT) AS seconds,
     CAST(sum(observed.observed_seconds) AS BIGINT) AS observed_seconds
   FROM observed
-  CROSS JOIN asked
-  WHERE observed.day >= asked.window_from - 86399 AND observed.day < asked.window_to
+  CROSS JOIN parameters
+  WHERE observed.day >= parameters.window_from - 86399 AND observed.day < parameters.window_to
   GROUP BY observed.cluster, observed.node
 )
 SELECT

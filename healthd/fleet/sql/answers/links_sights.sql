@@ -4,6 +4,6 @@ SELECT evidence.cluster, evidence.node, evidence.subject, evidence.code, evidenc
 FROM evidence
 JOIN chosen_nodes ON chosen_nodes.cluster = evidence.cluster AND chosen_nodes.node = evidence.node
 JOIN link_codes ON link_codes.code = evidence.code
-CROSS JOIN asked
-WHERE evidence.time >= asked.from_time AND evidence.time < asked.to_time
+CROSS JOIN parameters
+WHERE evidence.time >= parameters.from_time AND evidence.time < parameters.to_time
 ORDER BY evidence.cluster, evidence.node, evidence.subject, evidence.code, evidence.time

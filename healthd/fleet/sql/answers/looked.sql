@@ -12,9 +12,9 @@ WITH alive AS (
     ) AS place
   FROM events
   JOIN chosen_nodes ON chosen_nodes.cluster = events.cluster AND chosen_nodes.node = events.node
-  CROSS JOIN asked
+  CROSS JOIN parameters
   WHERE events.event = 'alive' AND events.rest IS NOT NULL
-    AND events.time >= asked.from_time AND events.time < asked.to_time
+    AND events.time >= parameters.from_time AND events.time < parameters.to_time
 )
 SELECT cluster, node, checks, count(*) AS node_days, min(time) AS first_time
 FROM alive

@@ -9,8 +9,8 @@ SELECT
   job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.start_time, job_nodes.end_time,
   job_nodes.end_time - job_nodes.end_time % 86400 AS day
 FROM job_nodes
-CROSS JOIN asked
-WHERE job_nodes.end_time >= asked.from_time AND job_nodes.end_time < asked.to_time
+CROSS JOIN parameters
+WHERE job_nodes.end_time >= parameters.from_time AND job_nodes.end_time < parameters.to_time
   AND job_nodes.start_time <= job_nodes.end_time
   AND job_nodes.start_time - job_nodes.start_time % 86400 = job_nodes.end_time - job_nodes.end_time % 86400
 UNION ALL
@@ -18,11 +18,11 @@ SELECT days.cluster, days.db_index, days.node, days.start_time, days.end_time, d
 FROM (
   SELECT
     job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.start_time, job_nodes.end_time,
-    greatest(job_nodes.start_time, asked.from_time - 366 * 86400)
-      - greatest(job_nodes.start_time, asked.from_time - 366 * 86400) % 86400 AS first_day
+    greatest(job_nodes.start_time, parameters.from_time - 366 * 86400)
+      - greatest(job_nodes.start_time, parameters.from_time - 366 * 86400) % 86400 AS first_day
   FROM job_nodes
-  CROSS JOIN asked
-  WHERE job_nodes.end_time >= asked.from_time AND job_nodes.end_time < asked.to_time
+  CROSS JOIN parameters
+  WHERE job_nodes.end_time >= parameters.from_time AND job_nodes.end_time < parameters.to_time
     AND job_nodes.start_time - job_nodes.start_time % 86400 < job_nodes.end_time - job_nodes.end_time % 86400
 ) AS days
 CROSS JOIN numbers

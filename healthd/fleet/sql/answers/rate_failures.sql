@@ -1,6 +1,6 @@
 -- The chosen jobs that nodes ended, each with its node: that of `hardware_ends`, else the one that Slurm set down, else the job's only node.
 --
--- asked
+-- parameters
 --   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs
 --   before_seconds BIGINT = 600   how long before the end Slurm may have set the node down
 --   after_seconds BIGINT = 300   how long after it
@@ -25,20 +25,20 @@ down AS (
       ORDER BY abs(node_states.start_time - placed.end_time), placed.node
     ) AS place
   FROM placed
-  CROSS JOIN asked
+  CROSS JOIN parameters
   JOIN node_states ON node_states.cluster = placed.cluster AND node_states.node = placed.node
   WHERE placed.seen_node IS NULL AND node_states.state LIKE 'DOWN%'
-    AND node_states.start_time BETWEEN placed.end_time - asked.before_seconds AND placed.end_time + asked.after_seconds
+    AND node_states.start_time BETWEEN placed.end_time - parameters.before_seconds AND placed.end_time + parameters.after_seconds
 ),
 single AS (
   SELECT cluster, db_index, min(node) AS node FROM placed GROUP BY cluster, db_index HAVING count(*) = 1
 )
 SELECT
   failed.cluster, failed.db_index, failed.job_id, failed.ended, failed.gpus_up_to,
-  failed.gpus > asked.more_than_gpus AS large, failed.start_time, failed.end_time,
+  failed.gpus > parameters.more_than_gpus AS large, failed.start_time, failed.end_time,
   coalesce(failed.seen_node, down.node, single.node) AS node
 FROM failed
-CROSS JOIN asked
+CROSS JOIN parameters
 LEFT JOIN down ON down.cluster = failed.cluster AND down.db_index = failed.db_index AND down.place = 1
 LEFT JOIN single ON single.cluster = failed.cluster AND single.db_index = failed.db_index
 ORDER BY failed.cluster, failed.job_id, failed.end_time, failed.db_index

@@ -3,12 +3,12 @@
 SELECT
   jobs.cluster, jobs.db_index, jobs.job_id, jobs.gpus, jobs.nodes, jobs.start_time, jobs.end_time,
   least(jobs.gpus_up_to, 131072) AS gpus_up_to,
-  greatest(jobs.start_time, asked.from_time) AS ran_from,
+  greatest(jobs.start_time, parameters.from_time) AS ran_from,
   greatest(
-    least(coalesce(jobs.end_time, jobs_known.known_until), asked.to_time), jobs.start_time, asked.from_time
+    least(coalesce(jobs.end_time, jobs_known.known_until), parameters.to_time), jobs.start_time, parameters.from_time
   ) AS ran_to
 FROM chosen_jobs AS jobs
 JOIN jobs_known ON jobs_known.cluster = jobs.cluster
-CROSS JOIN asked
-WHERE jobs.gpus > 0 AND jobs.start_time < asked.to_time
-  AND coalesce(jobs.end_time, jobs_known.known_until) >= asked.from_time
+CROSS JOIN parameters
+WHERE jobs.gpus > 0 AND jobs.start_time < parameters.to_time
+  AND coalesce(jobs.end_time, jobs_known.known_until) >= parameters.from_time

@@ -3,15 +3,15 @@
 -- columns
 --   large         jobs with more than more_than_gpus GPUs
 --   gpu_seconds   of jobs whose nodes are known
--- asked
+-- parameters
 --   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs
 
 WITH ran AS (
   SELECT
-    rate_ran.gpus_up_to, rate_ran.gpus > asked.more_than_gpus AS large, rate_ran.nodes, rate_ran.gpus,
+    rate_ran.gpus_up_to, rate_ran.gpus > parameters.more_than_gpus AS large, rate_ran.nodes, rate_ran.gpus,
     rate_ran.ran_to - rate_ran.ran_from AS seconds
   FROM rate_ran
-  CROSS JOIN asked
+  CROSS JOIN parameters
 )
 SELECT
   gpus_up_to, large, count(*) AS jobs, CAST(sum(seconds) AS BIGINT) AS job_seconds,

@@ -3,7 +3,7 @@
 -- columns
 --   message    the newest message of the condition
 --   end_time   empty: the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
--- asked
+-- parameters
 --   before_seconds BIGINT = 600   how long after an edge
 
 WITH messages AS (
@@ -21,7 +21,7 @@ SELECT
   conditions.node, conditions.code, conditions.subject, messages.message, conditions.first_time,
   -- A clock that was set back may give an end before the beginning.
   CASE
-    WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + asked.before_seconds
+    WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + parameters.before_seconds
     WHEN conditions.cleared_time IS NOT NULL THEN greatest(conditions.cleared_time, conditions.first_time)
     WHEN conditions.origin = 'scraped' THEN conditions.last_time
   END AS end_time
@@ -29,7 +29,7 @@ FROM conditions
 JOIN chosen_nodes ON chosen_nodes.cluster = conditions.cluster AND chosen_nodes.node = conditions.node
 JOIN named_nodes ON named_nodes.node = conditions.node
 JOIN named_checks ON named_checks.check_name = conditions.check_name
-CROSS JOIN asked
+CROSS JOIN parameters
 LEFT JOIN messages
   ON messages.node = conditions.node AND messages.condition_id = conditions.condition_id AND messages.place = 1
 WHERE conditions.severity <> 'info' AND NOT coalesce(conditions.observed, FALSE)

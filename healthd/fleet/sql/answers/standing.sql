@@ -3,7 +3,7 @@
 SELECT
   cluster, node, coalesce(min(check_name), regexp_extract(code, '^([^/]*)', 1)) AS check_name, code, subject,
   condition_id AS life, min(time) AS from_time, max(time) AS to_time
-FROM sights
+FROM sightings
 WHERE origin = 'events' AND kind = 'level' AND severity IN ('degraded', 'critical')
   AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE) AND node IS NOT NULL AND code IS NOT NULL
 GROUP BY cluster, node, code, subject, condition_id

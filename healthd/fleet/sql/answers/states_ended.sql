@@ -12,9 +12,9 @@ WITH ended AS (
     greatest(jobs.end_time - jobs.start_time, 0) AS seconds,
     CASE WHEN jobs.state = 'PREEMPTED' OR ends.ended IS NOT NULL THEN 1 ELSE 0 END AS in_vain
   FROM chosen_jobs AS jobs
-  CROSS JOIN asked
+  CROSS JOIN parameters
   LEFT JOIN hardware_ends AS ends ON ends.cluster = jobs.cluster AND ends.db_index = jobs.db_index
-  WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  WHERE jobs.end_time >= parameters.from_time AND jobs.end_time < parameters.to_time
 )
 SELECT
   state, gpus_up_to, ended, count(*) AS jobs,

@@ -5,7 +5,7 @@
 -- columns
 --   from_seq, to_seq, lost   the missing numbers, and how many
 --   after_time, until_time   when the lines before and after the gap were written
---   told          true if the node reported the loss (its disk was full) by a line dropped
+--   reported      true if the node reported the loss (its disk was full) by a line dropped
 -- source: docs/events.md, "No silent hole"
 
 WITH followed AS (
@@ -18,9 +18,9 @@ WITH followed AS (
 SELECT
   followed.node, followed.seq_before + 1 AS from_seq, followed.seq - 1 AS to_seq, followed.seq - followed.seq_before - 1 AS lost,
   followed.time_before AS after_time, followed.time AS until_time,
-  followed.event = 'dropped' AND coalesce(followed.dropped, 0) >= followed.seq - followed.seq_before - 1 AS told,
+  followed.event = 'dropped' AND coalesce(followed.dropped, 0) >= followed.seq - followed.seq_before - 1 AS reported,
   followed.stream_id, followed.cluster
 FROM followed
-CROSS JOIN asked
-WHERE followed.seq > followed.seq_before + 1 AND followed.time >= asked.from_time AND followed.time < asked.to_time
+CROSS JOIN parameters
+WHERE followed.seq > followed.seq_before + 1 AND followed.time >= parameters.from_time AND followed.time < parameters.to_time
 ORDER BY followed.cluster, followed.node, followed.stream_id, followed.seq

@@ -73,23 +73,23 @@ def read(folder: str) -> Manifest:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except FileNotFoundError:
-        there = "has none" if os.path.isdir(folder) else "is not there"
-        raise StoreError(f'{folder}: no store: the folder {there}; "healthd fleet ingest --out" makes one') from None
+        there = "has no manifest" if os.path.isdir(folder) else "does not exist"
+        raise StoreError(f'{folder}: no store: the folder {there}; run "healthd fleet ingest --out" first') from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+        raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise StoreError(f"{path}: is of a newer healthd (schema {schema}, this one knows {SCHEMA})")
+        raise StoreError(f"{path}: was written by a newer healthd (schema {schema}, this one supports {SCHEMA})")
     try:
         manifest = codec.load(Manifest, data)
     except codec.ConvertError as error:
-        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+        raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     for table, months in manifest.tables.items():
         for month, one in months.items():
             if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(one.name):
-                raise StoreError(f'{path}: is damaged: "{one.name}" is no file of table {table}, month {month}')
+                raise StoreError(f'{path}: is damaged: "{one.name}" is not a file of table {table}, month {month}')
             _require(os.path.join(folder, one.name), one.bytes)
     return manifest
 
@@ -98,9 +98,9 @@ def _require(path: str, size: int) -> None:
     try:
         has = os.stat(path).st_size
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest names it") from None
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest lists it") from None
     if has != size:
-        raise StoreError(f"{path}: is damaged: it has {has:,} bytes, {size:,} were written")
+        raise StoreError(f"{path}: is damaged: it has {has:,} bytes instead of {size:,}")
 
 
 def write(folder: str, manifest: Manifest) -> None:

@@ -74,7 +74,7 @@ def site_key(folder: str, file: str | None) -> bytes:
     except FileExistsError:
         return _read(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+        raise StoreError(f"{path}: cannot be created: {error.strerror}") from None
     try:
         with open(descriptor, "w", encoding="ascii") as made:
             made.write(secrets.token_hex(32) + "\n")
@@ -92,12 +92,12 @@ def _read(path: str) -> bytes:
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise OSError(errno.EINVAL, "is no file")
+                raise OSError(errno.EINVAL, "not a regular file")
             text = file.read(MOST_BYTES + 1).strip()
     except OSError as error:
         raise StoreError(f"{path}: the key cannot be read: {error.strerror}") from None
     if about.st_mode & 0o077:
-        raise StoreError(f"{path}: others than its owner can read or change the key: chmod 600 {path}")
+        raise StoreError(f"{path}: other users can read or change the key: chmod 600 {path}")
     if not FEWEST_BYTES <= len(text) <= MOST_BYTES:
-        raise StoreError(f"{path}: a key has {FEWEST_BYTES} to {MOST_BYTES} bytes, this has {len(text)}")
+        raise StoreError(f"{path}: a key must have {FEWEST_BYTES} to {MOST_BYTES} bytes, this one has {len(text)}")
     return text

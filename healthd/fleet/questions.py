@@ -80,7 +80,7 @@ def read(path: str) -> Question:
     except OSError as error:
         raise WrongQuestion(f"{path}: {error.strerror}") from None
     if len(content) > LONGEST:
-        raise WrongQuestion(f"{path}: more than {LONGEST} bytes are no question")
+        raise WrongQuestion(f"{path}: larger than {LONGEST} bytes, the limit for a query")
     try:
         return parse("", path, content.decode())
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def parse(name: str, path: str, text: str) -> Question:
             match = _PARAMETER.fullmatch(line)
             if match is None:
                 raise WrongQuestion(
-                    f"{path}:{number}: a parameter is written NAME BIGINT|DOUBLE|VARCHAR = VALUE, after three blanks"
+                    f"{path}:{number}: write a parameter as NAME BIGINT|DOUBLE|VARCHAR = VALUE, after three blanks"
                 )
             parameters[match[1]] = _value(f"{path}:{number}", match[1], match[2], match[3])
     return Question(name, path, text, title, parameters)
@@ -147,7 +147,7 @@ def parameters(questions: Iterable[Question], given: Mapping[str, str]) -> dict[
         if name not in values:
             there = ", ".join(sorted(values)) or "none"
             raise WrongQuestion(
-                f"--param {name}: the question has no such parameter (there are: {there}){nearest(name, values)}"
+                f"--param {name}: the query has no such parameter (available: {there}){nearest(name, values)}"
             )
         kind = next(kind for kind, made in _TYPES.items() if made is type(values[name]))
         values[name] = _value("--param", name, kind, text)

@@ -102,33 +102,33 @@ def parts(
         of `compute_answers`.
     """
     found = [
-        Part("states", "What became of the jobs", states.states, states_view.view),
+        Part("states", "Outcome of the jobs", states.states, states_view.view),
         Part(
             "goodput",
-            "What failures cost",
+            "Cost of failures",
             partial(goodput.goodput, price=price),
             goodput_view.view,
             "goodput" if price is None else f"goodput --price {price:g}",
         ),
-        Part("rate", "How often a job is interrupted", rate.rate, rate_view.view),
-        Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_view.view),
-        Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_view.view),
-        Part("lemons", "Which nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
+        Part("rate", "Interruption rate of jobs", rate.rate, rate_view.view),
+        Part("ettr", "Effective training time ratio (ETTR) of a large job", ettr.ettr, ettr_view.view),
+        Part("attribution", "Causes of failed jobs", attribution.attribution, attribution_view.view),
+        Part("lemons", "Nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
         Part(
             "availability",
-            "Which nodes were up",
+            "Availability of the nodes",
             partial(availability.availability, sla=sla),
             availability_view.view,
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
-        Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_view.view),
-        Part("checks", "Which check is the first evidence", checks.checks, checks_view.view),
+        Part("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
+        Part("checks", "First evidence by check", checks.checks, checks_view.view),
         Part("links", "Links that flap or count errors", links.links, links_view.view),
-        Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_view.view),
+        Part("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
     ]
     if compared is not None:
         words, get = compared
-        found.append(Part("compare", "What differs", lambda _: get(), compare_view.view, f"compare {words}", False))
+        found.append(Part("compare", "Differences", lambda _: get(), compare_view.view, f"compare {words}", False))
     for number, folder in enumerate(nccl_folders, 1):
         name = "nccl" if number == 1 else f"nccl-{number}"
         way = f"nccl {shlex.quote(folder)}"
@@ -171,7 +171,7 @@ def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
 
 def document(study: Study, found: Answers) -> dict[str, Document]:
     """Return the document of --json: the opening, the sources and missing answers under `report`, then each answer."""
-    notes = [f"There is no answer to {name}: {why}." for name, why in found.unanswered.items()]
+    notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
         "opening": list(opening(found.documents, found.unanswered)),
@@ -190,7 +190,7 @@ def html(
     chapters = [_chapter(part, documents) for part in those]
     common = _common([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
     report = Report(
-        title="What fails, what it costs, which nodes to take out",
+        title="Failures, their cost, and nodes to take out",
         covered=_covered(head),
         opening=tuple(head["opening"]),
         chapters=tuple(_without(chapter, common) for chapter in chapters),
@@ -210,10 +210,10 @@ def _way(part: Part, flags: str) -> str:
 
 # Limits of every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, faults were not recorded: there may have been some.",
-    "Prometheus records a condition at each scrape: a condition between two scrapes is missing.",
-    "Slurm accounts a job when it ends: jobs that still run are incomplete.",
-    "A condition near a failure is evidence, not proof: the chapter on causes gives the number that chance explains.",
+    "Where healthd did not run or its lines are missing, faults may have gone unrecorded.",
+    "Prometheus records a condition at each scrape: conditions between two scrapes are missing.",
+    "Slurm accounts a job when it ends: running jobs are incomplete.",
+    "A condition near a failure is evidence, not proof: the chapter on causes gives the number explained by chance.",
 )
 
 
@@ -228,10 +228,10 @@ def write(folder: str, text: str) -> str:
     mode = 0o600
     if os.path.lexists(path):
         if os.path.islink(path) or not os.path.isfile(path):
-            raise NotOurs(f"{path} is there and is no file: name another folder")
+            raise NotOurs(f"{path} exists and is not a file: choose another folder")
         with open(path, encoding="utf-8", errors="replace") as file:
             if not is_report(file.read(20_000)):
-                raise NotOurs(f"{path} is there and is no report of healthd: name another folder")
+                raise NotOurs(f"{path} exists and is not a report of healthd: choose another folder")
         mode = os.stat(path).st_mode & 0o777
     atomic_files.replace_file(path, text, mode)
     return path
@@ -256,7 +256,7 @@ def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
     reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
     if part.name in head["failed"]:
         return View(part.name, part.title, (f"This chapter failed: {reason}.",))
-    remedy = (f"To have this chapter, ingest the missing source: healthd {flags}.",) if command else ()
+    remedy = (f"To get this chapter, ingest the missing source: healthd {flags}.",) if command else ()
     return View(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 
 
@@ -271,7 +271,7 @@ def _without(chapter: View, notes: Sequence[str]) -> View:
 
 def _covered(head: Document) -> str:
     choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
-    of = f"Only of {choice}." if choice else "Of all that the store has."
+    of = f"Only {choice}." if choice else "All data of the store."
     return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
 
 
@@ -286,4 +286,4 @@ SOURCES = (
 
 
 def _sources(rows: Sequence[dict[str, Any]]) -> Table | None:
-    return Table("Times read from each source (UTC)", SOURCES, rows) if rows else None
+    return Table("Periods read from each source (UTC)", SOURCES, rows) if rows else None

@@ -142,7 +142,7 @@ def _body(report: Report, specs: list[str]) -> Iterator[str]:
     yield f"<p class=soft>{_NO_NETWORK}</p>\n</footer>"
 
 
-LIMITS = "What this report cannot know"
+LIMITS = "Limits of this report"
 _NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
 
 

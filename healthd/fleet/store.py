@@ -93,7 +93,7 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
         except duckdb.OutOfMemoryException:
             continue
         except duckdb.Error as why:
-            return StoreError(f"{file}: is damaged: {first_line(why)}; copy the folder back from a backup")
+            return StoreError(f"{file}: is damaged: {first_line(why)}; restore the folder from a backup")
     if isinstance(error, duckdb.OutOfMemoryException):
         raise error
     return StoreError(first_line(error))
@@ -101,7 +101,7 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
 
 class NeedsMemory(StoreError):
     def __init__(self, mib: int) -> None:
-        super().__init__(f"the answer needs more than {mib:,} MiB: --memory raises the limit")
+        super().__init__(f"the answer needs more than {mib:,} MiB: raise the limit with --memory")
 
 
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
@@ -202,7 +202,7 @@ def explained(store: Store) -> Iterator[None]:
         raise StoreError(f"{error.filename or store.folder}: cannot be written: {error.strerror}") from None
     except duckdb.Error as error:
         if os.strerror(errno.ENOSPC) in str(error):
-            raise StoreError(f"{store.folder}: {os.strerror(errno.ENOSPC)}: what was committed before stays") from None
+            raise StoreError(f"{store.folder}: {os.strerror(errno.ENOSPC)}: earlier commits are kept") from None
         files = [file for table in TABLES for file in store.files(table)]
         raise damaged(store.connection, files, error) from None
 
@@ -234,7 +234,7 @@ def _plain(folder: str) -> str:
     """
     path = os.path.abspath(folder)
     if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
-        raise StoreError(f"{path}: a store's path has no control characters and none of * ? [ ] {{ }} \\: name another")
+        raise StoreError(f"{path}: control characters and * ? [ ] {{ }} \\ are not allowed in a store's path")
     return path
 
 
@@ -283,12 +283,12 @@ def _make(folder: str) -> None:
         there = os.listdir(folder)
         if manifests.NAME not in there:
             if set(there) - {"lock", "key", f"{manifests.NAME}.new"}:
-                raise StoreError(f"{folder}: has other files in it and is no store: name a new or an empty folder")
+                raise StoreError(f"{folder}: has other files and is not a store: choose a new or empty folder")
             with _locked(folder):
                 if not os.path.exists(os.path.join(folder, manifests.NAME)):
                     manifests.write(folder, Manifest())
     except OSError as error:
-        raise StoreError(f"{error.filename or folder}: cannot be made: {error.strerror}") from None
+        raise StoreError(f"{error.filename or folder}: cannot be created: {error.strerror}") from None
 
 
 def _empty(folder: str) -> None:
@@ -324,11 +324,11 @@ def _locked(folder: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(f"{folder}: another ingest is writing there (process {who}): wait for it") from None
+            raise StoreError(f"{folder}: another ingest (process {who}) is running: wait for it") from None
         except OSError as error:
             raise StoreError(
-                f"{folder}: cannot be locked: {error.strerror}: name a folder of a file system that has locks (Lustre: "
-                "one that is mounted with -o flock)"
+                f"{folder}: cannot be locked: {error.strerror}: choose a folder on a file system with locks (Lustre: "
+                "mounted with -o flock)"
             ) from None
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # on a full disk the process id is missing

@@ -41,7 +41,7 @@ def zone(name: str) -> datetime.tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise TimeError(f"no time zone {name!r}") from error
+        raise TimeError(f"unknown time zone {name!r}") from error
 
 
 def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
@@ -56,12 +56,12 @@ def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
         return _bounded(int(epoch[1]), text) or None
     found = _ISO.fullmatch(text)
     if found is None:
-        raise NoTime(f"no time: {described(text)}")
+        raise NoTime(f"not a time: {described(text)}")
     year, month, day, hour, minute, second = (int(found[n] or 0) for n in range(1, 7))
     try:
         local = datetime.datetime(year, month, day, hour, minute, second)
     except ValueError as error:
-        raise NoTime(f"no time: {described(text)}") from error
+        raise NoTime(f"not a time: {described(text)}") from error
     if found[7] in ("Z", "UTC"):
         return _bounded(_of_utc(local), text)
     if found[7]:
@@ -69,7 +69,7 @@ def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
         offset = sign * (int(found[7][1:3]) * 3600 + int(found[7][-2:]) * 60)
         return _bounded(_of_utc(local) - offset, text)
     if where is None:
-        raise TimeError(f"a time without its zone: {described(text)}; --timezone says which it is")
+        raise TimeError(f"a time without a zone: {described(text)}; add --timezone")
     return _bounded(_of_utc(local) - _offset(local, where, text), text)
 
 
@@ -83,9 +83,9 @@ def _offset(local: datetime.datetime, where: datetime.tzinfo, text: str) -> int:
     assert first is not None
     assert second is not None
     if first > second:
-        raise TimeError(f"{text} is twice in {where}, as clocks are set back")
+        raise TimeError(f"{text} occurs twice in {where}, when clocks are set back")
     if first < second:
-        raise TimeError(f"{text} is not in {where}, as clocks are set forward")
+        raise TimeError(f"{text} does not exist in {where}, when clocks are set forward")
     return first // datetime.timedelta(seconds=1)
 
 
@@ -99,12 +99,12 @@ def duration(text: str) -> int:
     """Return the seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise TimeError(f"no duration: {described(text)}")
+        raise TimeError(f"not a duration: {described(text)}")
     days, *words = found.groups()
     numbers = [int(word) for word in words if word is not None]
     if days is None:
         if len(numbers) == 1:  # minutes or seconds: programs differ
-            raise TimeError(f"no duration: {described(text)}")
+            raise TimeError(f"not a duration: {described(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
     hours, minutes, rest = (*numbers, 0, 0)[:3]
     return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
@@ -116,5 +116,5 @@ def limit(text: str) -> int | None:
     if text in ("", "UNLIMITED", "Partition_Limit"):
         return None
     if not is_decimal(text) or len(text) > 9:
-        raise TimeError(f"no number of minutes: {described(text)}")
+        raise TimeError(f"not a number of minutes: {described(text)}")
     return int(text) * 60

@@ -32,7 +32,7 @@ class _Name(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
     ) -> None:
         if not values:
-            raise argparse.ArgumentError(self, "must be a name, is empty")
+            raise argparse.ArgumentError(self, "must be a name, not empty")
         setattr(namespace, self.dest, values)
 
 
@@ -174,7 +174,7 @@ def _goodput(args: argparse.Namespace) -> int:
 
     checkpoint = duration(args.checkpoint)
     if checkpoint is None:
-        raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is no time: write 60m or 1h30m')
+        raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is not a duration; examples: 60m, 1h30m')
     return answered(args, goodput.goodput, view, goodput.found, checkpoint=checkpoint, price=args.price)
 
 
@@ -189,7 +189,7 @@ def price(text: str) -> float:
         money = -1.0
     if not 0 <= money <= MOST_MONEY:  # NaN too
         raise argparse.ArgumentTypeError(
-            f'must be what a GPU-hour costs, a number from 0 to {MOST_MONEY:,.0f}, got "{text}"'
+            f'must be the price of a GPU-hour, a number from 0 to {MOST_MONEY:,.0f}, got "{text}"'
         )
     return money
 
@@ -235,7 +235,7 @@ def _nccl_flags(parser: Parser) -> None:
 
 def _nccl(args: argparse.Namespace) -> int:
     if not args.folder:
-        raise Stop("healthd fleet nccl: DIR is empty: which folder?")
+        raise Stop("healthd fleet nccl: DIR is empty: name a folder")
     with at_the_centre():
         from healthd.fleet.answers import nccl
         from healthd.fleet.views.nccl import view

@@ -42,9 +42,7 @@ def compared(args: argparse.Namespace, a: str, b: str) -> Document:
 
     flags = [_side(args, name) for name in (a, b)]
     if flags[0] == flags[1]:
-        raise Stop(
-            f'healthd fleet compare: "{a}" and "{b}" are the same: name two periods, partitions, ... that differ'
-        )
+        raise Stop(f'healthd fleet compare: "{a}" and "{b}" are the same: name two different periods, partitions, ...')
     sides = []
     for name, its in zip((a, b), flags, strict=True):
         with open_store(its) as study:
@@ -62,7 +60,7 @@ def _side(args: argparse.Namespace, name: str) -> argparse.Namespace:
     for key in sorted(said):
         if getattr(args, key):
             flag = key.removesuffix("_time")
-            raise Stop(f'healthd fleet compare: "{name}" and --{flag}: both say it; leave one out')
+            raise Stop(f'healthd fleet compare: "{name}" and --{flag} conflict: leave one out')
     if chosen is not None:
         return argparse.Namespace(**{**vars(args), chosen[0]: chosen[1]})
     try:

@@ -49,7 +49,7 @@ def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
     except times.TimeError as error:
         raise Stop(f'healthd fleet: {flag}: "{text}": {error}') from None
     if found is None:
-        raise Stop(f'healthd fleet: {flag}: "{text}" is no time: write 2026-11-01 or 2026-11-01T12:00:00')
+        raise Stop(f'healthd fleet: {flag}: "{text}" is not a time; examples: 2026-11-01, 2026-11-01T12:00:00')
     return found
 
 
@@ -92,11 +92,11 @@ def _ingest(args: argparse.Namespace) -> int:
             raise Stop(f"healthd fleet ingest: name a source: {', '.join(source.flag for source in ALL)}")
         for source, files in wanted:
             if len(files) > 1 and not source.many:
-                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, {len(files)} are named")
+                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, got {len(files)}")
         try:
             return _told(ingest(args.out, wanted, _asked(args)))
         except KeyboardInterrupt:
-            complain("healthd fleet: stopped: what was committed stays, the same command goes on from there")
+            complain("healthd fleet: stopped; earlier commits are kept, and the same command continues from there")
             raise
 
 
@@ -147,11 +147,11 @@ def _prune(args: argparse.Namespace) -> int:
 
         before = moment(args.before, "--before")
         if before > time.time():
-            raise Stop(f"healthd fleet prune: --before {args.before} is in the future: nothing would be left")
+            raise Stop(f"healthd fleet prune: --before {args.before} is in the future and would remove everything")
         with writing(args.db) as store:
             removed = prune(store, before)
     lines = [f"{table}: {rows:,} rows removed\n" for table, rows in removed.items() if rows]
-    return say("".join(lines) or f"nothing was older than {args.before}\n")
+    return say("".join(lines) or f"no rows older than {args.before}\n")
 
 
 COMMANDS = {

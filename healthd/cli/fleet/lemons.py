@@ -81,12 +81,12 @@ def require_now(lemons: Document, until: int | None, now: float) -> None:
     from healthd.fleet.answers import document
 
     if until is not None and not now <= until <= now + OLD_SECONDS:
-        raise Stop(f"{WHO}: it drains the nodes of now, and --to asks of another time: leave --to out")
+        raise Stop(f"{WHO}: it acts on the current nodes, but --to names another time: leave --to out")
     if is_old(lemons, now):
         known_until = document.moment(lemons["window"]["known_until"]) or "no time"
         raise Stop(
-            f"{WHO}: what the store tells ends at {known_until} UTC, and not within a day of now: ingest what came "
-            "since, and ask again",
+            f"{WHO}: the store's data ends at {known_until} UTC, not within a day of now: ingest newer data and try "
+            "again",
             UNKNOWN,
         )
 
@@ -100,14 +100,14 @@ def require_this_cluster(lemons: Document, said: str, settings: Settings) -> Non
 
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:
-        raise Stop(f"{WHO}: the store tells of {', '.join(map(printable, told))}: --cluster says which")
+        raise Stop(f"{WHO}: the store has clusters {', '.join(map(printable, told))}: choose one with --cluster")
     here = parse_cluster_name(answered(commands.config(), settings.slurm.command_timeout_seconds))
     if not here and not said:
-        raise Stop(f"{WHO}: Slurm does not say how its cluster is called: --cluster says which of the store's it is")
+        raise Stop(f"{WHO}: the local Slurm does not report its cluster name: name the store's cluster with --cluster")
     if here and told and told[0].lower() != here:
         raise Stop(
-            f"{WHO}: the store tells of cluster {printable(told[0])}, and Slurm here is {here}: what it drains has to "
-            "be of one cluster"
+            f"{WHO}: the store has cluster {printable(told[0])}, but the local cluster is {here}: only nodes of the "
+            "local cluster can be drained"
         )
 
 
@@ -148,7 +148,7 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
             done.append({"node": one["node"], "drained": end.value.done, "text": end.value.words})
         except SlurmTrouble as problem:
             so_far = ", ".join(each["node"] for each in done if each["drained"]) or "none"
-            unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
+            unseen = f"; the drain of {one['node']} was sent but not confirmed" if sent else ""
             raise Stop(f"{WHO}: {problem} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
 

@@ -116,7 +116,7 @@ def _chosen(name: str, there: dict[str, Question]) -> Question:
     if "/" in name or name.endswith(".sql"):
         return read(name)
     if name not in there:
-        raise Stop(f'healthd fleet query: there is no question "{name}"{nearest(name, there)}')
+        raise Stop(f'healthd fleet query: there is no query "{name}"{nearest(name, there)}')
     return there[name]
 
 
@@ -127,7 +127,7 @@ def _answer(args: argparse.Namespace, question: Question, there: dict[str, Quest
     from healthd.fleet.tables import TABLES
 
     if args.db is None:
-        raise Stop("healthd fleet query: --db DB is missing: which store?")
+        raise Stop("healthd fleet query: --db DB is missing")
     engine = str(args.engine)
     questions = needed(question, there)
     given = dict(_pair(text) for text in args.param)
@@ -148,7 +148,7 @@ def _answer(args: argparse.Namespace, question: Question, there: dict[str, Quest
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise Stop(f'healthd fleet query: --param: "{text}" is no NAME=VALUE')
+        raise Stop(f'healthd fleet query: --param: "{text}" is not NAME=VALUE')
     return name, value
 
 
@@ -157,13 +157,13 @@ def time_asked(args: argparse.Namespace, folder: str, files: Files, who: str) ->
     from healthd.fleet.engine import NUMBERS, times_known
 
     if not any(files.values()):
-        raise Stop(f"{who}: {folder}: the store is empty: healthd fleet ingest --out fills it", UNKNOWN)
+        raise Stop(f"{who}: {folder}: the store is empty: fill it with healthd fleet ingest --out", UNKNOWN)
     begin = None if args.from_time is None else moment(args.from_time, "--from")
     end = None if args.to_time is None else moment(args.to_time, "--to")
     if begin is None or end is None:
         known = times_known(files)
         if known is None:
-            raise Stop(f"{who}: {folder}: nothing in the store has a time: say --from and --to", UNKNOWN)
+            raise Stop(f"{who}: {folder}: the store has no times: add --from and --to", UNKNOWN)
         begin, end = known[0] if begin is None else begin, known[1] if end is None else end
     if begin >= end:
         raise Stop(f"{who}: {_when(begin)} (--from) is not before {_when(end)} (--to)")

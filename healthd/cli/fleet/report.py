@@ -54,7 +54,7 @@ def _percent(text: str) -> float:
 
 def _report(args: argparse.Namespace) -> int:
     if args.out is None and not args.json:
-        raise Stop("healthd fleet report: say where to: --out DIR (or --json)")
+        raise Stop("healthd fleet report: --out DIR is missing (or use --json)")
     with at_the_centre():
         from healthd.common.ownership import Untrusted
         from healthd.common.page import plural

@@ -73,12 +73,12 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     found = judged(of_all[0] if of_all else NOTHING, placed)
     seen = placed - unseen.jobs
     notes = [
-        "A completed job beside a failing check is a correlation: the fault may have been real, and the job one that "
-        "did not need what broke.",
+        "A failing check during a completed job is a correlation: the fault may have been real, and the job may not "
+        "have needed the broken part.",
         *study.coverage_notes("jobs", "events"),
     ]
     if placed < jobs.completed:
-        notes.append(f"{jobs.completed - placed:,} completed jobs are left out: on which nodes is not known.")
+        notes.append(f"{jobs.completed - placed:,} completed jobs are left out: their nodes are not known.")
     return {
         **study.head("alarms", *notes),
         "limit": limit,

@@ -460,15 +460,15 @@ def _swap(cluster: str, node: str, time: int, subject: str, why: str) -> Row:
 def _notes(told: Document, tickets: bool) -> Iterator[str]:
     because = told["unattributed_because"]
     if because["no_node_list"]:
-        yield f"{because['no_node_list']:,} failed jobs have no list of nodes: nothing can be seen with them."
+        yield f"{because['no_node_list']:,} failed jobs have no node list, so no condition can be matched to them."
     if because["not_observed"]:
         yield (
-            f"Of {because['not_observed']:,} failed jobs without a cause at least one node was not observed for the "
-            "whole window: what nobody saw is no proof that nothing was wrong."
+            f"{because['not_observed']:,} failed jobs without a cause had a node that was not observed for the whole "
+            "window; faults there may have been missed."
         )
     where = (
-        "tickets that say so, and flags that a GPU keeps for life and that were gone"
+        "tickets that mention one, and cleared flags that a GPU keeps for life"
         if tickets
-        else ("flags that a GPU keeps for life and that were gone: the store has no tickets")
+        else ("cleared flags that a GPU keeps for life (the store has no tickets)")
     )
-    yield f"The store has no serial numbers of GPUs. Exchanges are known from {where}; there may be more."
+    yield f"The store has no GPU serial numbers. Replacements are inferred from {where}; there may be more."

@@ -120,7 +120,7 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     Raises Unanswerable if neither Slurm nor healthd reported node states, WrongChoice for an invalid SLA.
     """
     if sla is not None and not 1 <= sla <= 100:
-        raise WrongChoice(f"--sla: {sla:g} is no percentage from 1 to 100")
+        raise WrongChoice(f"--sla: {sla:g} is not a percentage from 1 to 100")
     ((ingests,),) = study.ask("availability_ingested", Ingested)
     if not (ingests or study.has("node_states") or study.has("events")):
         raise Unanswerable("the store has no node states and no events: healthd fleet ingest --node-states --events")
@@ -320,21 +320,21 @@ def _notes(
         missing = share(seconds(spans), study.to_time - study.from_time)
         if missing:
             found.append(
-                f"Slurm's record of node states was not read for {percent(missing)} of the time of {cluster}: there a "
-                "node is up where healthd observed it, and drains by people and by Slurm are not known."
+                f"Slurm's node states were not read for {percent(missing)} of the time of {cluster}. In that time a "
+                "node counts as up if healthd observed it, and drains by people and by Slurm are not known."
             )
     if not study.has("events"):
-        found.append("The store has no event streams: what healthd drained is told by Slurm's Reason alone.")
+        found.append("The store has no event streams: drains by healthd are recognised by Slurm's Reason only.")
     if fleet["shares"]["not_observed"]:
-        found.append("What was not observed is in no availability: it is up / (up + drained + down).")
+        found.append("Availability is up / (up + drained + down); time that was not observed is excluded.")
     others = len({(row.cluster, row.name, row.start_time) for row in reserved if not row.maintenance})
     if others and not count_reservations:
         found.append(
-            f"The time of reservations without the flag MAINT ({others}) does not count either, whatever became of the "
-            "nodes in it: --count-reservations counts it."
+            f"The time of reservations without the flag MAINT ({others}) is excluded too, whatever the state of their "
+            "nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
-        found.append("Times out that are not over are in no MTTR, which makes it shorter than it will be.")
+        found.append("Outages that are not over are excluded from the MTTR, which underestimates it.")
     return found
 
 

@@ -128,9 +128,9 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
     )
     notes = study.coverage_notes("events")
     if not looked:
-        notes.append("Which checks looked is not known: no node's stream says so (alive).")
+        notes.append("The checks that completed are not known: no stream has them (event alive).")
     if not outages:
-        notes.append("No drain is known: healthd fleet ingest --node-states, or a healthd that drains, tells of them.")
+        notes.append("No drain is known: healthd fleet ingest --node-states, or the events of a healthd that drains.")
     there = {row["check"] for row in told}
     return {
         **study.head("checks", *notes),

@@ -192,7 +192,7 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
         ),
         Measure(
             "lost_gpu_time",
-            "GPU time lost to nodes' failures",
+            "GPU time lost to node failures",
             "of all",
             1.0,
             math.fsum(row.lost for row in failed),
@@ -280,8 +280,8 @@ def compared(a: Side, b: Side) -> Document:
     notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
     if apart:
         notes.append(
-            f"Not compared, for the check looked on one side only, or seldom: {', '.join(sorted(apart))}. A check that "
-            "is new makes what it finds seem to rise."
+            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(apart))}. A new check "
+            "makes its findings seem to increase."
         )
     notes += shared(a, b)
     return {
@@ -322,11 +322,11 @@ def shared(a: Side, b: Side) -> list[str]:
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
-        return ["The two periods overlap: what both have is counted on each side, and hides a difference."]
+        return ["The two periods overlap: the common time counts on both sides and hides differences."]
     if nodes := len(a.nodes & b.nodes):
         return [
-            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: what befell them is counted on each, "
-            "and hides a difference."
+            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: their events count on both and hide "
+            "differences."
         ]
     return []
 
@@ -496,7 +496,7 @@ def _moment(word: str, text: str, side: int) -> int:
     except TimeError as error:
         raise WrongChoice(f'"{text}": {error}') from None
     if found is None:
-        raise WrongChoice(f'"{text}" is no period: write 2026-03, or 2026-03-01..2026-03-15')
+        raise WrongChoice(f'"{text}" is not a period; examples: 2026-03, 2026-03-01..2026-03-15')
     return found
 
 
@@ -517,7 +517,7 @@ def _calendar(word: str, text: str) -> tuple[int, int]:
             )
         return int(begin.timestamp()), int((begin + timedelta(days=days)).timestamp())
     except (ValueError, OverflowError):
-        raise WrongChoice(f'"{text}" is no date') from None
+        raise WrongChoice(f'"{text}" is not a date') from None
 
 
 def choice(text: str) -> tuple[str, str] | None:

@@ -29,7 +29,7 @@ GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
 GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
 
 # E[R/T] is at least R/E[T] (Jensen).
-OF_EACH_RUN = "Simulated is the mean of each run's own ratio, which lies above the ETTR for short jobs."
+OF_EACH_RUN = "The simulated value is the mean of the runs' ratios, which is above the ETTR for short jobs."
 FORMULA_TOO_LOW = "Formula and closed form ignore failures during recovery: they are lower bounds."
 
 found = document.never
@@ -84,7 +84,7 @@ def ettr(
         r_f, interval = of_large["r_f"], of_large["interval"]
     if r_f is None:
         raise document.Unanswerable(
-            f"no job of more than {rate.MORE_THAN_GPUS} GPUs ran: there is no rate of failures; --rate says one"
+            f"no job with more than {rate.MORE_THAN_GPUS} GPUs ran, so there is no failure rate: give one with --rate"
         )
     per_node = gpus_per_node or rate.measured_gpus_per_node(of_jobs.large_sums)
     job = Job(
@@ -95,13 +95,13 @@ def ettr(
     notes = study.coverage_notes("jobs", "events")
     if runs:
         notes.append(
-            "Of runs each end that is not COMPLETED counts as an interruption, whoever made it, and all priorities "
-            "count: what is measured is rather too low."
+            "Every end of a run other than COMPLETED counts as an interruption, including cancellations by users, and "
+            "all priorities are included: the measured ETTR is rather too low."
         )
     if families:
         notes.append(
             f"{plural(families, 'run')} of 24 h or more {'is' if families == 1 else 'are'} left out: jobs of one name "
-            "that ran at the same time are no chain."
+            "that ran at the same time do not form a run."
         )
     return {
         **study.head("ettr", *notes),
@@ -159,17 +159,14 @@ def warnings(job: Job, simulated: ettr_model.Simulated, interval: Sequence[float
     """Return the limits of the answer as sentences. interval: of the rate, as in `ettr_values`."""
     found = []
     if interval is not None and not job.rate:
-        found.append(
-            "no failure was seen, so the rate may be anything up to its upper end: only the lower end of the ETTR is "
-            "known"
-        )
+        found.append("no failure was seen, so the rate has only an upper bound, and the ETTR only a lower bound")
     if ettr_model.writes_too_long(job):
         found.append(
             "writing a checkpoint takes more than half the time between two failures: the rule for the best interval "
-            "(Daly, Young) does not hold there"
+            "(Daly, Young) does not apply"
         )
     if not simulated.runs:
-        found.append("almost no interval between two checkpoints ends without a failure: the job makes no progress")
+        found.append("almost every interval between two checkpoints has a failure: the job makes no progress")
     return found
 
 

@@ -277,12 +277,12 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     unknown, slow = sum(row["unknown_seconds"] for row in nodes), sum(row["slow_seconds"] for row in nodes)
     if unknown:
         found.append(
-            f"What {percent(share(unknown, slow))} of the slow time cost is not known: the job or its GPUs were not "
-            "accounted, it was one of several, or no slowdown was told. It is in no GPU-hour."
+            f"The cost of {percent(share(unknown, slow))} of the slow time is not known: the job or its GPUs were not "
+            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude it."
         )
     found.append(
-        "Slowness is told only where jobs say their iterations or counters are sampled ([checks.failslow]): that "
-        "nothing was told of a node does not say that nothing was slow."
+        "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]): a node "
+        "without reports may still have been slow."
     )
     return [*found, *study.coverage_notes("jobs", "events")]
 

@@ -55,9 +55,9 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
     Raises Unanswerable without jobs, WrongChoice for an invalid checkpoint or price.
     """
     if not 0 < checkpoint < float("inf"):
-        raise WrongChoice("--checkpoint: must be a time longer than nothing")
+        raise WrongChoice("--checkpoint: must be more than 0")
     if price is not None and not 0 <= price < float("inf"):
-        raise WrongChoice("--price: must be what a GPU-hour costs, 0 or more")
+        raise WrongChoice("--price: must be the price of a GPU-hour, 0 or more")
     study.must_have("jobs")
     at_most = float(checkpoint / 2)
     first = study.ask("goodput_first", Ended, at_most_seconds=at_most)
@@ -146,19 +146,18 @@ def _notes(study: Study, first: Sequence[Ended], others: Sequence[GaveWay]) -> l
     found = [
         *hardware_ends.notes(study),
         *study.elsewhere_notes(((row.cluster, row.node) for row in first), "faults"),
-        "What a job lost is assumed, not measured: half the time between two checkpoints.",
-        "The work of jobs that no check and no NODE_FAIL shows to be ended by a node is not in it.",
+        "The loss of a job is assumed, not measured: half the time between two checkpoints.",
+        "Jobs ended by a node without a failing check or NODE_FAIL are not included.",
     ]
     without = sum(row.gpus is None for row in first)
     if without:
         found.append(
-            f"Of {plural(without, 'job')} that nodes ended the number of GPUs is not known: nothing lost is counted "
-            "there."
+            f"{plural(without, 'job')} ended by nodes had an unknown number of GPUs: their loss is not counted."
         )
     unknown = sum(row.jobs for row in others if row.how == "unknown")
     if unknown:
         found.append(
-            f"Who pre-empted {plural(unknown, 'job')} is not known: some of them may be of second order. slurmctld's "
-            "log says it: healthd fleet ingest --slurmctld-log."
+            f"The pre-emptors of {plural(unknown, 'job')} are not known, so some of the loss may be of second order. "
+            "Ingest slurmctld's log: healthd fleet ingest --slurmctld-log."
         )
     return found

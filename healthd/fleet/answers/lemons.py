@@ -61,7 +61,7 @@ LITTLE_OBSERVED = 0.5
 FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
 LONGER_DAYS = 180
 
-NOT_DRAINED = "--apply drains it only with --probability: its events are few, or of little weight"
+NOT_DRAINED = "--apply drains it only with --probability, because its events are few or weak"
 
 
 class Newest(NamedTuple):
@@ -133,7 +133,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: floa
     Raises Unanswerable if nothing in the store shows failures of nodes.
     """
     if not any(study.has(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
-        raise Unanswerable("the store has nothing that tells of failing nodes: healthd fleet ingest --sacct, --events")
+        raise Unanswerable("the store has no data about failing nodes: healthd fleet ingest --sacct, --events")
     newest = _newest(study)
     begin, end = _window(study, window_days, newest)
     all_known = known(study, begin - HISTORY_SECONDS, end)
@@ -421,8 +421,8 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
         )
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
-            f"The window of {lasting((end - begin) / DAY)} holds few failures of {cluster}: of nodes that fail "
-            f"{least:g} to {most:g} times as often as others, this answer names about {named:.0%}. {advice}"
+            f"The window of {lasting((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
+            f"{named:.0%} of the nodes that fail {least:g} to {most:g} times as often as others. {advice}"
         )
     return [note.replace("%", " %") for note in found]
 
@@ -430,7 +430,7 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
 def _ranked(one: Suspect, judged: Judged) -> dict[str, Any]:
     """Return the keys that each ranked node has in the document."""
     fleet = judged.fleet
-    assert fleet is not None, "where nobody failed no node is ranked"
+    assert fleet is not None, "without failures no node is ranked"
     return {
         "cluster": one.cluster,
         "node": one.node,
@@ -518,7 +518,7 @@ def _words(one: Evidence) -> str:
             if one.weight >= 0.999
             else "the node that failed is not known"
         )
-        shared = "" if one.weight >= 0.999 else f", {percent(one.weight)} of the blame"
+        shared = "" if one.weight >= 0.999 else f", weight {percent(one.weight)}"
         return f"job {one.job_id} ({size} on {_many(one.nodes or 1, 'node')}) ended {one.state}: {how}{shared}"
     if one.kind == "out":
         by = {"down": "it went down", "person": "a person drained it", "unknown": "it was taken out of service"}.get(
@@ -537,8 +537,8 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     found = study.coverage_notes("jobs") if study.has("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons show in so short "
-            "a time."
+            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found in "
+            "such a short time."
         )
     if not study.has("jobs"):
         found.append("The store has no jobs: jobs that failed because of a node are not counted.")
@@ -558,6 +558,6 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     if out:
         found.append(
             f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "
-            "time: a node that is out does not fail."
+            "period: a node that is out cannot fail."
         )
     return found

@@ -95,20 +95,20 @@ def links(study: Study) -> Document:
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
-        "How many ports a node has is what nodes of its model told of at least; one that was never in trouble on any "
-        "of them is not counted.",
+        "The number of ports of a node is the number that nodes of its model reported; ports without any problem on "
+        "these nodes are not counted.",
         *study.coverage_notes("events"),
     ]
     unnamed = sum(count for counted in its.values() for (_, _, port), count in counted.items() if not port)
     if unnamed:
         notes.append(
-            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these are counted by "
-            "node, as of one port."
+            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these count by node, as "
+            "one port."
         )
     unswitched = sum(row.switch is None for row in nodes)
     if unswitched:
         notes.append(
-            f"Of {unswitched:,} of {len(nodes):,} nodes the switch is not known: healthd fleet ingest --nodes."
+            f"The switch of {unswitched:,} of {len(nodes):,} nodes is not known: healthd fleet ingest --nodes."
         )
     return {
         **study.head("links", *notes),

@@ -36,8 +36,8 @@ def nccl(folder: str) -> Document:
     if not (read.views or read.failures or read.hangs):
         first = next((f" ({file_name(one.file)} {one.why})" for one in read.unread), "")
         raise Unanswerable(
-            f"{file_name(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's "
-            f"watchdog or NCCL_DEBUG tells of collectives or failed requests{first}"
+            f"{file_name(folder)}: it has no dump of PyTorch's flight recorder, and no log with collectives or "
+            f"failed requests by NCCL's watchdog or NCCL_DEBUG{first}"
         )
     return of(judge(read.views), read)
 
@@ -140,28 +140,28 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
     notes = []
     if judged.unseen:
         notes.append(
-            f"Nothing was read of {ranks_of(judged.unseen)}. PyTorch writes a dump of every rank whose process still "
-            "lives when one of them times out: who wrote none was dead by then, or its file was not collected."
+            f"There is no record of {ranks_of(judged.unseen)}. When a rank times out, PyTorch writes a dump of every "
+            "rank that is still alive: the others were dead by then, or their files were not collected."
         )
     if judged.kind == "network" and any(not judged.groups[stall.place.group].told for stall in judged.stalls):
         notes.append(
-            "Who is in these groups is not told: if a rank beyond those that were read is in one, that rank may be the "
-            "cause, and not the network."
+            "The members of these groups are not recorded: if a group has a rank without a record, that rank may be "
+            "the cause, not the network."
         )
     for rank, why in sorted(judged.aside.items())[:MOST_NAMED]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judged.aside) > MOST_NAMED:
-        notes.append(f"So of {len(judged.aside) - MOST_NAMED:,} more.")
+        notes.append(f"{len(judged.aside) - MOST_NAMED:,} more dumps are not used for such reasons.")
     notes += [f"{file_name(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
     if len(read.unread) > MOST_NAMED:
         notes.append(f"{len(read.unread) - MOST_NAMED:,} more files could not be used.")
     if any(not lane.sure for view in read.views for lane in view.lanes.values()):
         notes.append(
-            "NCCL's own log says which collective a rank entered, not which it left: whether all are stuck in one is "
-            "not known from it."
+            "NCCL's own log records which collective a rank entered, not which it left, so it does not show whether "
+            "all ranks are stuck in it."
         )
     if any(not view.version and not view.pairs for view in read.views if view.lanes):
-        notes.append("A log of the watchdog names only groups in which something timed out: a dump tells of all.")
+        notes.append("A watchdog log names only groups with a time-out; a dump has all groups.")
     return notes
 
 

@@ -85,13 +85,13 @@ def failures_verdict(nccl: Document) -> str:
     ends = f"{_local_end(first)} and {_remote_end(first)}"
     if first["source"] == transport.MEMORY:
         return (
-            f"The registration of memory with the network adapter, not the network: between {ends} {first['meaning']} "
+            f"Memory registration with the network adapter failed, not the network: between {ends} {first['meaning']} "
             f"({_status(first)})."
         )
     if first["source"] == transport.FLUSHED:
         return (
-            f"A connection between {ends} broke before: {first['meaning']} ({_status(first)}). The first error is in "
-            "the log of another rank."
+            f"The connection between {ends} broke earlier: {first['meaning']} ({_status(first)}). The first error is "
+            "in the log of another rank."
         )
     what = {
         transport.NETWORK: "The network, or the process at the other end",
@@ -107,8 +107,8 @@ def hangs_verdict(nccl: Document) -> str:
     names = ", ".join(map(str, hanging[:MOST_SHOWN])) + (", ..." if len(hanging) > MOST_SHOWN else "")
     if not nccl["suspects"]:
         return (
-            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL by their own monitors (ranks {names}): which one "
-            "they wait for is not known from that."
+            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL according to their monitors (ranks {names}); the "
+            "rank that they wait for is not known."
         )
     one = len(hanging) == 1
     return (
@@ -141,7 +141,7 @@ def failures_advice(nccl: Document) -> str:
             "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the limit of locked memory."
         )
     if source == transport.FLUSHED:
-        return "Next: read the logs of the other end's ranks, which have the first error."
+        return "Next: read the logs of the ranks at the other end, which have the first error."
     return (
         "Next: check whether the process at the other end ended first. If not: `healthd fleet links` for the ports and "
         "switches between these two ends, and `healthd status` on both."

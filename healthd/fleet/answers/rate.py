@@ -125,17 +125,17 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
     said = hardware_ends.notes(study)
     if not large["node_seconds"]:
         said.append(
-            f"No job of more than {plural(more_than_gpus, 'GPU')} ran: there is no r_f. Choose another size with "
+            f"No job with more than {plural(more_than_gpus, 'GPU')} ran, so there is no r_f. Choose another size with "
             "--more-than-gpus."
         )
     if overall["placed"] < overall["failures"]:
         said.append(
-            f"Of {overall['failures'] - overall['placed']} of {overall['failures']} failures the node is not known: "
-            "nothing critical was seen, and Slurm set no node of theirs down."
+            f"The node of {overall['failures'] - overall['placed']} of {overall['failures']} failures is not known: no "
+            "critical condition was seen, and Slurm set none of their nodes down."
         )
     clusters = study.ask("rate_clusters", Cluster)
     if len(clusters) > 1:
-        said.append(f"{len(clusters)} clusters are counted together: --cluster asks of one.")
+        said.append(f"{len(clusters)} clusters are counted together; select one with --cluster.")
     return said
 
 

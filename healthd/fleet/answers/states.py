@@ -80,9 +80,7 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
     """
     if split is not None and not study.from_time < split < study.to_time:
         within_times = f"{moment(study.from_time)} and {moment(study.to_time)}"
-        raise WrongChoice(
-            f"--split: {moment(split)} does not lie between {within_times} UTC, the time that is asked of"
-        )
+        raise WrongChoice(f"--split: {moment(split)} is not within the requested period, {within_times} UTC")
     study.must_have("jobs")
     ended = study.ask("states_ended", Ended)
     if study.chosen.model or study.chosen.switch:
@@ -309,15 +307,18 @@ def _notes(study: Study, ended: Sequence[Ended], use: Row, unread: dict[str, flo
     without = sum(row.jobs for row in ended if row.gpus_up_to is None)
     if without:
         found.append(
-            f"{plural(without, 'job')} never started, or nobody knows how many GPUs {'it' if without == 1 else 'they'} "
-            "had: counted among the jobs, without GPU time."
+            f"{plural(without, 'job')} never started, or {'has' if without == 1 else 'have'} an unknown number of "
+            "GPUs: counted as jobs, without GPU time."
         )
     if use["nodes_without_gpus"]:
         found.append(
-            f"Of {plural(use['nodes_without_gpus'], 'node')} the number of GPUs is not known (healthd fleet ingest "
-            "--nodes): no utilisation has them."
+            f"The number of GPUs of {plural(use['nodes_without_gpus'], 'node')} is not known (healthd fleet ingest "
+            "--nodes): they are excluded from the utilisation."
         )
     for cluster, missing in unread.items():
         if missing >= 0.0005:
-            found.append(f"Of {percent(missing)} of the time no jobs of {cluster} were read: it is in no utilisation.")
+            found.append(
+                f"No jobs of {cluster} were read for {percent(missing)} of the time, which is excluded from the "
+                "utilisation."
+            )
     return found

@@ -174,8 +174,8 @@ class Study:
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(there):,} {what} were on nodes that were not chosen: a job is chosen whole, "
-            "for any of its nodes."
+            f"{outside:,} of these {len(there):,} {what} were on nodes that were not chosen: a job is chosen whole if "
+            "any of its nodes is."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
@@ -200,7 +200,7 @@ class Study:
                 )
             if observed.step_seconds is not None:
                 step = f"every {observed.step_seconds} s at most"
-                found.append(f"Prometheus scraped {step}: a condition shorter than that is missing.")
+                found.append(f"Prometheus scraped {step}: shorter conditions are missing.")
         return found
 
     # --- internals
@@ -281,8 +281,8 @@ class Study:
         known = {name for (text,) in lists for name in (text.split(",") if key == "partition" else [text])}
         if told not in known:
             near = nearest(told, known)
-            hint = near if len(near) < MOST_HINT else f"; {len(known)} others are known"
-            raise WrongChoice(f'--{key}: nothing in the store has the {key} "{told}"{hint}')
+            hint = near if len(near) < MOST_HINT else f"; the store has {len(known)} others"
+            raise WrongChoice(f'--{key}: the {key} "{told}" does not occur in the store{hint}')
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def view(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] |
     try:
         return _view(parts, entries, source, {} if texts is None else texts)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-        raise NoDump("has entries that are not a flight recorder's") from None
+        raise NoDump("has invalid entries of a flight recorder") from None
 
 
 def ranks_possible(view: View) -> frozenset[int] | None:

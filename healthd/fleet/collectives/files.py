@@ -134,17 +134,17 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
     """Return a dump's view, or the records of a log. Raises NotPlain, InvalidDump, OSError."""
     about = os.stat(path)
     if not stat.S_ISREG(about.st_mode):
-        raise NoDump("is no regular file")
+        raise NoDump("is not a regular file")
     if not about.st_size:
         raise NoDump("is empty")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # it may have become a pipe
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NoDump("is no regular file")
+            raise NoDump("is not a regular file")
         begin = file.read(BEGIN)
         first = begin.lstrip()
         if begin[:1] == b"\x80" or first.startswith((b"{", b"[{")):
             if about.st_size > MOST_BYTES:
-                raise NoDump(f"has {about.st_size:,} bytes: a dump of more than {MOST_BYTES:,} is not read")
+                raise NoDump(f"has {about.st_size:,} bytes; dumps of more than {MOST_BYTES:,} are not read")
             data = begin + file.read(MOST_BYTES)
             seen = view(plain(data) if begin[:1] == b"\x80" else _json(data), name, texts)
             seen.host = _host(name)
@@ -153,7 +153,7 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
                 seen.rank = next(iter(possible))
             return RankLog([seen])
         if about.st_size > MOST_LOG_BYTES:
-            raise NoDump(f"has {about.st_size:,} bytes: a log of more than {MOST_LOG_BYTES:,} is not read")
+            raise NoDump(f"has {about.st_size:,} bytes; logs of more than {MOST_LOG_BYTES:,} are not read")
         if not any(begin) and about.st_blocks * 512 < about.st_size // 2:
             raise NoDump("has holes instead of content")
         file.seek(0)
@@ -178,11 +178,11 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
-        raise NoDump("is JSON that would take too much memory")
+        raise NoDump("is JSON that needs too much memory")
     try:
         return json.loads(data)
     except (ValueError, RecursionError, MemoryError):
-        raise NoDump("is damaged JSON, or breaks off") from None
+        raise NoDump("is damaged or incomplete JSON") from None
 
 
 def _name_ranks(views: Sequence[View], others: set[int], unread: list[Unread]) -> None:
@@ -218,7 +218,7 @@ def _name_ranks(views: Sequence[View], others: set[int], unread: list[Unread]) -
             likely = [*labelled[at][::-1], *numbers[at][::-1]]
             rank = next((one for one in likely if one is not None and (among is None or one in among)), None)
         if rank is None:
-            unread.append(Unread(seen.source, "is a dump of a rank that neither its name nor its groups tell"))
+            unread.append(Unread(seen.source, "is a dump whose rank neither its name nor its groups show"))
         else:
             seen.rank = rank
 
@@ -253,9 +253,9 @@ def _no_local_ranks(folder: str, named: Sequence[View], known: set[int]) -> None
         apart = os.path.dirname(seen.source) != os.path.dirname(other.source) or not _labelled(seen.source)
         if other is not seen and together and apart:
             raise NoFolder(
-                f"{folder}: {other.source} and {seen.source} are both of rank {seen.rank} by their names, and "
-                f"{len(members - known):,} other ranks have no file: name each file by the rank in the whole job, not "
-                "by the one in its node"
+                f"{folder}: {other.source} and {seen.source} both have rank {seen.rank} in their names, and "
+                f"{len(members - known):,} other ranks have no file: name each file by the global rank of the job, not "
+                "by the local rank of its node"
             )
 
 
@@ -298,6 +298,6 @@ def _one_a_rank(views: list[View], unread: list[Unread]) -> list[View]:
     for seen in sorted(views, key=lambda view: (bool(view.version or view.pairs), view.last_ns, view.source)):
         older = best.get(seen.rank)
         if older is not None and older.source != seen.source:
-            unread.append(Unread(older.source, f"is of rank {seen.rank} too, and {seen.source} is newer"))
+            unread.append(Unread(older.source, f"is of rank {seen.rank} too, but {seen.source} is newer"))
         best[seen.rank] = seen
     return [best[rank] for rank in sorted(best)]

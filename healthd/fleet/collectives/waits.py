@@ -594,5 +594,5 @@ def _of_other_times(views: Mapping[int, View]) -> dict[int, str]:
         if view.last_ns and usual - view.last_ns > OF_ANOTHER_RUN_SECONDS * 10**9:
             found[rank] = "is of an earlier run: it ends over an hour before the others"
         elif view.first_ns - usual > BEGUN_ANEW_SECONDS * 10**9 and not view.since_ns and not view.only_waiting:
-            found[rank] = "begins after the others stood still: its process began anew"
+            found[rank] = "begins after the others stopped: its process restarted"
     return found

@@ -40,7 +40,7 @@ class _Pipe(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not select.select([self.descriptor], [], [], SILENT_SECONDS)[0]:
-            raise IngestError(f"{self.name}: said nothing for {SILENT_SECONDS:g} s, and was killed")
+            raise IngestError(f"{self.name}: printed nothing for {SILENT_SECONDS:g} s and was killed")
         return os.readv(self.descriptor, [buffer])
 
 
@@ -84,7 +84,7 @@ def _await(process: subprocess.Popen[bytes], name: str) -> None:
     deadline = time.monotonic() + ENDING_SECONDS
     while process.poll() is None:
         if time.monotonic() > deadline:
-            raise IngestError(f"{name}: did not end, and was killed")
+            raise IngestError(f"{name}: did not end and was killed")
         time.sleep(0.02)
 
 

@@ -41,7 +41,7 @@ class Columns:
         """Raise IngestError if a column is missing or duplicated."""
         for name in self.wanted:
             if name not in names:
-                raise IngestError(f'{file}: has no column "{name}": the first line must name {", ".join(self.wanted)}')
+                raise IngestError(f'{file}: no column "{name}": the first line must name {", ".join(self.wanted)}')
         for name in (*self.wanted, *self.optional):
             if names.count(name) > 1:
                 raise IngestError(f'{file}: names the column "{name}" {names.count(name)} times')
@@ -66,7 +66,7 @@ def rows(
             more = len(fields) - len(names) + 1
             fields[free : free + more] = [separator.join(fields[free : free + more])]
         if len(fields) != len(names):
-            reading.unread(number, f"{_number(len(fields), 'column')} where {len(names)} are named")
+            reading.unread(number, f"{_number(len(fields), 'column')} instead of {len(names)}")
             continue
         yield number, {name: fields[place].strip() for name, place in places}
 
@@ -101,7 +101,7 @@ def _records(
                     continue
                 if more[0]:
                     taken.append(more)
-                reading.unread(number, f"the quotes are wrong: {why}")
+                reading.unread(number, f"invalid quotes: {why}")
                 again.extend(reversed(taken))
                 break
             yield number, fields

@@ -64,7 +64,7 @@ def not_ahead(run: Run, read: Runs, whose: str) -> Runs:
         return read
     said = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
     run.say(
-        f"{run.source.name}: {whose}: the store says that it was read until {said:%Y-%m-%d %H:%M:%S} UTC, which is not "
-        "yet: a clock was ahead, and this stretch is read anew"
+        f"{run.source.name}: {whose}: according to the store it was read until {said:%Y-%m-%d %H:%M:%S} UTC, which is "
+        "in the future: a clock was ahead; this period is read again"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)

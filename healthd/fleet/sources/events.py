@@ -152,7 +152,7 @@ def _person(text: Value, user: User) -> Value:
     kept = user(found["name"])
     if kept == found["name"]:
         return text
-    return f"{found['did']}{kept or 'somebody'}" if found["did"] else kept
+    return f"{found['did']}{kept or 'a user'}" if found["did"] else kept
 
 
 def _whole(told: Told, user: User) -> str:
@@ -215,11 +215,11 @@ def ingest(run: Run, files: list[str]) -> None:
         if some.is_last:
             break
     for what, lines in sorted(all_of.unknown.items()):
-        run.say(f"events: {plural(lines, 'line')} of {what}, which is not known here, kept as it came")
+        run.say(f"events: {plural(lines, 'line')} of {what}, which this version does not know, stored unchanged")
     if cut:
-        run.say(f"events: {plural(cut, 'line')} torn or damaged, and no event is missing there")
+        run.say(f"events: {plural(cut, 'line')} torn or damaged, but no event is missing")
     if missing:
-        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or still under way")
+        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or not yet copied")
 
 
 class Part:

@@ -51,7 +51,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
             reading.unread(number, str(error))
             continue
         if not is_decimal(row["jobid"]):
-            reading.unread(number, f'"{row["jobid"]}" is no id of a job: use -o %A')
+            reading.unread(number, f'"{row["jobid"]}" is not a job id: use -o %A')
             continue
         reading.read(1)
         for node in nodes if reading.wants(submitted, None) else ():
@@ -73,7 +73,7 @@ def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[t
             ends = [*starts[1:], width]
             cells = [line[start:end] for start, end in zip(starts, ends, strict=True)]
             if len(line) > width or any(cell and not cell.endswith(" ") for cell in cells):
-                reading.unread(number, "a column may be cut: ask for it wider, or use -o '%A|%V|%x'")
+                reading.unread(number, "a column may be cut: make it wider, or use -o '%A|%V|%x'")
             else:
                 yield number, "|".join(cell.strip() for cell in cells)
 

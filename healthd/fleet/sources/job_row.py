@@ -32,7 +32,7 @@ LONG = 1_000  # characters
 # The state of the copy of a job that a federation removed because a sibling cluster started it. It ran elsewhere.
 REVOKED = "REVOKED"
 NAMELESS = 20  # after this many jobs without a cluster the whole source is assumed to have none
-NO_CLUSTER = "a job does not name its cluster: say --cluster NAME"
+NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
 _STATE = regex(r"([A-Z][A-Z_]{2,30})(?: by \d{1,10})?")
@@ -147,7 +147,7 @@ class JobRows:
         else:
             submitted, began, ended = self._seconds(submit), self._seconds(start), self._seconds(end)
         if submitted is None:
-            raise ValueError("Submit: a job without it")
+            raise ValueError("Submit: missing")
         count, names, nodes_text = self._nodes[node_list]
         # Cancelled while pending: Start equals End, and nothing is allocated. A job that ran and whose nodes are no
         # longer recorded (NODE_FAIL) keeps its times and GPUs.
@@ -156,7 +156,7 @@ class JobRows:
             began = None
         if ended is not None:
             if word in NOT_ENDED:
-                raise ValueError(f"{word} with an End: was sacct asked to cut times (--truncate)?")
+                raise ValueError(f"{word} with an End: was sacct run with --truncate?")
             if began is not None and ended < began:
                 raise ValueError(f"End is {began - ended} s before Start")
         ran = began is not None
@@ -235,16 +235,16 @@ def _ids(raw: str, shown: str) -> tuple[str, str, str]:
     JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component of a heterogeneous job).
     """
     if raw and not (is_decimal(raw) and len(raw) <= 10):
-        raise ValueError(f"JobIDRaw: no number: {described(raw)}")
+        raise ValueError(f"JobIDRaw: not a number: {described(raw)}")
     if raw == shown or not shown:
         if not raw:
-            raise ValueError("JobID: a job without it")
+            raise ValueError("JobID: missing")
         return raw, "", ""
     found = _JOB_ID.fullmatch(shown)
     if found is None:
-        raise ValueError(f"JobID: no job: {described(shown)}")
+        raise ValueError(f"JobID: not a job id: {described(shown)}")
     if not raw and found[0] != found[1]:
-        raise ValueError(f"JobIDRaw: is not there, and JobID {described(shown)} does not tell it")
+        raise ValueError(f"JobIDRaw: missing, and JobID {described(shown)} does not contain it")
     return (raw or found[1]), (found[1] if "_" in shown else ""), (found[2] or "")
 
 
@@ -253,7 +253,7 @@ def _db_index(text: str) -> int:
     if text in ("", "0"):
         return 0
     if not is_decimal(text) or len(text) > 20 or int(text) >= 1 << 64:
-        raise ValueError(f"DBIndex: no number of 64 bits: {described(text)}")
+        raise ValueError(f"DBIndex: not a 64-bit number: {described(text)}")
     number = int(text)
     return number - (1 << 64) if number >= 1 << 63 else number
 
@@ -261,7 +261,7 @@ def _db_index(text: str) -> int:
 def _state(text: str) -> str:
     found = _STATE.fullmatch(text)
     if found is None:
-        raise ValueError(f"State: no state of a job: {described(text)}")
+        raise ValueError(f"State: not a job state: {described(text)}")
     return found[1]
 
 
@@ -289,7 +289,7 @@ def _gpus(text: str) -> str:
             else:
                 all_types += count
         elif _OF_GPUS.fullmatch(entry):
-            raise ValueError(f"AllocTRES: no number of GPUs: {described(entry.rpartition('=')[2])}")
+            raise ValueError(f"AllocTRES: not a number of GPUs: {described(entry.rpartition('=')[2])}")
     return str(all_types if total is None else total)
 
 
@@ -312,7 +312,7 @@ def _one_line(text: str) -> str:
 
 def _number(text: str) -> str:
     if text and not (is_decimal(text) and len(text) <= 18):
-        raise ValueError(f"no number where one belongs: {described(text)}")
+        raise ValueError(f"not a number: {described(text)}")
     return "" if text in _NO_VALUES else text
 
 

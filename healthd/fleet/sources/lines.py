@@ -75,7 +75,7 @@ def lines_in(
                 return
             place.number, place.position = number, place.position + size
             if not whole:
-                reading.unread(number, "the file ends in this line: it may be cut")
+                reading.unread(number, "the file ends within this line, which may be cut")
             elif size > MOST_BYTES + 1:
                 reading.unread(number, f"the line is longer than {MOST_BYTES} bytes")
             else:
@@ -83,14 +83,14 @@ def lines_in(
                 if text is not None:
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reading.cut(f"the compressed file goes no further: {error}")
+        reading.cut(f"the compressed file is cut: {error}")
 
 
 def _text(line: bytes, number: int, reading: Reading) -> str | None:
     try:
         text = line.removeprefix(_BOM).decode("utf-8") if number == 1 else line.decode("utf-8")
     except UnicodeDecodeError as error:
-        reading.unread(number, f"no UTF-8 at byte {error.start + 1} of the line")
+        reading.unread(number, f"not UTF-8 at byte {error.start + 1} of the line")
         return None
     if "\0" in text:
         reading.unread(number, "the line has a zero byte")

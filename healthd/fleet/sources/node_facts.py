@@ -58,7 +58,7 @@ def of_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tup
     for number, row in rows(lines, TABLE, reading):
         gpus = row.get("gpus", "")
         if gpus and not (is_decimal(gpus) and len(gpus) <= 4):
-            reading.unread(number, f"gpus: no number of GPUs: {described(gpus)}")
+            reading.unread(number, f"gpus: not a number of GPUs: {described(gpus)}")
             continue
         try:
             nodes = expand(row["node"])
@@ -91,7 +91,7 @@ def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
             reading.unread(number, str(error))
             continue
         if not switches or not row["rack"]:
-            reading.unread(number, "no switch, or no rack, is named")
+            reading.unread(number, "no switch or no rack is named")
             continue
         reading.read(1)
         yield from ((ON_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)

@@ -73,7 +73,7 @@ def tell_unknown(run: Run, step: Step, table: str) -> None:
     ).fetchall()
     if unknown:
         names = ", ".join(node for _, node in unknown[:MOST_NAMED]) + (", ..." if len(unknown) > MOST_NAMED else "")
-        run.say(f"{run.source.name}: nodes that are not known in their cluster are kept, {len(unknown):,}: {names}")
+        run.say(f"{run.source.name}: {len(unknown):,} nodes that are unknown in their cluster are kept: {names}")
 
 
 def covers_staged(run: Run, step: Step, table: str) -> None:
@@ -123,10 +123,10 @@ def same_zone(run: Run, path: str, before: str | None) -> None:
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
-        now = f"with {run.zone}" if run.zone else "without one"
+        now = f"with {run.zone}" if run.zone else "without it"
         raise WrongCommand(
-            f"{path}: was read with --timezone {zone}; {now} its rows would be there twice: "
-            f"say {zone} again, or, if it was wrong, read everything into a new store"
+            f"{path}: was read with --timezone {zone}; {now} its rows would be stored twice: "
+            f"use {zone} again, or, if it was wrong, read everything into a new store"
         )
 
 
@@ -142,7 +142,7 @@ def local_cluster() -> str:
     """Return the name of the local cluster. Raises IngestError if Slurm does not answer."""
     cluster = configured("ClusterName").get("ClusterName")
     if cluster is None:
-        raise IngestError("scontrol show config: names no ClusterName: say --cluster NAME")
+        raise IngestError("scontrol show config: has no ClusterName: add --cluster NAME")
     return cluster
 
 
@@ -161,7 +161,7 @@ def of_here(run: Run, name: str) -> Reading:
     here = local_cluster()
     if run.cluster not in ("", here):
         raise IngestError(
-            f"{name}: would tell of the cluster {here} here, not of {run.cluster}: run it there, into a file"
+            f"{name}: the local cluster is {here}, not {run.cluster}: run the command there and write a file"
         )
     return replace(Reading.of(run, name), cluster=here)
 

@@ -124,9 +124,7 @@ def _iso(time: str, changed: float) -> str:
         return found[0].replace(" ", "T").replace(",", ".")
     if (found := _SHORT_TIME.match(time)) and found[0][:3] in _MONTHS:
         return _with_year(found[0], changed)
-    raise ValueError(
-        f'"{time}" in front of a pre-emption is no time' if time else "a pre-emption has no time before it"
-    )
+    raise ValueError(f'"{time}" before a pre-emption is not a time' if time else "a pre-emption has no time before it")
 
 
 def _with_year(short: str, changed: float) -> str:
@@ -140,7 +138,7 @@ def _with_year(short: str, changed: float) -> str:
             continue
         if when <= latest:
             return when.isoformat()
-    raise ValueError(f'"{short}" is no day of any year')
+    raise ValueError(f'"{short}" is not a valid date')
 
 
 def ingest(run: Run, files: list[str]) -> None:
@@ -172,7 +170,7 @@ def _log(run: Run, path: str, file: BinaryIO) -> None:
     if place.position == begin and begin:
         return
     if not (begin or rows or unread) and ends and not any(_begins_with_a_time(line, about.st_mtime) for line in ends):
-        raise IngestError(f"{path}: neither its first nor its last line begins with a time, as those of slurmctld do")
+        raise IngestError(f"{path}: neither its first nor its last line begins with a time, unlike a log of slurmctld")
     times = [_seconds(line, reading, about.st_mtime) for line in ends]
     with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
         step.stage("preemptions", rows)

@@ -168,7 +168,7 @@ def spans(
             series = series_of(labels, reading)
             told = {_whole(at): _point(_whole(value)) for at, value in values}
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            reading.unread(number, f"a series that is none: {str(error)[:100]}")
+            reading.unread(number, f"an invalid series: {str(error)[:100]}")
             continue
         points = seen.setdefault(series, {})
         for at, point in told.items():
@@ -205,7 +205,7 @@ def spans(
 def series_of(labels: Mapping[str, str], reading: Reading) -> Series:
     """Return the identity of a series. Raises ValueError if a label is missing."""
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
-        raise ValueError("its labels are no text")
+        raise ValueError("its labels are not text")
     name = next((labels[label] for label in NODE_LABELS if labels.get(label)), "")
     node = node_of(name)
     if not node or not labels.get("code"):
@@ -236,7 +236,7 @@ def node_of(instance: str) -> str:
 def _matrix(data: Any) -> Sequence[Any]:
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list) or data.get("resultType") != "matrix":
-        raise ServerError("does not answer with a range of values: is it a Prometheus server's address?")
+        raise ServerError("does not return a range of values: is this the address of a Prometheus server?")
     return result
 
 
@@ -244,7 +244,7 @@ def _whole(value: Any) -> int:
     """Return a time in whole seconds."""
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time")
     return int(number)
 
 
@@ -264,15 +264,15 @@ def settings(named: str) -> tuple[Server, int, str]:
         raise IngestError(f"{named}: {error}") from None
     for name in told:
         if name not in SETTINGS:
-            raise IngestError(f"{named}: no setting {name}{nearest(name, SETTINGS)}")
+            raise IngestError(f"{named}: unknown setting {name}{nearest(name, SETTINGS)}")
     step = told.pop("step_seconds", STEP_SECONDS)
     if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= 86_400:
-        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to a day, got {step!r}")
+        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to 86400, got {step!r}")
     for name, value in told.items():
         if not isinstance(value, str):
             raise IngestError(f"{named}: {name} must be text")
     if "url" not in told:
-        raise IngestError(f"{named}: names no url")
+        raise IngestError(f"{named}: url is missing")
     matchers = told.pop("matchers", "")
     try:
         return server(**told), step, matchers
@@ -304,7 +304,7 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
     newest, stretches = Scraped.of_text(text) if text else (None, "")
     was_read = not_ahead(run, of_text(stretches), at.url)
     if until_of(was_read) is None and run.from_time is None:
-        raise IngestError(f"{at.url}: since when is it to be asked? Say --from")
+        raise IngestError(f"{at.url}: the start of the period is missing: add --from")
     until = run.now - max(step, SETTLED_SECONDS)
     until = until if run.to_time is None else min(run.to_time, until)
     for begin, end in to_ask(was_read, run.from_time, until + 1, 0, 0):

@@ -59,9 +59,9 @@ def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "
     except ValueError:  # an unclosed bracket, an invalid port
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise ServerError('is no address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
+        raise ServerError('is not the address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
     if parts.username is not None:
-        raise ServerError("a password in the address is seen by everybody on this machine: name a file with it")
+        raise ServerError("a password in the address is visible to all users of this machine: put it into a file")
     headers = {}
     if tenant:
         headers["X-Scope-OrgID"] = _header(tenant, "the tenant")
@@ -70,7 +70,7 @@ def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "
     if basic_file:
         text = _secret(basic_file)
         if ":" not in text:
-            raise ServerError(f'{basic_file} does not hold "user:password"')
+            raise ServerError(f'{basic_file} does not contain "user:password"')
         headers["Authorization"] = f"Basic {base64.b64encode(text.encode()).decode()}"
     return Server(url.rstrip("/"), headers, ca_file)
 
@@ -79,12 +79,12 @@ def _secret(path: str) -> str:
     try:
         return Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
 
 
 def _header(text: str, what: str) -> str:
     if not text or not text.isascii() or not text.isprintable():
-        raise ServerError(f"{what} is empty, or has characters that no HTTP header may have")
+        raise ServerError(f"{what} is empty, or has characters that are invalid in an HTTP header")
     return text
 
 
@@ -119,7 +119,7 @@ def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float
             raise ServerError(f"did not answer within {seconds:g} s") from None
         raise ServerError(f"cannot be reached: {_why(reason)}") from None
     except ValueError as error:  # a redirect to an invalid address
-        raise ServerError(f"cannot be asked: it sends us elsewhere: {_why(error)}") from None
+        raise ServerError(f"cannot be queried: it redirects to an invalid address: {_why(error)}") from None
     return _data(body)
 
 
@@ -129,16 +129,16 @@ def _bounded(response: Any, seconds: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:
-            raise TooMuch(f"answers with more than {MOST_BYTES >> 20} MiB")
+            raise TooMuch(f"returns more than {MOST_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
-            raise ServerError(f"did not answer whole within {seconds:g} s")
+            raise ServerError(f"did not answer completely within {seconds:g} s")
     return b"".join(parts)
 
 
 def _refused(error: urllib.error.HTTPError) -> ServerError:
     if 300 <= error.code < 400:
         where = printable(str(error.headers.get("Location", "elsewhere")))[:200]
-        return ServerError(f"sends us to {where}: nothing was asked there; name that address if it is right")
+        return ServerError(f"redirects to {where}, which was not followed; use that address if it is right")
     try:
         said = json.loads(error.read(1 << 16)).get("error", "")
     except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
@@ -154,9 +154,9 @@ def _data(body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise ServerError("does not answer with JSON: is it a Prometheus server's address?") from None
+        raise ServerError("does not answer with JSON: is this the address of a Prometheus server?") from None
     if not isinstance(answer, dict) or answer.get("status") != "success" or "data" not in answer:
-        raise ServerError("does not answer as Prometheus does: is it a Prometheus server's address?")
+        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
     return answer["data"]
 
 

@@ -54,7 +54,7 @@ class Reading:
     def cluster_of(self, named: str | None = None) -> str:
         """Return the cluster of a row. Raises IngestError if neither the row nor --cluster names one."""
         if not (named or self.cluster):
-            raise IngestError(f"{self.name}: does not tell the cluster: say --cluster NAME")
+            raise IngestError(f"{self.name}: does not name the cluster: add --cluster NAME")
         return named or self.cluster
 
     def seconds(self, text: str) -> int:

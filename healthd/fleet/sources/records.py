@@ -152,7 +152,7 @@ class _Reader:
         if not self.header:
             if line.strip() and not line.startswith("#") and not self.lost:
                 self.lost = True
-                self.unread(at, "no line above it names the columns")
+                self.unread(at, "no header line above it")
             return
         if not self.open and not line.strip():
             return
@@ -174,7 +174,7 @@ class _Reader:
                 return
             self._give_up()
         if not whole:
-            self.unread(at, "the file ends in this line: it may be cut")
+            self.unread(at, "the file ends within this line, which may be cut")
         elif len(alone) < width:
             self.open, self.open_at = [line], at
         elif len(alone) == width:
@@ -182,12 +182,12 @@ class _Reader:
         elif (fields := self._divided(alone)) is not None:
             yield at, fields
         else:
-            self.unread(at, f"{len(alone)} fields where the header names {width}")
+            self.unread(at, f"{len(alone)} fields, but the header has {width}")
 
     def _give_up(self) -> None:
         if self.open:
             fields = " ".join(self.open).count(self.delimiter) + 1
-            self.unread(self.open_at, f"{fields} fields where the header names {len(self.header)}")
+            self.unread(self.open_at, f"{fields} fields, but the header has {len(self.header)}")
             self.open = []
 
     def _fits(self, fields: Fields) -> bool:

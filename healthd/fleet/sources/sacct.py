@@ -122,7 +122,7 @@ def _picked(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
     place = {name.lower(): at for at, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in place:
-            raise NotReadable(f"has no column {name}: ask sacct with --format={','.join(FIELDS[:10])},...")
+            raise NotReadable(f"has no column {name}: run sacct with --format={','.join(FIELDS[:10])},...")
     return itemgetter(*(place.get(name.lower(), len(header)) for name in FIELDS))
 
 
@@ -270,7 +270,7 @@ class _Asking:
                         found[str(job.get("job_id")), submitted] = script
         except (IngestError, NotReadable) as error:  # keep the jobs without their scripts
             self.scripts = False
-            self.run.say(f"sacct: the scripts are not looked through for nodes that they exclude: {error}")
+            self.run.say(f"sacct: the exclusions in job scripts are not read: {error}")
         return found
 
 
@@ -327,7 +327,7 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
         except NotReadable as error:
             raise IngestError(f"{reading.name}: {error}") from None
         except (EOFError, zlib.error) as error:
-            reading.cut(f"the compressed file goes no further: {error}")
+            reading.cut(f"the compressed file is cut: {error}")
         finally:
             reading.read(count)
 

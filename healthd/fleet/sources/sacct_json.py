@@ -90,7 +90,7 @@ class _Text:
                 if len(self.text) - self.at > MOST_CHARACTERS:
                     raise ValueError(f"more than {MOST_CHARACTERS} characters") from None
                 if not self.more():
-                    raise ValueError(f"no JSON: {error}") from None
+                    raise ValueError(f"not JSON: {error}") from None
                 continue
             if end == len(self.text):  # a number may continue
                 end -= self.at
@@ -117,14 +117,14 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
     text.more()
     text.text = text.text.removeprefix("\ufeff")
     if text.peek() != "{":
-        raise NotReadable("is no JSON object as sacct --json prints it")
+        raise NotReadable("is not a JSON object of sacct --json")
     text.at += 1
     seen, told, count = False, "", 0
     while text.peek() == '"':
         try:
             key = text.value()
             if text.peek() != ":":
-                raise ValueError("no value behind a name")
+                raise ValueError("a name without a value")
             text.at += 1
             if key != "jobs" or text.peek() != "[":
                 value = text.value()
@@ -142,12 +142,12 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
             try:
                 job = text.value()
             except ValueError as error:
-                raise CutOff(f"the document goes no further at line {line}: {error}") from None
+                raise CutOff(f"the document is cut at line {line}: {error}") from None
             count += 1
             if isinstance(job, dict):
                 yield line, job
             else:
-                unread(line, "a job that is no object")
+                unread(line, "a job that is not an object")
         if not character:
             raise CutOff(f"the document ends within its jobs, at line {text.line_here}")
         text.at += 1
@@ -156,7 +156,7 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
     if seen and told:
         raise CutOff(f"sacct reported an error, so jobs may be missing{told}")
     if not seen:
-        raise NotReadable(f'has no list of "jobs" as sacct --json prints it{told}')
+        raise NotReadable(f'has no list "jobs" of sacct --json{told}')
 
 
 def _short(error: Any) -> str:
@@ -211,7 +211,7 @@ def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
 def _table(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = of.get(name) or {}
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: no object")
+        raise ValueError(f"{name}: not an object")
     return value
 
 
@@ -219,7 +219,7 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("a text is something else")
+        raise ValueError("a text field has another type")
     return str(value)
 
 
@@ -230,7 +230,7 @@ def _number(value: Any) -> str:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value in (NO_VAL, NO_VAL + 1)):
         return ""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"no number where one belongs: {str(value)[:40]!r}")
+        raise ValueError(f"not a number: {str(value)[:40]!r}")
     return str(value)
 
 
@@ -244,7 +244,7 @@ def _state(value: Any) -> str:
     """
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ValueError("state: no state of a job")
+        raise ValueError("state: not a job state")
     return str(next((word for word in words if word not in _BASE), words[0]))
 
 
@@ -270,7 +270,7 @@ def _tres(entries: Any) -> dict[str, str]:
     if entries is None:
         return {}
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("tres.allocated: no list of objects")
+        raise ValueError("tres.allocated: not a list of objects")
     found = {}
     for entry in entries:
         kind, name = _text(entry.get("type")), _text(entry.get("name"))
@@ -284,7 +284,7 @@ def _sluid(value: Any) -> str:
     if value in (None, ""):
         return ""
     if not isinstance(value, str) or not _SLUID.fullmatch(value):
-        raise ValueError(f"sluid: none: {str(value)[:40]!r}")
+        raise ValueError(f"sluid: invalid: {str(value)[:40]!r}")
     number = 0
     for digit in value[1:].upper():
         number = number * 32 + _CROCKFORD.index(digit)

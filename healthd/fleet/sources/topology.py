@@ -41,7 +41,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[
         leaf = next((words[name] for name in _LEAVES if name in words), "")
         if not leaf:
             if line.strip() and not any(name in words for name in _OTHERS):
-                reading.unread(number, "names no SwitchName=, BlockName= or RingName=")
+                reading.unread(number, "has no SwitchName=, BlockName= or RingName=")
             continue
         if words.get("level", "0") != "0" or "nodes" not in words:
             continue

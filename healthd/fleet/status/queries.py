@@ -78,7 +78,7 @@ class _Queries:
         scalar = _result(ask("query", {"query": "time()"}), "scalar")
         time = _number(scalar[1]) if len(scalar) == 2 else None
         if time is None or not EARLIEST <= time <= EARLIEST + FARTHEST_SECONDS:
-            raise ServerError(f"does not know the time: it says {json.dumps(scalar)[:60]}")
+            raise ServerError(f"has an invalid time: {json.dumps(scalar)[:60]}")
         self.time = time
 
     def vector(self, query: str) -> Iterator[tuple[Labels, float]]:
@@ -120,7 +120,7 @@ def read(ask: Ask, job: str = "") -> Fleet:
     named = {name: queries.by_node(query) for name, query in NAMED.items()}
     there = {**named["health"], **targets, **named["node"]}
     if not there:
-        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: --job names another')
+        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: name the job with --job')
     down = [at for at, (_, up) in targets.items() if not up and at not in named["node"] and at not in named["health"]]
     last, notes = _last_seen(queries, down, own)
     values = {name: {at: value for at, (_, value) in queries.by_node(query).items()} for name, query in VALUES.items()}
@@ -164,10 +164,10 @@ def read(ask: Ask, job: str = "") -> Fleet:
     if doubled:
         notes.append(
             f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
-            "give each cluster's targets a label cluster"
+            "add a label cluster to the targets of each cluster"
         )
     if queries.unread:
-        notes.append(f"{queries.unread:,} series of the answers are none, and are left out")
+        notes.append(f"{queries.unread:,} invalid series are left out")
     return Fleet(queries.time, once, tuple(notes))
 
 
@@ -247,7 +247,7 @@ def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict
                 node = labels.get("node", "")
                 found[at] = ((node or name) if newer else (name or node), max(queries.moment(value), seen))
         except ServerError as error:
-            return found, [f"when nodes were last seen is not known: it {error}"]
+            return found, [f"the time when nodes were last seen is not known: the server {error}"]
     return found, []
 
 
@@ -281,5 +281,5 @@ def _number(text: Any) -> float | None:
 def _result(data: Any, kind: str) -> list[Any]:
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list) or data.get("resultType") != kind:
-        raise ServerError("does not answer a query as Prometheus does: is it a Prometheus server's address?")
+        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
     return result

@@ -34,8 +34,8 @@ SLURM = {
 HOLDS = {
     "observe": "mode observe",
     "pause": "paused",
-    "limit": "it waits for the fleet limit",
-    "slurm": "Slurm does not answer it",
+    "limit": "waiting for the fleet limit",
+    "slurm": "Slurm does not answer",
 }
 
 
@@ -139,32 +139,30 @@ def why(fleet: Fleet, node: NodeNow) -> str:
     acting = [c for c in node.conditions if c.acts and c.severity]
     worst = _short(f"{acting[0].code} {acting[0].subject}".strip(), LONGEST) if acting else ""
     if node.drained_by:
-        reason = _short(node.reason, LONGEST) or "no reason is known"
+        reason = _short(node.reason, LONGEST) or "reason unknown"
         ours = node.drained_by in OURS
         said.append(reason.removeprefix("healthd: ") if ours else reason)
         worst = "" if ours and any(c.code in node.reason for c in acting) else worst
     more = f"+{len(acting) - 1} more" if len(acting) > 1 else ""
     said += [" ".join(filter(None, (worst, more)))] if worst or more else []
     if node.group is Group.HELD:
-        held = " and ".join(HOLDS[name] for name in node.delayed_by) or "healthd status there says why"
+        held = " and ".join(HOLDS[name] for name in node.delayed_by) or "run healthd status on the node"
         where = f" of {_short(node.limit_partition, 48)}" if node.limit_partition else ""
         said.append(f"not drained: {held}{where}")
     elif node.group is Group.BROKEN and not node.acknowledged and not said:
-        said.append("healthd status there says why")
+        said.append("run healthd status on the node")
     known = sum(c.acknowledged for c in node.conditions)
     if known:
-        said.append(f"{known} known to somebody")
+        said.append(f"{known} acknowledged")
     if node.health == "unknown":
-        said.append("a check could not look")
+        said.append("a check did not complete")
     if node.stale_seconds:
         when_known = node.stale_seconds <= fleet.time - EARLIEST
         said.append(
-            f"looked at nothing for {duration(node.stale_seconds)}"
-            if when_known
-            else "when it last looked is not known"
+            f"no check ran for {duration(node.stale_seconds)}" if when_known else "time of the last checks unknown"
         )
     if node.slurm_problem and "slurm" not in node.delayed_by:
-        said.append("Slurm does not answer it")
+        said.append("Slurm does not answer")
     if node.paused_until and "pause" not in node.delayed_by:
         said.append(f"paused, ends in {duration(max(0.0, node.paused_until - fleet.time))}")
     return "; ".join(said)
@@ -205,8 +203,8 @@ def _known(fleet: Fleet) -> str:
     """Return how many of the broken nodes are acknowledged."""
     broken = [node.acknowledged for node in fleet.nodes if node.group is Group.BROKEN]
     if all(broken):
-        return ", which somebody knows"
-    return f", {sum(broken):,} of which somebody knows" if any(broken) else ""
+        return " (acknowledged)"
+    return f" ({sum(broken):,} acknowledged)" if any(broken) else ""
 
 
 def _folded(nodes: Sequence[NodeNow]) -> str:

@@ -59,7 +59,7 @@ def view(availability: Document) -> View:
         ],
         [
             Table("Where the time went", FLEET, _named(availability, "fleet", "model not known")),
-            Table("Nodes that were available least", WORST, _worst(availability["nodes"])),
+            Table("Nodes with the lowest availability", WORST, _worst(availability["nodes"])),
         ],
         [_out(availability), _racks(availability)],
     )
@@ -84,10 +84,10 @@ def _worst(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _availability(fleet: Row) -> list[str]:
     if fleet["availability"] is None:
-        return ["Of no node it is known whether it was in service."]
+        return ["The availability of the nodes is not known."]
     return [
         f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
-        f"{precise(fleet['availability'])} of the time that is known."
+        f"{precise(fleet['availability'])} of the known time."
     ]
 
 
@@ -96,12 +96,12 @@ def _repairs(fleet: Row) -> list[str]:
     times = repair["ended"] + repair["still_out"]
     if not times:
         return ["No node was out of service."]
-    still = f", {repair['still_out']} of them not over" if repair["still_out"] else ""
+    still = f" ({repair['still_out']} not over yet)" if repair["still_out"] else ""
     whole = f"Nodes were out {plural(times, 'time')}{still}."
     if not repair["ended"]:
         return [whole]
-    took = f"{span(repair['mean_seconds'])} on average, half of them up to {span(repair['median_seconds'])}"
-    return [whole, f"To come back took {took}, nine of ten up to {span(repair['p90_seconds'])} (MTTR)."]
+    took = f"mean {span(repair['mean_seconds'])}, median {span(repair['median_seconds'])}"
+    return [whole, f"Time to repair (MTTR): {took}, 90th percentile {span(repair['p90_seconds'])}."]
 
 
 def _planned(planned: list[dict[str, Any]]) -> list[str]:
@@ -113,7 +113,7 @@ def _planned(planned: list[dict[str, Any]]) -> list[str]:
             days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
             named = listed([f"{row['name']} from {moment(row['start_time'])}" for row in some], NAMED_SHOWN, "; ")
             reservations = plural(len(some), "reservation")
-            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}).")
+            found.append(f"{words}, not counted: {days} node-days in {reservations} ({named}).")
     return found
 
 
@@ -144,8 +144,8 @@ def _out(availability: Document) -> Figure:
     shares = availability["fleet"]["shares"]
     words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in REASONS.items())
     return Figure(
-        "Why nodes were not up",
-        f"Of the fleet's time without planned maintenance: {words}.",
+        "Reasons why nodes were not up",
+        f"Share of the fleet's time without planned maintenance: {words}.",
         (grouped_bars(records, share, "what", "of", COLOURS, legend=legend),),
     )
 
@@ -166,5 +166,5 @@ def _racks(availability: Document) -> Figure | None:
     if availability["sla"]:
         aim = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", aim, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    words = f"The least available of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
-    return Figure("The racks that were available least", words, tuple(layers))
+    words = f"The lowest of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
+    return Figure("Racks with the lowest availability", words, tuple(layers))

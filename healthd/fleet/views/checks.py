@@ -36,7 +36,7 @@ DRAINS = (
 def view(checks: Document) -> View:
     return described(
         checks,
-        "Which check is the first evidence, and how long until the drain",
+        "First evidence by check, and time until the drain",
         _sentences(checks),
         [
             Table(
@@ -62,14 +62,14 @@ def _drains(checks: Document) -> list[Row]:
 
 def _sentences(checks: Document) -> list[str]:
     if not checks["incidents"]:
-        found = ["No check failed in this time."]
+        found = ["No check failed in this period."]
     else:
         first = checks["checks"][0]
         after = checks["after"]
         found = [
             f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
             f"was {first['check']} most often ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} of them the node was out of service within "
+            f"After {after['drained']:,} incidents the node was out of service within "
             f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
             f"{after['already_out']:,} began while it was already out.",
         ]
@@ -77,13 +77,13 @@ def _sentences(checks: Document) -> list[str]:
     if drains["with_evidence"]:
         found.append(
             f"From the first evidence to the drain: half within {span(drains['p50_seconds'])}, 90 % within "
-            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])}, of the "
-            f"{drains['with_evidence']:,} of {drains['drains']:,} drains that had any. Before "
+            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])} "
+            f"({drains['with_evidence']:,} of {drains['drains']:,} drains had evidence). Before "
             f"{drains['nothing_seen']:,} drains no check failed, and before {drains['not_observed']:,} the node was "
             "not observed."
         )
     if checks["never"]:
-        found.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
+        found.append(f"Enabled, but never reported anything: {', '.join(checks['never'])}.")
     if checks["not_deployed"]:
         found.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
     return found
@@ -119,7 +119,7 @@ def _first(checks: Document) -> Figure | None:
         order={"field": "place", "type": "ordinal"},
     )
     words = (
-        f"Of {plural(checks['incidents'], 'incident')} {first['check']} was the first evidence of {first['first']:,}."
+        f"{first['check']} was the first evidence of {first['first']:,} of {plural(checks['incidents'], 'incident')}."
     )
     return Figure("Order of the checks within incidents", words, (bars,))
 
@@ -162,6 +162,6 @@ def _delays(checks: Document) -> Figure | None:
     )
     words = (
         f"All: half within {span(drains['p50_seconds'])}, 99 % within {span(drains['p99_seconds'])}; "
-        f"{percent(drains['share_observed'])} of the drains were of nodes that were observed."
+        f"{percent(drains['share_observed'])} of the drained nodes were observed."
     )
     return Figure("Time to the drain, by the first check", words, (delays,))

@@ -31,10 +31,10 @@ def view(ettr: Document) -> View:
     forms = [{"form": words, "ettr": ettr[key]} for key, words in KEYS.items()]
     return described(
         ettr,
-        "How much of its time a large job makes progress",
+        "Effective training time ratio (ETTR) of a large job",
         _sentences(ettr),
         [
-            Table("The same job by other forms", FORMS, forms),
+            Table("The same job by other methods", FORMS, forms),
             _by_checkpoint(ettr),
             Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
         ],
@@ -60,8 +60,8 @@ def _sentences(ettr: Document) -> list[str]:
     found = [
         f"ETTR {ettr['exact']:.2f}"
         + (f" (95 %: {two.write(ends)})" if ends else "")
-        + f": the share of its time, waiting and running, in which a job of {given['gpus']:,} GPUs makes progress"
-        + (" (a job without end)." if lasts is None else f" (a job that needs {span(lasts)} of progress)."),
+        + f": the share of its waiting and running time in which a job of {given['gpus']:,} GPUs makes progress"
+        + (" (unlimited job)." if lasts is None else f" (a job that needs {span(lasts)} of progress)."),
         f"{_failures(ettr['mttf_seconds'])} (r_f {number(given['rate'])} per 1000 node-days"
         + (f", 95 %: {number(of_rate[0])} to {number(of_rate[1])}" if of_rate else "")
         + f"), a checkpoint every {span(given['checkpoint_seconds'])}, written in {span(given['write_seconds'])}; "

@@ -23,7 +23,7 @@ NODES = (
     Column("node", "node"),
     Column("times the fleet's rate", "score", SHORT),
     Column("probability", "probability", PERCENT),
-    Column("what was seen", "text"),
+    Column("evidence", "text"),
     Column("out of service since", "out_since", TIME),
 )
 
@@ -59,7 +59,7 @@ def _sentences(lemons: Document) -> list[str]:
             f"{len(found)} of {plural(nodes, 'node')} {fails} far more often than the others in {lasting(days)}."
         )
     else:
-        said.append(f"None of {plural(nodes, 'node')} stands out in {lasting(days)}.")
+        said.append(f"None of {plural(nodes, 'node')} fails far more often than the others in {lasting(days)}.")
     return [*said, *(_gain(gain) for gain in lemons["gain"] if gain["by_lemons"])]
 
 
@@ -132,11 +132,11 @@ def _curves(lemons: Document) -> Figure | None:
     dash = nominal("signal", scale={"domain": names}, **look)
     spread = "; ".join(
         f"{SIGNALS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
-        f"{number(lemons['cdfs'][signal][0][0])}, the most is {number(greatest[signal])}"
+        f"{number(lemons['cdfs'][signal][0][0])}, the maximum is {number(greatest[signal])}"
         for signal in signals
     )
     return Figure(
-        "How the signals spread over the nodes; points are lemons",
+        "Distribution of the signals over the nodes; points are lemons",
         spread,
         (
             layer("line", lines, {"interpolate": "step-after"}, **place, strokeDash=dash),

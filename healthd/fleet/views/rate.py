@@ -45,7 +45,7 @@ def view(rate: Document) -> View:
     known = rate["r_f"] is not None
     return described(
         rate,
-        "How often large jobs fail by their nodes",
+        "Failure rate of large jobs by their nodes",
         _sentences(rate),
         [
             Table("Measured, by size", MEASURED, rate["by_size"]),
@@ -57,7 +57,7 @@ def view(rate: Document) -> View:
 
 def _sentences(rate: Document) -> list[str]:
     of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
-    none = [] if rate["by_size"] else ["No job with GPUs ran in this time."]
+    none = [] if rate["by_size"] else ["No job with GPUs ran in this period."]
     if rate["r_f"] is None:
         return [f"r_f is not known: no job {of} ran.", *none]
     found = [
@@ -75,8 +75,8 @@ def _sentences(rate: Document) -> list[str]:
         )
     if rate["method"] == "bootstrap":
         found.append(
-            f"These are {rate['incidents']:,} incidents, and a few nodes have many of them: the interval is wider than "
-            "that of failures which have nothing to do with each other."
+            f"These are {rate['incidents']:,} incidents, concentrated on a few nodes: the interval is wider than for "
+            "independent failures."
         )
     return [*found, *none]
 

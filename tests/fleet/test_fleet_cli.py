@@ -42,7 +42,8 @@ def test_a_folder_that_is_no_store_is_not_pruned(tmp_path):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
     assert status == 3
     assert err == (
-        f'healthd fleet: {tmp_path}/db: no store: the folder is not there; "healthd fleet ingest --out" makes one\n'
+        f"healthd fleet: {tmp_path}/db: no store: the folder does not exist; "
+        'create one with "healthd fleet ingest --out"\n'
     )
 
 

@@ -82,7 +82,7 @@ def test_a_key_that_others_can_read_or_change_is_refused(tmp_path, mode):
     file = tmp_path / "key"
     file.write_bytes(KEY)
     file.chmod(mode)
-    with pytest.raises(StoreError, match=f"{file}: others than its owner can read or change the key: chmod 600"):
+    with pytest.raises(StoreError, match=f"{file}: other users can read or change the key: chmod 600"):
         site_key(str(tmp_path), None)
 
 

@@ -114,7 +114,7 @@ def test_nothing_told_is_said_as_that_and_a_store_without_streams_has_no_answer(
     made = Made()
     made.alive("a")
     told = asked(made, tmp_path / "quiet")
-    assert list(view_of(told).sentences) == ["No node told of a slow job."]
+    assert list(view_of(told).sentences) == ["No node reported a slow job."]
     assert any("does not say that nothing was slow" in note for note in told["notes"])
     with pytest.raises(Unanswerable):
         asked(Made(), tmp_path / "empty")
@@ -128,7 +128,7 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
     told = asked(made, tmp_path)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     text = text_of(told, Page())
-    assert "1 node told of slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of what" in " ".join(
+    assert "1 node reported slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of what" in " ".join(
         text.split()
     )
     assert failslow.found(told)

@@ -404,7 +404,7 @@ def test_what_comes_after_the_window_changes_nothing_and_what_is_before_it_does(
 
 
 def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Path) -> None:
-    with pytest.raises(Unanswerable, match="nothing that tells of failing nodes"):
+    with pytest.raises(Unanswerable, match="no data about failing nodes"):
         told(empty(), tmp_path / "empty")
     made = empty()
     died(made, "g000", BEGIN)

@@ -80,9 +80,9 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
     [
         (
             Chosen(partition="trian"),
-            '--partition: nothing in the store has the partition "trian"; did you mean "train"?',
+            '--partition: the partition "trian" does not occur in the store; did you mean "train"?',
         ),
-        (Chosen(model="B200"), '--model: nothing in the store has the model "B200"; known here: A100, H100'),
+        (Chosen(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
         (Chosen(account="o'"), '--account: nothing in the store has the account "o\'"; known here: speech, vision'),
     ],
 )

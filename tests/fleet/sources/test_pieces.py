@@ -63,7 +63,7 @@ def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
         printed("nosuchcommand")
     monkeypatch.setattr(calls, "SILENT_SECONDS", 0.2)
     program(slurm, "squeue", "sleep 60")
-    with pytest.raises(IngestError, match=r"squeue: said nothing for 0\.2 s, and was killed"):
+    with pytest.raises(IngestError, match=r"squeue: printed nothing for 0\.2 s and was killed"):
         printed("squeue")
 
 
@@ -117,7 +117,7 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
         return ingest(str(db), [(source, [str(file)])], asked).failed
 
     assert came("") == []
-    assert live(db, table) == [], "a time without its zone is unread"
+    assert live(db, table) == [], "a time without a zone is unread"
     assert came("Europe/Rome") == []
     kept = live(db, table)
     assert len(kept) == 1
@@ -158,7 +158,7 @@ def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
     ingest(str(tmp_path / "first"), wanted, Asked(1795400000, "c1"))
     assert capsys.readouterr().err == "", "the store knows no nodes yet"
     ingest(str(tmp_path / "db"), [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted], Asked(1795400000, "c1"))
-    told = "tickets: nodes that are not known in their cluster are kept, 8: N2.example.org, n3, n4, n5, n6, ...\n"
+    told = "tickets: 8 nodes that are unknown in their cluster are kept: N2.example.org, n3, n4, n5, n6, ...\n"
     assert capsys.readouterr().err == told
     assert len(live(tmp_path / "db", "tickets")) == 9
 

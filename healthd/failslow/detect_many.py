@@ -123,6 +123,7 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
         means[-1] = np.where(longest, means[-1], means[-2])
         grown[-1] = np.where(longest, grown[-1] * KEPT, grown[-2])
         weights[-1] += weights[-2]
+        weights[-2] = 0.0
         weights *= GOES_ON / weights.sum(axis=0)
         chances[1:-1], chances[-1] = weights[:-2], weights[-1]
         chances[0] = 1 - GOES_ON

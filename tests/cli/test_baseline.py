@@ -281,7 +281,7 @@ LOSSES = {  # what is taken away -> the check that drains for it, and its code
     "a bond": ("eth_link", "", "down", rewrite("sys/class/net/bond0/operstate", "up", "down")),
     "half the bond": ("eth_link", "", "slow", rewrite("sys/class/net/bond0/speed", "100000", "50000")),
     "a disk": ("block_device", "", "missing", unlink("sys/block/sda/wwid", "sys/block/sdb/wwid")),
-    "a DIMM": ("memory_size", "", "less", rewrite("proc/meminfo", "2113447480", "2046338616")),
+    "a DIMM": ("memory_size", "", "too_small", rewrite("proc/meminfo", "2113447480", "2046338616")),
     "CPUs": ("cpu", "", "missing", rewrite("sys/devices/system/cpu/online", "0-223", "0-111")),
     "a mount": ("mount", "/data", "missing", rewrite("proc/self/mountinfo", " /data ", " /other ")),
     "a device file": ("device_nodes", "", "missing", unlink("dev/nvidia3")),

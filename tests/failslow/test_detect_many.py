@@ -6,11 +6,11 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from healthd.failslow import detect
-from healthd.failslow.bocd import RunLengths
+from healthd.failslow.bocd import LEAST_CHANCE, RECENT, RunLengths
 from healthd.failslow.model import Kind
 
 pytestmark = pytest.mark.one_python
@@ -103,6 +103,7 @@ def test_smoothed_returns_what_the_detector_smooths_sample_by_sample(samples: li
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6))
+@example(6145, 6)  # a run that becomes the longest one: its probability was counted twice
 def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, count: int) -> None:
     import numpy as np
 
@@ -110,8 +111,15 @@ def test_newest_returns_what_the_run_lengths_return_sample_by_sample(seed: int, 
 
     series = [[math.log(time) if 0 < time < math.inf else 0.0 for time in made(seed + n)][:200] for n in range(count)]
     shortest = min(map(len, series))
-    expected = []
-    for samples in series:
+    lengths = detect_many.newest(np.array([samples[:shortest] for samples in series])).tolist()
+    for samples, row in zip(series, lengths, strict=True):
         runs = RunLengths()
-        expected.append([runs.add(sample) for sample in samples[:shortest]])
-    assert detect_many.newest(np.array([samples[:shortest] for samples in series])).tolist() == expected
+        for sample, length in zip(samples, row, strict=False):
+            expected = runs.add(sample)
+            assert length == expected or _is_a_tie(runs.chances[: RECENT + 1])
+
+
+def _is_a_tie(chances: list[float]) -> bool:
+    """numpy adds and multiplies in another order: a decision between equal numbers may differ."""
+    first, second = sorted(chances[1:])[-2:][::-1]
+    return first - second < 1e-9 * first or abs(sum(chances) - LEAST_CHANCE) < 1e-9

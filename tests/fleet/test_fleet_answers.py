@@ -143,7 +143,7 @@ def rounded(told: Any) -> Any:
 def judge(name: str, told: Document) -> None:
     """What holds for each document, its text and its view."""
     module = importlib.import_module(f"healthd.fleet.answers.{name}")
-    assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "chosen", "notes"]
+    assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "filters", "notes"]
     assert (told["answer"], told["version"]) == (name, 1)
     assert all(isinstance(note, str) and note.strip() for note in told["notes"])
     for key, value in leaves(told):

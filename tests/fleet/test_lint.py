@@ -57,7 +57,7 @@ def test_plain_sql_is_taken(sql):
         ("SELECT x FROM range(3)", 1, "only tables can be read"),
         ("SELECT x FROM jobs JOIN generate_series(1, 2) ON 1 = 1", 1, "JOIN generate_series: only tables can be read"),
         ("SELECT x FROM information_schema.tables", 1, "only tables can be read"),
-        ("SELECT x FROM job", 1, 'unknown table "job"; available: events, jobs, parameters'),
+        ("SELECT x FROM job", 1, 'unknown table "job"; available: events, jobs, nodes, numbers, parameters'),
         ("SELECT x::BIGINT FROM jobs", 1, "::: use CAST"),
         ("SELECT x // 2 FROM jobs", 1, "//: whole numbers"),
         ("SELECT x -> 'a' FROM events", 1, "->: JSON and lambda functions"),

@@ -290,7 +290,7 @@ def test_report_with_a_damaged_table_is_written_and_exits_with_3(
     from healthd.fleet.store import reading
 
     jobs = [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]
-    db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, words="fan " * 99)]})
+    db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]})
     with reading(str(db)) as snapshot:
         (path,) = snapshot.files("tickets")
     damage_column(path, "text")
@@ -348,7 +348,7 @@ def write_store(folder: Path) -> str:
         job(number, partition=f"p{number}", state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)
         for number in (1, 2)
     ]
-    return str(made(folder / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, words="fan " * 99)]}))
+    return str(made(folder / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, text="fan " * 99)]}))
 
 
 def commands(page: str) -> dict[str, list[str]]:

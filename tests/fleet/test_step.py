@@ -22,8 +22,8 @@ QUICK = settings(max_examples=10, deadline=None)
 
 
 def test_what_is_ingested_later_replaces_what_is_there(tmp_path):
-    db = made(tmp_path / "db", {"tickets": [ticket("a", words="old")]}, {"tickets": [ticket("a", words="new")]})
-    assert content(db)["tickets"] == [ticket("a", words="new")]
+    db = made(tmp_path / "db", {"tickets": [ticket("a", text="old")]}, {"tickets": [ticket("a", text="new")]})
+    assert content(db)["tickets"] == [ticket("a", text="new")]
 
 
 def test_a_job_that_still_ran_does_not_replace_its_end(tmp_path):
@@ -154,7 +154,7 @@ def test_clusters_in_one_store_are_as_in_a_store_each(said):
 @given(st.lists(st.tuples(st.text(), st.none() | st.text(), st.none() | st.integers(-(2**63), 2**63 - 1)), max_size=9))
 def test_whatever_text_is_staged_comes_back_printable(values):
     rows = [
-        ticket(f"n{number}{node}", NOVEMBER, words=words, closed_time=end)
+        ticket(f"n{number}{node}", NOVEMBER, text=words, closed_time=end)
         for number, (node, words, end) in enumerate(values)
     ]
 
@@ -175,8 +175,8 @@ def test_clean_text_has_null_and_the_empty_text(tmp_path):
     with writing(str(tmp_path / "db"), make=True) as store, step(store) as one:
         one.stage_text("tickets", str(text))
     assert content(tmp_path / "db")["tickets"] == [
-        ticket("a", words=""),
-        ticket("b", words='a "tab":\t', closed_time=NOVEMBER + 1),
+        ticket("a", text=""),
+        ticket("b", text='a "tab":\t', closed_time=NOVEMBER + 1),
         ticket("c"),
     ]
 

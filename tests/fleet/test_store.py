@@ -292,8 +292,8 @@ def test_a_column_that_an_older_store_does_not_have_is_null(tmp_path, monkeypatc
             patched.setattr(module, "TABLES", old_tables)
         with writing(str(tmp_path / "db"), make=True) as store:
             put(store, {"tickets": [("c1", "a", NOVEMBER, None), ("c1", "b", DECEMBER, None)]})
-    db = made(tmp_path / "db", {"tickets": [ticket("c", DECEMBER, words="new")]})
-    assert content(db)["tickets"] == [ticket("a"), ticket("b", DECEMBER), ticket("c", DECEMBER, words="new")]
+    db = made(tmp_path / "db", {"tickets": [ticket("c", DECEMBER, text="new")]})
+    assert content(db)["tickets"] == [ticket("a"), ticket("b", DECEMBER), ticket("c", DECEMBER, text="new")]
 
 
 def test_nothing_is_downloaded(tmp_path):

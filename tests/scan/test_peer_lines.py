@@ -29,14 +29,14 @@ LISTENERS = [(check, check.config()) for check in registry.built_in().values() i
 
 # (begin of what the line says, what they expect) -> why healthd differs. The words stand in docs/peers.md.
 DIFFERS = {
-    ("ACCESS_REG", "event"): "the driver reads registers that some firmware does not have at each start",
-    ("segfault at", "event"): "a process that crashed is its user's",
-    ("nfs_", "event"): "a function's name in a stack trace is no fault by itself",
+    ("ACCESS_REG", "event"): "at each start the driver reads registers that some firmware does not have",
+    ("segfault at", "event"): "a crashed process is its user's",
+    ("nfs_", "event"): "a function in a stack trace is no fault",
     ("invoked oom-killer", "none"): "recorded with its job",
     ("Killed process", "none"): "recorded with its job",
     ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",
-    ("): 14, ", "none"): "an Xid in the address form of old drivers is one",
-    ("RLW_REMAP Nonfatal", "critical (145)"): "a line that says Nonfatal warns",
+    ("): 14, ", "none"): "an Xid with the address format of old drivers",
+    ("RLW_REMAP Nonfatal", "critical (145)"): "a Nonfatal line warns",
     ("ena 0000:00:05.0: Reset indication", "none"): "an ENA card that its driver cannot reset is dead",
     ("on link 14(0x0", "drain (74)"): "one error warns, the second drains",
 }

@@ -186,7 +186,7 @@ def test_a_second_ingest_at_once_is_one_sentence_and_the_first_goes_on(history, 
         pytest.fail("each was over before the signal")
     status, out, err = ingested(history, db)
     first.send_signal(signal.SIGCONT)
-    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}): wait for it\n"
+    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running: wait for it\n"
     assert (status, out, err) == (3, "", sentence)
     assert ended(first)[0] == 0
     assert kept(db) == undisturbed[0]

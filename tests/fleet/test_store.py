@@ -144,7 +144,7 @@ def test_a_second_writer_is_told_who_writes(tmp_path):
     db = made(tmp_path / "db")
     with (
         writing(str(db)),
-        pytest.raises(StoreError, match=rf"{db}: another ingest is writing there \(process {os.getpid()}\)"),
+        pytest.raises(StoreError, match=rf"{db}: another ingest \(process {os.getpid()}\) is running"),
         writing(str(db)),
     ):
         pass
@@ -276,7 +276,7 @@ def test_a_folder_whose_path_reads_as_a_pattern_is_refused(tmp_path, name):
     made(tmp_path / "db1", {"tickets": [ticket("a")]})
     for using in (reading, made_in):
         with (
-            pytest.raises(StoreError, match="a store's path has no control characters and none of"),
+            pytest.raises(StoreError, match="control characters and .* are not allowed in a store's path"),
             using(str(tmp_path / name)),
         ):
             pass

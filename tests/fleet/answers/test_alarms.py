@@ -120,7 +120,7 @@ def test_a_check_above_the_limit_is_found_and_one_at_it_is_not(tmp_path):
         False,
         True,
     )
-    assert "Above 1.0 %: gpu_xid (1.0 %, not surely)." in text_of(told, Page())
+    assert "Above 1.0 %: gpu_xid (1.0 %, not significantly)." in text_of(told, Page())
 
 
 def test_jobs_that_one_condition_met_are_one_clump_and_make_the_interval_wider(tmp_path):

@@ -166,7 +166,7 @@ def test_without_a_cause_it_says_how_well_the_nodes_were_looked_at():
     assert [looked[number] for number in range(1, 6)] == [
         *("observed", "not_observed", "not_observed", "no_node_list", "not_observed")
     ]
-    assert "1 failed jobs have no list of nodes" in " ".join(told["notes"])
+    assert "1 failed jobs have no node list" in " ".join(told["notes"])
 
 
 def test_a_job_that_ended_before_it_began_lost_nothing_and_has_its_cause():

@@ -134,7 +134,7 @@ def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
         (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", WRONG_USE),
         (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
         (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
-        (("far", "near"), "", "ClusterName             = near", "the store tells of far, near", WRONG_USE),
+        (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", WRONG_USE),
         (("near",), "near", "", "", 0),
         (("Near",), "", "ClusterName             = near", "", 0),
         (("near",), "near", "ClusterName             = near", "", 0),

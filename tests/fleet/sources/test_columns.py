@@ -109,7 +109,7 @@ def test_a_quote_that_never_closes_takes_no_other_row_with_it():
 def test_a_row_of_another_length_is_unread():
     found, noted = table("node,words\nn1\nn2,a,b\nn3,ok\n\n")
     assert [number for number, _ in found] == [4]
-    assert noted.unread == [(2, "1 column where 2 are named"), (3, "3 columns where 2 are named")]
+    assert noted.unread == [(2, "1 column instead of 2"), (3, "3 columns instead of 2")]
 
 
 def test_the_one_free_column_may_hold_the_separator():

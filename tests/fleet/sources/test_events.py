@@ -274,7 +274,9 @@ def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp
     came = run(store, tmp_path)
     assert came.unread.unread["events"] == 3
     assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.shown] == ["4", "6", "7"]
-    assert "events: 1 line of event melted, which is not known here, kept" in capsys.readouterr().err
+    assert (
+        "events: 1 line of event melted, which this version does not know, stored unchanged" in capsys.readouterr().err
+    )
     assert seqs(store) == [1, 2, 3, 4]
 
 

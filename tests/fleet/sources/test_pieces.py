@@ -86,8 +86,8 @@ def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
     store = str(tmp_path / "db")
     came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000, "there"))
     assert came.failed == [
-        "nodes: scontrol --all --oneliner show node: would tell of the cluster here here, not of there: "
-        "run it there, into a file"
+        "nodes: scontrol --all --oneliner show node: the local cluster is here, not there: "
+        "run the command there and write a file"
     ]
     came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000))
     assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
@@ -121,9 +121,9 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
     assert came("Europe/Rome") == []
     kept = live(db, table)
     assert len(kept) == 1
-    for zone, words in (("UTC", "with UTC"), ("", "without one")):
+    for zone, words in (("UTC", "with UTC"), ("", "without it")):
         assert came(zone) == [
-            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be there twice: say "
+            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be stored twice: use "
             "Europe/Rome again, or, if it was wrong, read everything into a new store"
         ]
         assert live(db, table) == kept

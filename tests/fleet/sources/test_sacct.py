@@ -198,19 +198,19 @@ def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> N
         ({"State": "RUNNING"}, "RUNNING with an End: was sacct run with --truncate?"),
         ({"State": "completed"}, "State: not a job state: 9 characters"),
         ({"Submit": "Unknown"}, "Submit: missing"),
-        ({"Submit": "soon"}, "no time: 4 characters"),
+        ({"Submit": "soon"}, "not a time: 4 characters"),
         (
             {"Submit": "2026-11-01T00:00:00"},
             "a time without a zone: '2026-11-01T00:00:00'; add --timezone",
         ),
         ({"JobIDRaw": "x"}, "JobIDRaw: not a number: 1 characters"),
-        ({"JobID": "100_x"}, "JobID: no job: 5 characters"),
+        ({"JobID": "100_x"}, "JobID: not a job id: 5 characters"),
         ({"DBIndex": str(2**64)}, f"DBIndex: not a 64-bit number: '{2**64}'"),
         ({"ExitCode": "9"}, "ExitCode: not of the form 0:0: '9'"),
         ({"AllocTRES": "gpus"}, "AllocTRES: not of the form cpu=1,gres/gpu=8: 4 characters"),
         ({"NodeList": "n[1-99999999]"}, "more than 65536 names in one list"),
         ({"Priority": "high"}, "not a number: 4 characters"),
-        ({"Suspended": "long"}, "no duration: 4 characters"),
+        ({"Suspended": "long"}, "not a duration: 4 characters"),
         ({"ExitCode": "TOKEN=hf_secret123"}, "ExitCode: not of the form 0:0: 18 characters"),
         ({"AllocTRES": "cpu=8,gres/gpu=1.3K"}, "AllocTRES: not a number of GPUs: 4 characters"),
     ],
@@ -589,7 +589,7 @@ def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
 def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -> None:
     assert refused(tmp_path, "{}") == 'has no list "jobs" of sacct --json'
     assert refused(tmp_path, '{"jobs": 5}') == 'has no list "jobs" of sacct --json'
-    assert refused(tmp_path, '{"meta": [1').startswith("line 1: no JSON: ")
+    assert refused(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
     found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
     assert len(found["jobs"]) == 1
     assert len(unread.shown) == 2

@@ -75,7 +75,7 @@ def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> 
     ("name", "flags", "sentence"),
     [
         ("states", ("--split", "x"), '--split: "x" is not a time; examples: 2026-11-01'),
-        ("states", ("--split", ""), '--split: "" is no time'),
+        ("states", ("--split", ""), '--split: "" is not a time'),
         ("states", ("--split", "2026-12-01"), "--split: 2026-12-01 00:00 is not within the requested period"),
         ("states", ("--large", "0"), "must be a whole number from 1 on"),
         ("goodput", ("--checkpoint", "often"), '--checkpoint: "often" is not a duration; examples: 60m, 1h30m'),

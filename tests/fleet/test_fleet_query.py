@@ -136,7 +136,7 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: an ASOF JOIN is DuckDB's"),
+        ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: only DuckDB has ASOF JOIN"),
         ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: use CAST(... AS BIGINT) (and 1 more)"),
         ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables can be read"),
         ("SELECT nothing FROM jobs", 'own.sql: Binder Error: Referenced column "nothing" not found in FROM clause!'),
@@ -146,7 +146,7 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
         ),
         (
             "-- parameters\n--   x INT = 1\nSELECT 1 AS x FROM jobs",
-            "own.sql:2: a parameter is written NAME BIGINT|DOUBLE|VAR",
+            "own.sql:2: write a parameter as NAME BIGINT|DOUBLE|VAR",
         ),
         ("-- parameters\n--   x BIGINT = one\nSELECT 1 AS x FROM jobs", 'own.sql:2: x must be a BIGINT, got "one"'),
         ("", "own.sql:1: the file has no SQL"),
@@ -174,7 +174,7 @@ def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, say
         ),
         (("states", "--db", "DB", "--param", "x"), '--param: "x" is not NAME=VALUE'),
         (("states", "--db", "DB", "--param", "x=1"), "--param x: the query has no such parameter (available: none)"),
-        (("runs", "--db", "DB", "--param", "gap_second=1"), '(there are: gap_seconds); did you mean "gap_seconds"?'),
+        (("runs", "--db", "DB", "--param", "gap_second=1"), '(available: gap_seconds); did you mean "gap_seconds"?'),
         (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, got "1d"'),
         (
             ("states", "--db", "DB", "--from", "2026-01-02", "--to", "2026-01-02"),

@@ -328,7 +328,7 @@ def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_mu
     [
         ("url = 7", "url must be text"),
         ("step_seconds = 60", "url is missing"),
-        ('url = "http://h"\ntoken = "x"', "no setting token"),
+        ('url = "http://h"\ntoken = "x"', "unknown setting token"),
         ('url = "http://h"\nstep_seconds = 0', "step_seconds must be"),
         ('url = "ftp://h"', "is not the address of a server"),
         ('url = "http://me:secret@h"', "a password in the address is visible"),

@@ -191,12 +191,12 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
 @pytest.mark.parametrize(
     ("source", "text", "bad"),
     [
-        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'has no column "node"'),
-        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
+        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'no column "node"'),
+        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'no column "node"'),
         (
             site_tables.JOBS_FILE,
             HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n",
-            'has no column "job_id"',
+            'no column "job_id"',
         ),
     ],
 )

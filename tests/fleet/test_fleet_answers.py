@@ -331,9 +331,9 @@ def test_the_shares_of_a_whole_sum_to_one(
     [
         (("--partition", "trian"), 'the partition "trian" does not occur in the store; did you mean "train"?'),
         (("--model", "B200"), 'the model "B200" does not occur in the store'),
-        (("--switch", "x"), 'nothing in the store has the switch "x"'),
-        (("--account", "'; DROP"), "nothing in the store has the account"),
-        (("--cluster", "c3"), 'nothing in the store has the cluster "c3"'),
+        (("--switch", "x"), 'the switch "x" does not occur in the store'),
+        (("--account", "'; DROP"), 'the account "'),
+        (("--cluster", "c3"), 'the cluster "c3" does not occur in the store'),
         (("--from", "2026-11-02", "--to", "2026-11-01"), "(--from) is not before"),
         (("--from", "soon"), '--from: "soon" is not a time; examples: 2026-11-01'),
         (("--from", "2026-13-01"), '--from: "2026-13-01" is not a time; examples: 2026-11-01'),

@@ -164,7 +164,7 @@ def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
         path.symlink_to("other")
     else:
         path.write_text("<!doctype html><p>mine" if there == "file" else "")
-    with pytest.raises(NotOurs, match=r"report\.html is there and is no"):
+    with pytest.raises(NotOurs, match=r"report\.html exists and is not a"):
         write_report(str(tmp_path), made())
     assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", made()[:25])
     assert path.is_symlink() == (there == "link")

@@ -276,7 +276,7 @@ def test_a_folder_whose_path_reads_as_a_pattern_is_refused(tmp_path, name):
     made(tmp_path / "db1", {"tickets": [ticket("a")]})
     for using in (reading, made_in):
         with (
-            pytest.raises(StoreError, match="control characters and .* are not allowed in a store's path"),
+            pytest.raises(StoreError, match=r"control characters and .* are not allowed in a store's path"),
             using(str(tmp_path / name)),
         ):
             pass

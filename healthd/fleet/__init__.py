@@ -1,4 +1,4 @@
-"""The fleet, at the centre: a store of all events and of Slurm's accounting, and its answers.
+"""Fleet analysis at the centre: a store of all events and of Slurm's accounting, and its answers.
 
-It needs the extra healthd[fleet]; no node imports it.
+Needs the extra healthd[fleet]; nodes do not import it.
 """

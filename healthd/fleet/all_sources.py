@@ -1,4 +1,4 @@
-"""The sources in the order in which they are read: what others refer to first."""
+"""The sources in reading order: sources that others refer to come first."""
 
 from __future__ import annotations
 

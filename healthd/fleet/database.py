@@ -1,4 +1,4 @@
-"""Where the SQL of an answer runs: DuckDB in this process, or Spark (spark.py) where a store outgrows one machine."""
+"""Databases for the SQL of answers: DuckDB in this process, or Spark (spark.py) for very large stores."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Rows(NamedTuple):
 
 
 class Database(Protocol):
-    """A database that has the store's tables and `numbers`."""
+    """A database with the store's tables and `numbers`."""
 
     def table(self, name: str, sql: str) -> None:
-        """Compute the rows of a query once and give them a name."""
+        """Compute the rows of a query once and name them."""
 
     def view(self, name: str, sql: str) -> None:
-        """Give a query a name. Replaces the view of this name."""
+        """Name a query, replacing an existing view of this name."""
 
     def rows(self, sql: str) -> Rows:
-        """Run a query."""
+        """Run a query and return its rows."""
 
 
 class DuckDb:
-    """A database on a connection of `engine.connected(files)`. Raises StoreError for a damaged file."""
+    """A database on a connection of `engine.open_database(files)`. Raises StoreError for a damaged file."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, files: engine.Files) -> None:
         self._connection, self._files = connection, files
@@ -52,7 +52,7 @@ class DuckDb:
         try:
             return self._connection.execute(sql)
         except duckdb.Error as error:
-            # Damaged bytes within a Parquet page raise the bare base class; mistakes in our SQL have classes.
+            # Damaged bytes within a Parquet page raise the bare base class; errors in the SQL raise subclasses.
             if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):
                 raise
             paths = [path for some in self._files.values() for path in some]

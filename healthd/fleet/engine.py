@@ -1,7 +1,7 @@
-"""A question and its answer: the SQL on DuckDB, over the Parquet files of a store.
+"""Execution of queries: SQL on DuckDB, over the Parquet files of a store.
 
-Nothing is fetched and nothing outside the store is read: extensions are neither installed nor loaded, other files are
-shut off, and the settings are locked before the first line of SQL that is not our own.
+Nothing is fetched, and nothing outside the store is read: extensions are neither installed nor loaded, access to other
+files is disabled, and the settings are locked before a site's SQL runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from healthd.fleet.questions import Question, Value, WrongQuestion
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECONDS
 
-Files = Mapping[str, Sequence[str]]  # table -> the Parquet files that are its rows: absolute paths
+Files = Mapping[str, Sequence[str]]  # table -> its Parquet files: absolute paths
 
 NUMBERS = 10_000  # the table `numbers`: n from 0 to 9,999
 AT_ONCE = 10_000  # rows
-# The machine is a head node, and slurmctld is there too: half of its cores, at most 4, with 1 GiB each.
+# The machine may be a head node that also runs slurmctld: half of its cores, at most 4, with 1 GiB each.
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MEMORY_MIB = 1024 * THREADS
-# DuckDB's limit is of its buffers. What it does not count, and Python, came on top: 150 MiB of 1 GiB over 4 million
-# jobs. So the limit is this part of what the process may take.
+# DuckDB's limit covers its buffers only. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
+# The limit is therefore this share of the process's memory.
 BUFFERS = 3 / 4
-# When a row says that something was. The nodes of a job have the job's times.
+# Columns with the times of each table. The nodes of a job have the job's times.
 MOMENTS = {
     "ingests": ("from_time", "to_time - 1"),
     "jobs": ("submit_time", "start_time", "end_time"),
@@ -47,7 +47,7 @@ MOMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The time that is asked for, [from_time, to_time) in epoch seconds, and the question's parameters."""
+    """The requested period, [from_time, to_time) in epoch seconds, and the query's parameters."""
 
     from_time: int
     to_time: int
@@ -55,7 +55,7 @@ class Asked:
 
     @property
     def columns(self) -> dict[str, tuple[str, Value]]:
-        """column -> its type and value."""
+        """Column -> its type and value."""
         types = {int: BIGINT, float: DOUBLE, str: TEXT}
         named = {"from_time": self.from_time, "to_time": self.to_time, **self.parameters}
         return {name: (types[type(value)], value) for name, value in named.items()}
@@ -71,8 +71,10 @@ class Answer:
 def answered(
     questions: Sequence[Question], files: Files, asked: Asked, threads: int = THREADS, memory_mib: int = MEMORY_MIB
 ) -> Iterator[Answer]:
-    """The answer to the last of these questions; the others are what it stands on (`questions.needed`). Raises
-    WrongQuestion for what DuckDB does not take, StoreError for a damaged file."""
+    """Run the last of these queries; the others are its dependencies (`queries.with_dependencies`).
+
+    Raises InvalidQuery for SQL that DuckDB rejects, StoreError for a damaged file.
+    """
     with connected(files, threads, memory_mib) as connection:
         yield ask(connection, questions, asked)
 
@@ -81,8 +83,11 @@ def answered(
 def connected(
     files: Files, threads: int = THREADS, memory_mib: int = MEMORY_MIB
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory with a view of each table, for a process that takes `memory_mib`. What does not fit lies in
-    a folder of its own below TMPDIR, and goes with it. Raises StoreError."""
+    """Open an in-memory database with a view of each table, for a process limited to `memory_mib`.
+
+    Data that does not fit is written to a temporary folder below TMPDIR, which is removed at the end. Raises
+    StoreError.
+    """
     with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.interruptible():
         connection = store.connect(scratch)
         try:
@@ -101,7 +106,7 @@ def connected(
 
 
 def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], asked: Asked) -> Answer:
-    """The same of a database that is open. Its rows are read before it is asked again."""
+    """Run the last of these queries on an open database. Read its rows before the next call."""
     columns = asked.columns
     kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
     connection.execute(
@@ -120,8 +125,10 @@ def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], as
 
 
 def times_known(files: Files) -> tuple[int, int] | None:
-    """The time that the store tells of, [from, to): of what was read, and of the rows themselves; None if nothing there
-    has a time. Raises StoreError."""
+    """Return the period that the store covers, [from, to): of the ingests and of the rows; None without any time.
+
+    Raises StoreError.
+    """
     with connected(files, 1) as connection:
         newest = connection.execute("SELECT max(read_time) FROM ingests").fetchone()
         read_time = newest[0] if newest else None
@@ -151,5 +158,5 @@ def _refused(question: Question, error: duckdb.Error) -> WrongQuestion:
 
 
 def bare(sql: str) -> str:
-    """Without the semicolon at its end, which may be followed by a comment."""
+    """Remove a semicolon at the end of SQL, so that it can be part of another statement."""
     return sql.rstrip().removesuffix(";")

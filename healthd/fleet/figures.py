@@ -1,7 +1,7 @@
-"""Figures of the report as data: layers of marks, each with its rows and with what its channels show. Pure.
+"""Figures of the report as data: layers of marks, each with its rows and channels. Pure.
 
-A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose words for marks and channels
-are used here. Colour is never the only difference between marks: a shape, a dash or words tell them apart too.
+A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose names for marks and channels
+are used here. Colour is never the only difference between marks: a shape, a dash or text distinguishes them too.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-# Okabe and Ito's colours, which people with colour blindness can tell apart, in an order whose greys differ too.
+# Okabe and Ito's colours, which colour-blind people can distinguish, in an order whose greys differ too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 HEIGHT = 260  # of a figure, CSS pixels
-# Days. Figures by week leave out the part weeks at both ends: their few jobs would draw a fall or a peak.
+# Days. Figures by week leave out partial weeks at both ends, whose few jobs would look like a drop or a peak.
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]
-Of = str | Callable[[Record], Any]  # how a value is found in a row
+Of = str | Callable[[Record], Any]  # how to get a value from a row
 Channel = dict[str, Any]
 
 
 class Layer(NamedTuple):
-    """mark: its type and its properties; channels: x, y, color, ... -> what they show of the records."""
+    """mark: type and properties. channels: x, y, color, ... -> the field of the records."""
 
     mark: dict[str, Any]
     records: Sequence[Record]
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """words: what the figure shows, for readers who do not see it."""
+    """description: description for readers who cannot see the figure."""
 
     title: str
     words: str
@@ -44,7 +44,7 @@ class Figure:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The Vega-Lite specification, as wide as the page."""
+        """Vega-Lite specification, as wide as the page."""
         size = {"width": "container", "height": HEIGHT}
         if len(self.layers) == 1:
             return {**self.layers[0].spec, **size}
@@ -52,7 +52,7 @@ class Figure:
 
 
 def value_of(row: Record, of: Of) -> Any:
-    """Return a value of a row. of: a key, with dots for keys and places in it ("interval.0"), or a function."""
+    """Return a value of a row. accessor: a key, with dots for nested keys and indices ("interval.0"), or a function."""
     if callable(of):
         return of(row)
     value: Any = row
@@ -62,7 +62,7 @@ def value_of(row: Record, of: Of) -> Any:
 
 
 def records(rows: Iterable[Record], fields: Mapping[str, Of]) -> list[Record]:
-    """Return a record for each row. fields: of the record -> how the value is found in the row."""
+    """Return a record for each row. fields: name in the record -> how to get the value from the row."""
     return [{name: value_of(row, of) for name, of in fields.items()} for row in rows]
 
 
@@ -72,7 +72,7 @@ def layer(
     properties: Mapping[str, Any] | None = None,
     **channels: Channel | list[Channel],
 ) -> Layer:
-    """Return a layer of marks. properties: of the mark, like its colour or size."""
+    """Return a layer of marks. properties: of the mark, such as its colour or size."""
     return Layer({"type": mark, **(properties or {})}, records, channels)
 
 
@@ -80,7 +80,7 @@ def layer(
 
 
 def quantity(field: str, title: str = "", form: str = "", **more: Any) -> Channel:
-    """Return a channel for numbers. form: of the axis, in the words of d3-format."""
+    """Return a channel for numbers. form: d3-format of the axis."""
     return {
         "field": field,
         "type": "quantitative",
@@ -106,7 +106,7 @@ def category(field: str, title: str | None = None, **more: Any) -> Channel:
 
 
 def colours(field: str, names: Sequence[str], title: str | None = None, **more: Any) -> Channel:
-    """Return a channel that gives each of these names its colour."""
+    """Return a channel with a fixed colour for each of these names."""
     scale = {"domain": list(names), "range": list(COLOURS[: len(names)])}
     return nominal(field, scale=scale, title=title, **more)
 
@@ -114,7 +114,8 @@ def colours(field: str, names: Sequence[str], title: str | None = None, **more: 
 def week(records: Iterable[Record]) -> Channel:
     """Return the axis of `week` in these records, milliseconds since the epoch, with a tick for each week.
 
-    In UTC: a browser would show its own time zone."""
+    In UTC: a browser would use its own time zone.
+    """
     ticks = [_utc(week) for week in sorted({record["week"] for record in records})]
     axis = {"format": "%-d %b", "values": ticks}
     return {"field": "week", "type": "temporal", "scale": {"type": "utc"}, "axis": axis, "title": "week from (UTC)"}
@@ -125,11 +126,11 @@ def _utc(milliseconds: int) -> dict[str, Any]:
     return {"year": day.year, "month": day.month, "date": day.day, "utc": True}
 
 
-# --- layers that several figures have
+# --- layers that several figures use
 
 
 def bars(records: Sequence[Record], value: Channel, name: str, **channels: Channel) -> Layer:
-    """Return horizontal bars, one for each `name`, in one colour unless `channels` gives others."""
+    """Return horizontal bars, one for each `name`, in one colour unless `channels` has a color."""
     properties = {} if "color" in channels else {"color": COLOURS[0]}
     return layer("bar", records, properties, x=value, y=category(name), **channels)
 
@@ -137,7 +138,7 @@ def bars(records: Sequence[Record], value: Channel, name: str, **channels: Chann
 def grouped_bars(
     records: Sequence[Record], value: Channel, name: str, group: str, range_: Sequence[str] = COLOURS[:2], **more: Any
 ) -> Layer:
-    """Return horizontal bars beside each other for each `name`, one for each `group` of it."""
+    """Return horizontal bars side by side for each `name`, one for each `group`."""
     colour = category(group, scale={"range": list(range_)}, **more)
     return layer("bar", records, y=category(name), x=value, yOffset=nominal(group, sort=None), color=colour)
 

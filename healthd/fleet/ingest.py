@@ -1,17 +1,17 @@
-"""From what others wrote to the store: each source that was named, one after another, in steps.
+"""Ingest of sources into the store: one after another, in steps.
 
-A source is a file in sources/ with one value SOURCE, which all_sources.py names; the command line has its flag from
-there. Its `ingest(run, files)` reads what is new and says
+A source is a file in sources/ with a value SOURCE that all_sources.py lists; the command line gets its option from
+there. Its `ingest(run, files)` reads new data:
 
     with run.step("the piece's name", from_time, to_time) as step:   # a file, a day: what is committed together
         step.stage("tickets", rows)            # tuples in the order of the table's columns; or stage_text, stage_sql
-        run.read(1)                            # a row was read;
-        run.unread(path, line, "ends before it starts")  # ... or cannot be, with the number of its line
-        step.cursor(name, text)                # how far it was read; run.cursor(name) has it the next time
+        run.read(1)                            # count a row that was read
+        run.unread(path, line, "ends before it starts")  # count a row that cannot be read, with its line number
+        step.cursor(name, text)                # how far it was read; run.cursor(name) returns it the next time
 
-What is inside is committed at the end of the block with all its tables, or not at all: a source that is killed begins
-again behind its last block. `run.watch(items)` shows how far it is. Each file is read within `run.guard()`: one that is
-unreadable as a whole raises IngestError there, which is said, and the next one is read. Outside it ends the source.
+The block is committed at its end with all its tables, or not at all: a source that is killed resumes after its last
+block. `run.track(items)` shows the progress. Each file is read within `run.guard()`: an unreadable file raises
+IngestError there, which is reported, and the next file is read. An error outside it ends the source.
 """
 
 from __future__ import annotations
@@ -35,35 +35,34 @@ if TYPE_CHECKING:
     from healthd.fleet.store import Store
 
 T = TypeVar("T")
-LINE_EVERY_SECONDS = 10.0  # of progress, where there is no terminal
-# Of the rows that cannot be read.
+LINE_EVERY_SECONDS = 10.0  # between progress lines without a terminal
+# Rows that cannot be read.
 SHOWN = 20
-MOST_SHARE = 0.01  # more unread rows of a source than that are a wrong file or a wrong setting
+MOST_SHARE = 0.01  # a larger share of unread rows means a wrong file or setting
 LONGEST = 200
 
 
 class IngestError(HealthdError):
-    """A source cannot be read, or not without something that was not said. One sentence that names file or flag."""
+    """A source cannot be read, or needs an option that is missing. One sentence that names the file or option."""
 
 
 class WrongCommand(IngestError):
-    """What was asked is wrong for all files, whichever showed it: none behind it is read."""
+    """Wrong use that affects all files: no further file is read."""
 
 
 @dataclass(slots=True)
 class Unread:
-    """Rows that cannot be read: counted, and the first ones shown with file and line. A value is never guessed."""
+    """Rows that cannot be read: their number, and the first ones with file and line. Values are never guessed."""
 
-    rows: Counter[str] = field(default_factory=Counter)  # source -> rows that it had, the unread ones too
+    rows: Counter[str] = field(default_factory=Counter)  # source -> its rows, including unread ones
     unread: Counter[str] = field(default_factory=Counter)
     shown: list[str] = field(default_factory=list)
 
     def read(self, source: str, rows: int) -> None:
-        """So many rows were read."""
         self.rows[source] += rows
 
     def add(self, source: str, file: str, line: int, why: str, rows: int = 1) -> None:
-        """A row cannot be read. `line`: from 1; 0 where there are none (JSON, an answer of a server)."""
+        """Count a row that cannot be read. line: from 1; 0 if there are no lines (JSON, a server's response)."""
         self.rows[source] += rows
         self.unread[source] += rows
         if len(self.shown) < SHOWN:
@@ -72,7 +71,7 @@ class Unread:
             self.shown.append(printable(f"{source}: {place}: {why}"))
 
     def told(self) -> Iterator[str]:
-        """The first ones, and how many there are of each source."""
+        """Yield the first unread rows, and the number for each source."""
         yield from self.shown
         hidden = sum(self.unread.values()) - len(self.shown)
         if hidden > 0:
@@ -82,7 +81,7 @@ class Unread:
             yield f"{source}: {count:,} of {rows:,} rows could not be read ({_share(count, rows)})"
 
     def too_many(self) -> bool:
-        """Whether more of any one source cannot be read than a few broken lines."""
+        """Return True if more than a few lines of any source cannot be read."""
         return any(count > MOST_SHARE * self.rows[source] for source, count in self.unread.items())
 
 
@@ -93,13 +92,15 @@ def _share(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """name     in messages, in the table `ingests` and before its cursors: "sacct"
-    flag     "--sacct"
-    what     what stands behind the flag: "FILE"; "" = nothing
-    many     whether there may be more than one
-    runs     whether the flag alone is enough: then it asks Slurm itself, and `files` is empty
-    help     a line of --help
-    ingest   reads what is new
+    """A source of the store.
+
+    name                in messages, in the table `ingests` and in its cursors: "sacct"
+    flag                "--sacct"
+    metavar             the option's argument: "FILE"; "" = none
+    allows_several      True if the option takes several arguments
+    runs_without_files  True if the option works without files: it then queries Slurm, and `files` is empty
+    help                a line of --help
+    ingest              reads new data
     """
 
     name: str
@@ -113,13 +114,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a source is told, and what it says.
+    """Context of a source during an ingest.
 
-    cluster     of rows that do not name theirs; "" = not given
-    zone        of times that do not name theirs; None = not said
-    from_time   whole seconds; what ended before is not wanted; None: everything
-    to_time     what began at it or later is not wanted; None: until `now`
-    failed      a sentence for each file that could not be read to its end
+    cluster    for rows that do not name theirs; "" = not given
+    zone       for times without a zone; None = not given
+    from_time  whole seconds; rows that ended before are skipped; None: no limit
+    to_time    rows that began at this time or later are skipped; None: until `now`
+    failed     a sentence for each file that could not be read to its end
     """
 
     source: Source
@@ -135,23 +136,21 @@ class Run:
     failed: list[str] = field(default_factory=list)
 
     def read(self, rows: int = 1) -> None:
-        """So many rows were read."""
         self.rows.read(self.source.name, rows)
 
     def unread(self, file: str, line: int, why: str, rows: int = 1) -> None:
-        """A row cannot be read. `line` is counted from 1; 0: there are no lines."""
+        """Count a row that cannot be read. line: from 1; 0: there are no lines."""
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
-        """Of what could not be read, and why."""
+        """Return what could not be read, and why."""
         if isinstance(error, OSError):
             return f"{self.source.name}: {error.filename or self.source.flag}: {error.strerror or error}"
         return f"{self.source.name}: {error}"
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Around each file: one that cannot be read does not keep those behind it from the store. Raises StoreError,
-        WrongCommand."""
+        """Collect the errors of one file, so that the next one can be read. Raises StoreError, UsageError."""
         try:
             yield
         except (StoreError, WrongCommand):
@@ -160,21 +159,24 @@ class Run:
             self.failed.append(self.sentence(error))
 
     def cursor(self, name: str) -> str | None:
-        """What a step before said of how far this source was read."""
+        """Return how far an earlier step has read this source."""
         return self.store.cursors.get(f"{self.source.name} {name}")
 
     @contextmanager
     def step(
         self, name: str, from_time: int | None = None, to_time: int | None = None, cluster: str | None = None
     ) -> Iterator[Step]:
-        """What is staged in the block is committed at its end, with a row of `ingests`. `name`: of the piece; the same
-        name again replaces that row. `from_time`, `to_time`: what time the piece speaks of. Raises StoreError."""
+        """Stage rows in the block, which are committed at its end with a row of `ingests`. Raises StoreError.
+
+        name: of the piece; an existing row of this name is replaced. from_time, to_time: the period that the piece
+        covers.
+        """
         with self.steps() as one, self.piece(one, name, from_time, to_time, cluster):
             yield one
 
     @contextmanager
     def steps(self) -> Iterator[Step]:
-        """A step of several pieces: each is said with `piece`. Raises StoreError."""
+        """Return a step of several pieces, each added with `piece`. Raises StoreError."""
         from healthd.fleet.step import step
 
         with step(self.store, f"{self.source.name} ") as one:
@@ -189,7 +191,7 @@ class Run:
         to_time: int | None = None,
         cluster: str | None = None,
     ) -> Iterator[None]:
-        """What is read in the block gets its row of `ingests`, if it is read to its end: see `step`."""
+        """Add the row of `ingests` for the rows read in the block, if it is read to its end: see `step`."""
         source = self.source.name
         rows, unread = self.rows.rows[source], self.rows.unread[source]
         one.covered, one.clusters = None, set()
@@ -202,7 +204,7 @@ class Run:
         one.stage("ingests", [(cluster, source, name, from_time, to_time, self.now, read, unread)])
 
     def watch(self, items: Iterable[T], total: int | None = None, unit: str = "files") -> Iterator[T]:
-        """The items, and meanwhile how many of them are done: a bar on a terminal, else a line now and then."""
+        """Yield the items and show the progress: a bar on a terminal, else a log line now and then."""
         if total is None and isinstance(items, Sequence):
             total = len(items)
         if sys.stderr.isatty():
@@ -223,8 +225,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What holds for all sources of one ingest: see Run. `users`: keep, drop, hash; "" = as the store has it, a new one
-    hashes. `key`: a file; None = the store's own."""
+    """Options for all sources of one ingest: see Run.
+
+    users: keep, drop, hash; "" = as the store has it, a new store hashes. key: a file; None = the store's own.
+    """
 
     now: int
     cluster: str = ""
@@ -237,8 +241,11 @@ class Asked:
 
 @dataclass(slots=True)
 class Came:
-    """What came of an ingest. `sources`: those that were read, or of which something was. `failed`: a sentence for each
-    and each file that could not be read to its end."""
+    """Result of an ingest.
+
+    sources: those that were read at least partly. failed: a sentence for each source and file that could not be read to
+    its end.
+    """
 
     sources: list[str] = field(default_factory=list)
     unread: Unread = field(default_factory=Unread)
@@ -246,8 +253,10 @@ class Came:
 
 
 def ingest(folder: str, wanted: Sequence[tuple[Source, list[str]]], asked: Asked) -> Came:
-    """Read what is new of each source into the store, which is made if there is none. A source or a file that cannot be
-    read does not keep the others from it. Raises StoreError: what was committed before stays."""
+    """Read new data of each source into the store, which is created if missing.
+
+    A source or file that cannot be read does not affect the others. Raises StoreError; earlier commits are kept.
+    """
     from healthd.fleet.store import writing
 
     came = Came()
@@ -275,8 +284,9 @@ def ingest(folder: str, wanted: Sequence[tuple[Source, list[str]]], asked: Asked
 
 
 def _private(store: Store, asked: Asked) -> Private:
-    """One store has users in one way and hashes of one key, else nobody could be followed through it. Raises
-    StoreError."""
+    """Return the privacy settings. A store uses one setting and one key, so that users stay comparable. Raises
+    StoreError.
+    """
     has = store.manifest
     users = asked.users or has.users or HASH
     private = Private(users, site_key(store.folder, asked.key))

@@ -1,7 +1,7 @@
-"""What SQL a question may use, so that DuckDB and Spark answer it alike and no join drowns a large store. Pure.
+"""Lint of queries: SQL that DuckDB and Spark answer alike, without joins that are too large for a large store. Pure.
 
-Allowed is one SELECT over tables that are known by name, with JOIN ... ON, GROUP BY, window functions and the functions
-of FUNCTIONS. The rest is refused with the line that it stands in and what to write instead.
+Allowed is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions of FUNCTIONS.
+Anything else is rejected with its line and an alternative.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-# What both engines have under this name and with this result, for whole numbers and text.
+# Functions with the same name and result in both engines, for whole numbers and text.
 FUNCTIONS = frozenset(
     [
         "abs",
@@ -83,43 +83,43 @@ _BEFORE_A_BRACKET = frozenset(
 )
 _ENDS_A_FROM = frozenset(["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"])
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
-# Equal names of these sort make a join over a range of time cheap: a bin of time, or what names one job or stream.
+# Equality of such columns makes a join over a time range cheap: a time bin, or the identifier of a job or stream.
 _NARROW = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
-_SMALL = ("parameters", "numbers")  # what CROSS JOIN may multiply by
+_SMALL = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
-_ALL = "name the columns, and say UNION ALL only between two SELECTs"
-# Words that are refused -> what to write instead.
+_ALL = "name the columns; UNION ALL is allowed only between two SELECTs"
+# Rejected words -> alternative.
 _WORDS = {
-    "anti": "say WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
-    "asof": "an ASOF JOIN is DuckDB's: join by an equal time bin and take the newest with row_number()",
+    "anti": "use WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
+    "asof": "only DuckDB has ASOF JOIN: join by an equal time bin and take the newest with row_number()",
     "columns": "name the columns",
     "exclude": "name the columns",
     "ilike": "compare lower(...) with LIKE",
     "interval": "times are whole seconds: add them",
-    "lateral": "say what is meant with a JOIN",
+    "lateral": "use a JOIN",
     "natural": "name the columns of the JOIN",
-    "pivot": "say count(*) FILTER (WHERE ...) for each column",
-    "unpivot": "say UNION ALL of the columns",
+    "pivot": "use count(*) FILTER (WHERE ...) for each column",
+    "unpivot": "use UNION ALL of the columns",
     "positional": "number the rows with row_number() and join these",
-    "qualify": "filter in a SELECT around it",
+    "qualify": "filter in an outer SELECT",
     "recursive": "join `numbers`, or number the rows with a window function",
-    "sample": "what is picked by chance has no one answer",
-    "semi": "say WHERE EXISTS",
-    "tablesample": "what is picked by chance has no one answer",
+    "sample": "a random sample has no reproducible answer",
+    "semi": "use WHERE EXISTS",
+    "tablesample": "a random sample has no reproducible answer",
     **dict.fromkeys(
         ("timestamp", "date", "current_date", "current_timestamp"), "times are whole seconds since the epoch, UTC"
     ),
 }
-# Functions that only one engine has, or each has in its own way -> what to write instead.
+# Functions that exist in one engine only, or differ between them -> alternative.
 _FUNCTIONS = {
     "explode": "join `numbers`",
     "generate_series": "join `numbers`",
-    "epoch": "times are whole seconds already; epoch() gives others in Spark",
-    "percentile": "rank the rows with row_number() and take the one in question",
-    "quantile_cont": "rank the rows with row_number() and take the one in question",
+    "epoch": "times are whole seconds already; epoch() differs in Spark",
+    "percentile": "rank the rows with row_number() and select one",
+    "quantile_cont": "rank the rows with row_number() and select one",
     "range": "join `numbers`",
-    "round": "the engines round halves in different ways: multiply, or leave it to who reads",
-    "time_bucket": "say time - time % 3600",
+    "round": "the engines round halves differently: multiply, or round when printing",
+    "time_bucket": "use time - time % 3600",
     "unnest": "join `numbers`",
 }
 _TOKEN = regex(
@@ -128,18 +128,18 @@ _TOKEN = regex(
     r"|(?P<sign><=|>=|<>|!=|\|\||::|//|->>?|==|/\*|\*\*|[-+*/%=<>(),.;])|(?P<other>.)"
 )
 _REFUSED_SIGNS = {
-    "::": "say CAST(... AS BIGINT)",
-    "//": "whole numbers: say (a - a % 10) / 10, or CAST the quotient",
-    "->": "neither JSON nor functions of one's own are in both engines",
-    "->>": "JSON is not the same in both engines",
-    "==": "say =",
+    "::": "use CAST(... AS BIGINT)",
+    "//": "whole numbers: use (a - a % 10) / 10, or CAST the quotient",
+    "->": "JSON and lambda functions differ between the engines",
+    "->>": "JSON differs between the engines",
+    "==": "use =",
     "/*": "comments begin with --",
     "**": "multiply",
 }
 
 
 class Token(NamedTuple):
-    """`word`: a name or keyword in lower case, or the sign, text or number as it stands. `depth`: of brackets."""
+    """word: a name or keyword in lower case, or the sign, text or number unchanged. depth: of brackets."""
 
     kind: str
     word: str
@@ -153,7 +153,7 @@ class Refusal(NamedTuple):
 
 
 def tokens(sql: str) -> list[Token]:
-    """The SQL without blanks and comments."""
+    """Return the tokens of the SQL without blanks and comments."""
     found, line, depth = [], 1, 0
     for match in _TOKEN.finditer(sql):
         kind, text = str(match.lastgroup), match[0]
@@ -166,23 +166,23 @@ def tokens(sql: str) -> list[Token]:
 
 
 def tables_of(sql: str) -> set[str]:
-    """The names after FROM and JOIN, but for those that a WITH of the same SQL makes."""
+    """Return the names after FROM and JOIN, except those defined by a WITH of the same SQL."""
     read = tokens(sql)
     named = (read[number + 1] for number in _reading(read) if number + 1 < len(read))
     return {name.word for name in named if name.kind == "word"} - _made(read)
 
 
 def refusals(sql: str, known: Collection[str]) -> list[Refusal]:
-    """Why this is no question, by its lines; empty if it may be asked. `known`: the tables that there are."""
+    """Return the errors of a query by line; empty if it is allowed. known_tables: the available tables."""
     read = tokens(sql)
     if not read:
-        return [Refusal(1, "there is no SQL in it")]
+        return [Refusal(1, "the file has no SQL")]
     found = [*_one_select(read), *_words_and_signs(read), *_froms(read, {*known, *_made(read)}), *_joins(read)]
     return sorted(set(found))
 
 
 def _made(read: list[Token]) -> set[str]:
-    """What WITH names: `name AS (` or `name(a, b) AS (`."""
+    """Return the names defined by WITH: `name AS (` or `name(a, b) AS (`."""
     made = set()
     for number, token in enumerate(read):
         if token.word == "as" and _word(read, number + 1) == "(" and number:
@@ -202,10 +202,10 @@ def _word(read: list[Token], number: int) -> str:
 
 def _one_select(read: list[Token]) -> Iterator[Refusal]:
     if read[0].word not in ("select", "with"):
-        yield Refusal(read[0].line, "a question is one SELECT; it may begin with WITH")
+        yield Refusal(read[0].line, "a query is one SELECT; it may begin with WITH")
     for number, token in enumerate(read):
         if token.word == ";" and number + 1 < len(read):
-            yield Refusal(read[number + 1].line, "a question is one SELECT, and something stands behind its end")
+            yield Refusal(read[number + 1].line, "a query is one SELECT, but there is text after its end")
     if read[-1].depth < 0 or (read[-1].depth > 0 and read[-1].word != ")"):
         yield Refusal(read[-1].line, "the brackets do not match")
 
@@ -216,15 +216,15 @@ def _words_and_signs(read: list[Token]) -> Iterator[Refusal]:
         _, word, line, _ = token
         after, before = _word(read, number + 1), _word(read, number - 1)
         if token.kind == "quoted":
-            yield Refusal(line, f"{word}: names are written without quotes, text in single ones")
+            yield Refusal(line, f"{word}: write names without quotes, and text in single quotes")
         elif token.kind == "other" or word in _REFUSED_SIGNS:
-            yield Refusal(line, f"{word}: {_REFUSED_SIGNS.get(word, 'the engines do not both know it')}")
+            yield Refusal(line, f"{word}: {_REFUSED_SIGNS.get(word, 'not known to both engines')}")
         elif token.kind == "number" and "." in word and "e" not in word.lower():
-            yield Refusal(line, f"{word}: a DECIMAL, which each engine rounds in its own way: say {word}e0")
+            yield Refusal(line, f"{word}: a DECIMAL, which the engines round differently: use {word}e0")
         elif token.kind == "text" and "\\" in word:
-            yield Refusal(line, "a backslash in a text means another thing in Spark")
+            yield Refusal(line, "a backslash in a text has another meaning in Spark")
         elif word in ("/", "%") and read[number + 1 : number + 2] and not _safe_divisor(read, number + 1):
-            yield Refusal(line, f"{word}: where the divisor may be 0 one engine fails: say {word} nullif(..., 0)")
+            yield Refusal(line, f"{word}: if the divisor is 0 one engine fails: use {word} nullif(..., 0)")
         elif token.kind != "word":
             continue
         elif word in _WORDS and before != "." and after != ".":
@@ -232,7 +232,7 @@ def _words_and_signs(read: list[Token]) -> Iterator[Refusal]:
         elif word == "all" and before not in ("union", "except", "intersect"):
             yield Refusal(line, f"ALL: {_ALL}")
         elif word == "on" and before == "distinct":
-            yield Refusal(line, "DISTINCT ON is not in Spark: take the first with row_number()")
+            yield Refusal(line, "Spark has no DISTINCT ON: take the first row with row_number()")
         elif after == "(" and word not in _BEFORE_A_BRACKET and word not in made and word not in FUNCTIONS:
             hint = _FUNCTIONS.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
             yield Refusal(line, f"{word}(): {hint}")
@@ -252,7 +252,7 @@ def _cast(read: list[Token], bracket: int) -> Iterator[Refusal]:
 
 
 def _reading(read: list[Token]) -> Iterator[int]:
-    """Where FROM and JOIN stand, but for IS DISTINCT FROM."""
+    """Yield the positions of FROM and JOIN, except IS DISTINCT FROM."""
     for number, token in enumerate(read):
         if token.kind == "word" and token.word in ("from", "join") and _word(read, number - 1) != "distinct":
             yield number
@@ -265,11 +265,11 @@ def _froms(read: list[Token], known: Collection[str]) -> Iterator[Refusal]:
         if name.word == "(":
             inner = _word(read, number + 2)
             if inner not in ("select", "with"):
-                yield Refusal(name.line, "in brackets after FROM and JOIN stands a SELECT, or write it as a WITH")
+                yield Refusal(name.line, "only a SELECT may be in brackets after FROM and JOIN; or use WITH")
         elif name.kind != "word" or _word(read, number + 2) in (".", "("):
-            yield Refusal(name.line, f"{token.word.upper()} {name.word}: only tables are read, by their name")
+            yield Refusal(name.line, f"{token.word.upper()} {name.word}: only tables can be read, by name")
         elif name.word not in known:
-            yield Refusal(name.line, f'there is no table "{name.word}"; there are {", ".join(sorted(known))}')
+            yield Refusal(name.line, f'unknown table "{name.word}"; available: {", ".join(sorted(known))}')
         if token.word == "from":
             yield from _commas(read, number)
 
@@ -279,7 +279,7 @@ def _commas(read: list[Token], start: int) -> Iterator[Refusal]:
         if token.depth < read[start].depth or (token.depth == read[start].depth and token.word in _ENDS_A_FROM):
             return
         if token.word == "," and token.depth == read[start].depth:
-            yield Refusal(token.line, "a comma between tables: say JOIN ... ON")
+            yield Refusal(token.line, "a comma between tables: use JOIN ... ON")
 
 
 def _joins(read: list[Token]) -> Iterator[Refusal]:
@@ -288,24 +288,26 @@ def _joins(read: list[Token]) -> Iterator[Refusal]:
             continue
         if _word(read, number - 1) == "cross":
             if _word(read, number + 1) not in _SMALL:
-                yield Refusal(token.line, f"CROSS JOIN is for {' and '.join(_SMALL)} only: say JOIN ... ON")
+                yield Refusal(token.line, f"CROSS JOIN is allowed for {' and '.join(_SMALL)} only: use JOIN ... ON")
             continue
         condition = _condition(read, number)
         if condition is None:
-            yield Refusal(token.line, "JOIN: the condition is missing: say ON or USING")
+            yield Refusal(token.line, "JOIN: the condition is missing: use ON or USING")
         elif condition and not any(_equality(condition, at) for at in range(len(condition))):
-            yield Refusal(token.line, "JOIN: one equality of two columns at least, else each row meets each")
+            yield Refusal(
+                token.line, "JOIN: needs an equality of two columns, else every row is paired with every other"
+            )
         elif any(part.word in ("<", "<=", ">", ">=", "between") for part in condition) and not any(
             _equality(condition, at) and _NARROW.fullmatch(condition[at - 1].word) for at in range(len(condition))
         ):
             yield Refusal(
                 token.line,
-                "JOIN over a range of time: also make bins of time equal (columns named ..._bin), or names of a job",
+                "JOIN over a time range: also require equal time bins (columns ..._bin) or job identifiers",
             )
 
 
 def _condition(read: list[Token], join: int) -> list[Token] | None:
-    """The tokens of a join's ON; [] of a USING; None if it has neither."""
+    """Return the tokens of a join's ON; [] for USING; None if it has neither."""
     depth = read[join].depth
     begin = next(
         (
@@ -332,7 +334,7 @@ def _condition(read: list[Token], join: int) -> list[Token] | None:
 
 
 def _equality(condition: list[Token], at: int) -> bool:
-    """Whether `a.x = b.y` stands around this place, of two tables."""
+    """Return True if `a.x = b.y` with two tables is at this position."""
     around = condition[max(at - 3, 0) : at + 4]
     return (
         condition[at].word == "="

@@ -1,6 +1,7 @@
-"""The manifest: which files of the store's folder count. To replace it is the commit.
+"""Manifest of the store: the files of its folder that count. Replacing it is the commit.
 
-It also has how far each source was read (cursors), how users are kept, and before when nothing is kept.
+It also contains how far each source was read (cursors), how users are stored, and the date before which data is
+removed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ NAME = "manifest.json"
 
 
 class StoreError(HealthdError):
-    """The store cannot be used, or not be written: which file, and why."""
+    """The store cannot be used or written: which file, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`name`: below the store's folder."""
+    """`name`: path below the store's folder."""
 
     name: str
     rows: int
@@ -35,12 +36,14 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """generation     how often the store was changed
+    """Content of the manifest.
+
+    generation     number of changes to the store
     tables         table -> month -> its file
-    cursors        source and name -> how far it was read, in the source's own words
+    cursors        source and name -> how far it was read, in the source's own format
     users          keep, drop or hash; "" until something is stored
-    key            the fingerprint of the site's key
-    pruned_before  whole seconds, UTC: what was before is not kept
+    key            fingerprint of the site's key
+    pruned_before  whole seconds, UTC: older data is removed
     """
 
     schema: int = SCHEMA
@@ -55,35 +58,38 @@ class Manifest:
         return self.tables.get(table, {})
 
     def with_files(self, table: str, months: dict[str, File | None]) -> Manifest:
-        """The same with other files for these months; None: the month has no row any more."""
+        """Return the manifest with other files for these months; None: the month has no rows any more."""
         files = {month: file for month, file in {**self.files(table), **months}.items() if file is not None}
         return replace(self, tables={**self.tables, table: dict(sorted(files.items()))})
 
 
 def read(folder: str) -> Manifest:
-    """Raises StoreError: it is missing, damaged, or of a newer healthd, or a file that it names is not as it was."""
+    """Read the manifest.
+
+    Raises StoreError if it is missing, damaged or of a newer healthd, or if one of its files has changed.
+    """
     path = os.path.join(folder, NAME)
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except FileNotFoundError:
-        there = "has none" if os.path.isdir(folder) else "is not there"
-        raise StoreError(f'{folder}: no store: the folder {there}; "healthd fleet ingest --out" makes one') from None
+        there = "has no manifest" if os.path.isdir(folder) else "does not exist"
+        raise StoreError(f'{folder}: no store: the folder {there}; run "healthd fleet ingest --out" first') from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+        raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise StoreError(f"{path}: is of a newer healthd (schema {schema}, this one knows {SCHEMA})")
+        raise StoreError(f"{path}: was written by a newer healthd (schema {schema}, this one supports {SCHEMA})")
     try:
         manifest = codec.load(Manifest, data)
     except codec.ConvertError as error:
-        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+        raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     for table, months in manifest.tables.items():
         for month, one in months.items():
             if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(one.name):
-                raise StoreError(f'{path}: is damaged: "{one.name}" is no file of table {table}, month {month}')
+                raise StoreError(f'{path}: is damaged: "{one.name}" is not a file of table {table}, month {month}')
             _require(os.path.join(folder, one.name), one.bytes)
     return manifest
 
@@ -92,16 +98,16 @@ def _require(path: str, size: int) -> None:
     try:
         has = os.stat(path).st_size
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest names it") from None
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest lists it") from None
     if has != size:
-        raise StoreError(f"{path}: is damaged: it has {has:,} bytes, {size:,} were written")
+        raise StoreError(f"{path}: is damaged: it has {has:,} bytes instead of {size:,}")
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Whole or not at all, also after a power cut. Raises StoreError."""
+    """Write the manifest atomically, also with regard to power cuts. Raises StoreError."""
     temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
     try:
-        if os.path.lexists(temporary):  # of a writer that was killed: one writes at a time
+        if os.path.lexists(temporary):  # left by a killed writer: there is one writer at a time
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
@@ -112,13 +118,13 @@ def write(folder: str, manifest: Manifest) -> None:
         sync(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):  # there may be none: a file system can be full of names
+            with suppress(OSError):  # it may not exist: a file system can run out of inodes
                 os.unlink(temporary)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def sync(path: str) -> None:
-    """What a file or folder holds outlasts a power cut. Raises OSError."""
+    """Make the content of a file or folder survive a power cut. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

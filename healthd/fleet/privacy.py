@@ -1,7 +1,7 @@
-"""What the store keeps of users: their names, nothing, or a hash; and which jobs are of one logical run, without names.
+"""Privacy of users in the store: names, nothing, or hashes; and keys that connect the jobs of one run without names.
 
-A hash is HMAC-SHA256 with a key of the site, cut to 128 bits as RFC 2104, section 5, allows. Without the key nobody
-can try names until one fits: guard it like a password.
+A hash is HMAC-SHA256 with a key of the site, cut to 128 bits as RFC 2104, section 5, allows. Without the key nobody can
+try names until one matches: protect it like a password.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.fleet.manifest import StoreError
 
 Users = Literal["keep", "drop", "hash"]
 KEEP, DROP, HASH = "keep", "drop", "hash"
-FEWEST_BYTES = 16  # 128 bits; a shorter key can be tried out
+FEWEST_BYTES = 16  # 128 bits; a shorter key can be found by brute force
 MOST_BYTES = 4096
 MOST_KNOWN = 100_000
 
@@ -30,26 +30,28 @@ class Private:
     _known: dict[tuple[bytes, bytes], str] = field(default_factory=dict, repr=False)
 
     def user(self, name: str | None) -> str | None:
-        """What the store keeps of a user's name."""
+        """Return the stored form of a user's name."""
         if not name or self.users == DROP:
             return None
         return name if self.users == KEEP else self._hash(b"user", name.encode("utf-8", "surrogateescape"))
 
     def run_key(self, job_name: str | None, work_directory: str | None) -> str | None:
-        """Equal for jobs of one name and work directory; None: one of them is not known. Many users have a job "train",
-        and every session is "bash"."""
+        """Return a key that is equal for jobs with the same name and work directory; None if one is unknown.
+
+        The name alone is not enough: many users have a job "train", and every session is "bash".
+        """
         if not job_name or not work_directory:
             return None
         return self._hash(b"run", f"{job_name}\0{work_directory}".encode("utf-8", "surrogateescape"))
 
     @property
     def marks_key(self) -> bytes:
-        """For hashes of what stands in files of others, which names people: 32 bytes."""
+        """32 bytes, for hashes of text in other programs' files, which may contain names of people."""
         return self._hash(b"marks", b"").encode("ascii")
 
     @property
     def fingerprint(self) -> str:
-        """Tells two keys apart, and says nothing of them."""
+        """Identifier of the key that reveals nothing about it."""
         return self._hash(b"key", b"")[:16]
 
     def _hash(self, purpose: bytes, text: bytes) -> str:
@@ -63,7 +65,7 @@ class Private:
 
 
 def site_key(folder: str, file: str | None) -> bytes:
-    """The key in `file`, or else the one in the store's folder, which is made if it is missing. Raises StoreError."""
+    """Return the key in `file`, or the one in the store's folder, which is created if missing. Raises StoreError."""
     if file is not None:
         return _read(file)
     path = os.path.join(folder, "key")
@@ -72,7 +74,7 @@ def site_key(folder: str, file: str | None) -> bytes:
     except FileExistsError:
         return _read(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+        raise StoreError(f"{path}: cannot be created: {error.strerror}") from None
     try:
         with open(descriptor, "w", encoding="ascii") as made:
             made.write(secrets.token_hex(32) + "\n")
@@ -90,12 +92,12 @@ def _read(path: str) -> bytes:
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise OSError(errno.EINVAL, "is no file")
+                raise OSError(errno.EINVAL, "not a regular file")
             text = file.read(MOST_BYTES + 1).strip()
     except OSError as error:
         raise StoreError(f"{path}: the key cannot be read: {error.strerror}") from None
     if about.st_mode & 0o077:
-        raise StoreError(f"{path}: others than its owner can read or change the key: chmod 600 {path}")
+        raise StoreError(f"{path}: other users can read or change the key: chmod 600 {path}")
     if not FEWEST_BYTES <= len(text) <= MOST_BYTES:
-        raise StoreError(f"{path}: a key has {FEWEST_BYTES} to {MOST_BYTES} bytes, this has {len(text)}")
+        raise StoreError(f"{path}: a key must have {FEWEST_BYTES} to {MOST_BYTES} bytes, this one has {len(text)}")
     return text

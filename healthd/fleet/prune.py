@@ -1,7 +1,7 @@
-"""What is older than a date leaves the store, and does not come back with a later ingest.
+"""Removal of data older than a date. A later ingest does not add it again.
 
-A row goes with the time that its month is taken from. What has an end of its own and still went on at that date, or has
-no end yet, stays: so does a job with its nodes and what it excluded.
+A row is removed by the time that determines its month. Rows with an end of their own that lasted beyond that date, or
+have no end yet, are kept, including a job with its nodes and exclusions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from healthd.fleet.manifest import File
 from healthd.fleet.store import Store, explained, literal, quoted, select
 from healthd.fleet.tables import EXCLUSIONS, JOBS, TABLES, Table
 
-# Table -> the column that says when it was over.
+# Table -> the column with the end time.
 ENDS = {
     "jobs": "end_time",
     "job_nodes": "end_time",
@@ -26,7 +26,7 @@ ENDS = {
 
 
 def gone(table: Table, before: int) -> str:
-    """The condition, in SQL, that a row is older than `before`; "" = none is."""
+    """Return the SQL condition that a row is older than `before`; "" = no row is."""
     column = ENDS.get(table.name, table.month_of)
     if not before or not column:
         return ""
@@ -35,8 +35,9 @@ def gone(table: Table, before: int) -> str:
 
 
 def prune(store: Store, before: int) -> dict[str, int]:
-    """Remove what is older than `before` (whole seconds, UTC), in one commit. Returns table -> rows. Raises
-    StoreError."""
+    """Remove rows older than `before` (whole seconds, UTC) in one commit. Return table -> removed rows. Raises
+    StoreError.
+    """
     manifest = replace(store.manifest, pruned_before=max(before, store.manifest.pruned_before))
     removed = {}
     with explained(store):
@@ -55,7 +56,7 @@ def prune(store: Store, before: int) -> dict[str, int]:
 
 
 def _of_kept_job(store: Store, before: int) -> str:
-    """The condition, in SQL, that an exclusion is of a job that stays: it has no end of its own."""
+    """Return the SQL condition that an exclusion belongs to a job that is kept: exclusions have no end of their own."""
     jobs = select(store.connection, "jobs", store.files("jobs"))
     names = "cluster, job_id, submit_time"
     return (
@@ -65,7 +66,7 @@ def _of_kept_job(store: Store, before: int) -> str:
 
 
 def _without(store: Store, table: str, month: str, old: str) -> File | None:
-    """The month's file without the old rows; None: there is no other."""
+    """Return the month's file without the old rows; None: no rows are left."""
     file = store.manifest.files(table)[month]
     rows = select(store.connection, table, [os.path.join(store.folder, file.name)])
     found = store.connection.execute(f"SELECT count(*) FROM ({rows}) WHERE {old}").fetchone()

@@ -1,8 +1,8 @@
-"""The questions that can be asked of the store: a file of SQL each, fleet/sql/NAME.sql or a site's own.
+"""Queries of the store: one file of SQL each, fleet/sql/NAME.sql or a site's own.
 
-The comment on top of a file says in its first line what is asked. Below a line "-- parameters" it names what can be
-said with --param: `--   before_seconds BIGINT = 600   words`. The SQL reads it as a column of the one-row table
-`parameters`, beside from_time and to_time. The name of a question is a table for the others.
+The first line of the comment at the top of a file is its title. Below a line "-- parameters" it lists the parameters of
+--param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table `parameters`,
+together with from_time and to_time. Other queries can use the name of a query as a table.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ Value = int | float | str
 
 _PARAMETER = regex(r"--   ([a-z][a-z_0-9]*) (BIGINT|DOUBLE|VARCHAR) = (\S+)(?:  .*)?")
 _TYPES: dict[str, Callable[[str], Value]] = {BIGINT: int, DOUBLE: float, TEXT: str}
-LONGEST = 1 << 20  # bytes of a file of SQL
+LONGEST = 1 << 20  # bytes of a SQL file
 
 
 class WrongQuestion(HealthdError):
-    """A question that cannot be asked: one sentence, with file and line."""
+    """An invalid query. The message has file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """title        the first line of its comment
-    parameters  what --param can say -> its default
+    """A SQL query of the store.
+
+    title       first line of its comment
+    parameters  parameter of --param -> its default
     """
 
     name: str
@@ -45,20 +47,20 @@ SQL = Path(__file__).with_name("sql")
 
 
 def built_in() -> dict[str, Question]:
-    """Return the questions that come with healthd, by their names."""
+    """Return the queries that come with healthd, by name."""
     return _read_all(SQL)
 
 
-# An hour earlier, not later: then the node was in service under the same kind of load; after a failure it is drained,
-# down, or its repair is what is seen. What a slow fault showed an hour ahead counts as chance: rather too much than too
-# little.
+# An hour earlier, not later: before the failure the node was in service under the same kind of load; afterwards it is
+# drained, down or under repair. Early signs of a slow fault count as chance, which overestimates it.
 BY_CHANCE_SHIFT_SECONDS = -3600
 
 
 def for_answers() -> dict[str, Question]:
-    """Return the built-in questions and the queries of the answers, by their names.
+    """Return the built-in queries and the queries of the answers, by name.
 
-    `seen_by_chance` is `seen_with_failures` an hour before each failure."""
+    `seen_by_chance` is `seen_with_failures` an hour before each failure.
+    """
     found = {**built_in(), **_read_all(SQL / "answers")}
     seen = found["seen_with_failures"]
     shifted = {**seen.parameters, "shift_seconds": BY_CHANCE_SHIFT_SECONDS}
@@ -71,14 +73,14 @@ def _read_all(folder: Path) -> dict[str, Question]:
 
 
 def read(path: str) -> Question:
-    """A site's own question. Raises WrongQuestion; not yet for its SQL, see `needed`."""
+    """Read a site's own query. Raises InvalidQuery; its SQL is checked later, by `with_dependencies`."""
     try:
         with open(path, "rb") as file:
             content = file.read(LONGEST + 1)
     except OSError as error:
         raise WrongQuestion(f"{path}: {error.strerror}") from None
     if len(content) > LONGEST:
-        raise WrongQuestion(f"{path}: more than {LONGEST} bytes are no question")
+        raise WrongQuestion(f"{path}: larger than {LONGEST} bytes, the limit for a query")
     try:
         return parse("", path, content.decode())
     except UnicodeDecodeError as error:
@@ -87,7 +89,7 @@ def read(path: str) -> Question:
 
 
 def parse(name: str, path: str, text: str) -> Question:
-    """Raises WrongQuestion for a parameter that is none."""
+    """Parse a query file. Raises InvalidQuery for an invalid parameter."""
     lines = text.splitlines()
     title = next((line.removeprefix("--").strip() for line in lines[:1] if line.startswith("--")), "")
     parameters: dict[str, Value] = {}
@@ -101,7 +103,7 @@ def parse(name: str, path: str, text: str) -> Question:
             match = _PARAMETER.fullmatch(line)
             if match is None:
                 raise WrongQuestion(
-                    f"{path}:{number}: a parameter is written NAME BIGINT|DOUBLE|VARCHAR = VALUE, after three blanks"
+                    f"{path}:{number}: write a parameter as NAME BIGINT|DOUBLE|VARCHAR = VALUE, after three blanks"
                 )
             parameters[match[1]] = _value(f"{path}:{number}", match[1], match[2], match[3])
     return Question(name, path, text, title, parameters)
@@ -115,9 +117,9 @@ def _value(where: str, name: str, kind: str, text: str) -> Value:
 
 
 def needed(question: Question, there: Mapping[str, Question], also: Collection[str] = ()) -> list[Question]:
-    """Return the questions that this one reads, each before those that read it, and itself as the last.
+    """Return the queries that this query reads, in order of dependency, and itself last.
 
-    also: further tables that it may read. Raises WrongQuestion for SQL that is not allowed, with file and line.
+    extra_tables: further tables that it may read. Raises InvalidQuery, with file and line, for SQL that is not allowed.
     """
     found: list[Question] = []
 
@@ -137,8 +139,7 @@ def needed(question: Question, there: Mapping[str, Question], also: Collection[s
 
 
 def parameters(questions: Iterable[Question], given: Mapping[str, str]) -> dict[str, Value]:
-    """What `parameters` says beside its times: defaults, those of the last question first, and what --param gave.
-    Raises WrongQuestion."""
+    """Return the parameters: the defaults, those of the last query first, and --param. Raises InvalidQuery."""
     values: dict[str, Value] = {}
     for question in questions:
         values |= question.parameters
@@ -146,7 +147,7 @@ def parameters(questions: Iterable[Question], given: Mapping[str, str]) -> dict[
         if name not in values:
             there = ", ".join(sorted(values)) or "none"
             raise WrongQuestion(
-                f"--param {name}: the question has no such parameter (there are: {there}){nearest(name, values)}"
+                f"--param {name}: the query has no such parameter (available: {there}){nearest(name, values)}"
             )
         kind = next(kind for kind, made in _TYPES.items() if made is type(values[name]))
         values[name] = _value("--param", name, kind, text)

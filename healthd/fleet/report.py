@@ -1,4 +1,4 @@
-"""`healthd fleet report`: every answer of one store, read once, as one page."""
+"""`healthd fleet report`: all answers of one store on one page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FILE = "report.html"
 
 
 class NotOurs(HealthdError):
-    """What stands in the report's place is no report."""
+    """A file in place of the report was not written by healthd."""
 
 
 class Source(NamedTuple):
@@ -72,14 +72,14 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An answer of the report.
+    """A chapter of the report.
 
-    way        what behind `healthd fleet` asks for it; "": its name
-    of_store   whether that takes the store's flags too
+    command            arguments of `healthd fleet` for the same answer; "": its name
+    takes_store_flags  True if that command takes the store's options too
     """
 
     name: str
-    title: str  # where the store has no answer
+    title: str  # used if the store has no answer
     answer: Callable[[Study], Document]
     view: Callable[[Document], View]
     way: str = ""
@@ -92,37 +92,43 @@ def parts(
     nccl_folders: Sequence[str] = (),
     compared: tuple[str, Callable[[], Document]] | None = None,
 ) -> tuple[Part, ...]:
-    """In the order of the report. price: of a GPU-hour; sla: percent of time that nodes should be up; nccl_folders: of
-    flight-recorder dumps; compared: the arguments of `healthd fleet compare`, and what gives its
-    document or raises what answers() takes."""
+    """Return the chapters in the order of the report.
+
+    Args:
+        price: of a GPU-hour.
+        sla: percent of time that nodes should be up.
+        nccl_folders: folders of flight recorder dumps.
+        compared: the arguments of `healthd fleet compare`, and a function that returns its document or raises an error
+        of `compute_answers`.
+    """
     found = [
-        Part("states", "What became of the jobs", states.states, states_view.view),
+        Part("states", "Outcome of the jobs", states.states, states_view.view),
         Part(
             "goodput",
-            "What failures cost",
+            "Cost of failures",
             partial(goodput.goodput, price=price),
             goodput_view.view,
             "goodput" if price is None else f"goodput --price {price:g}",
         ),
-        Part("rate", "How often a job is interrupted", rate.rate, rate_view.view),
-        Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_view.view),
-        Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_view.view),
-        Part("lemons", "Which nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
+        Part("rate", "Interruption rate of jobs", rate.rate, rate_view.view),
+        Part("ettr", "Effective training time ratio (ETTR) of a large job", ettr.ettr, ettr_view.view),
+        Part("attribution", "Causes of failed jobs", attribution.attribution, attribution_view.view),
+        Part("lemons", "Nodes to take out", lemons.lemons, lemons_view.view, f"lemons --days {WINDOW_DAYS}"),
         Part(
             "availability",
-            "Which nodes were up",
+            "Availability of the nodes",
             partial(availability.availability, sla=sla),
             availability_view.view,
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
-        Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_view.view),
-        Part("checks", "Which check is the first evidence", checks.checks, checks_view.view),
+        Part("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
+        Part("checks", "First evidence by check", checks.checks, checks_view.view),
         Part("links", "Links that flap or count errors", links.links, links_view.view),
-        Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_view.view),
+        Part("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
     ]
     if compared is not None:
         words, get = compared
-        found.append(Part("compare", "What differs", lambda _: get(), compare_view.view, f"compare {words}", False))
+        found.append(Part("compare", "Differences", lambda _: get(), compare_view.view, f"compare {words}", False))
     for number, folder in enumerate(nccl_folders, 1):
         name = "nccl" if number == 1 else f"nccl-{number}"
         way = f"nccl {shlex.quote(folder)}"
@@ -136,9 +142,11 @@ def _stalled(folder: str, _: Study) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """documents: name of a part -> its document
-    unanswered: name -> why it has none; the store lacks what the answer needs, or the answer failed
-    failed: name -> why, of those that failed: not enough memory or disk, a damaged file
+    """Documents of a report.
+
+    documents   name of a chapter -> its document
+    unanswered  name -> why there is no document: missing data, or an error
+    failed      name -> why, for errors only: not enough memory or disk, a damaged file
     """
 
     documents: dict[str, Document]
@@ -147,7 +155,7 @@ class Answers:
 
 
 def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
-    """Compute every part. One that fails leaves the others. memory_mib: the limit to name where it did not suffice."""
+    """Compute every chapter. An error in one does not affect the others. memory_mib: the limit, for messages."""
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in those:
         try:
@@ -162,8 +170,8 @@ def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
 
 
 def document(study: Study, found: Answers) -> dict[str, Document]:
-    """Return what --json prints: under `report` the opening, the sources and what has no answer; then each answer."""
-    notes = [f"There is no answer to {name}: {why}." for name, why in found.unanswered.items()]
+    """Return the document of --json: the opening, the sources and missing answers under `report`, then each answer."""
+    notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
         "opening": list(opening(found.documents, found.unanswered)),
@@ -177,12 +185,12 @@ def document(study: Study, found: Answers) -> dict[str, Document]:
 def html(
     documents: Mapping[str, Document], those: Sequence[Part], flags: str, made_by: str, command: str, with_: Assets
 ) -> str:
-    """The page. flags: of each command that tells a chapter as numbers; made_by, command: how the page was made."""
+    """Return the page. flags: options for the command of each chapter. made_by, command: how the page was made."""
     head = documents["report"]
     chapters = [_chapter(part, documents) for part in those]
     common = _common([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
     report = Report(
-        title="What fails, what it costs, which nodes to take out",
+        title="Failures, their cost, and nodes to take out",
         covered=_covered(head),
         opening=tuple(head["opening"]),
         chapters=tuple(_without(chapter, common) for chapter in chapters),
@@ -200,35 +208,37 @@ def _way(part: Part, flags: str) -> str:
     return " ".join(filter(None, words))
 
 
-# What holds of every report.
+# Limits of every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, faults were not recorded: there may have been some.",
-    "Prometheus records a condition at each scrape: a condition between two scrapes is missing.",
-    "Slurm accounts a job when it ends: jobs that still run are incomplete.",
-    "A condition near a failure is evidence, not proof: the chapter on causes gives the number that chance explains.",
+    "Where healthd did not run or its lines are missing, faults may have gone unrecorded.",
+    "Prometheus records a condition at each scrape: conditions between two scrapes are missing.",
+    "Slurm accounts a job when it ends: running jobs are incomplete.",
+    "A condition near a failure is evidence, not proof: the chapter on causes gives the number explained by chance.",
 )
 
 
 def write(folder: str, text: str) -> str:
-    """The path of the report, which is replaced whole or not at all; the mode of one that is there stays, a new one is
-    its owner's alone, as the store is. Raises NotOurs, ownership.Untrusted, OSError."""
+    """Write the report atomically and return its path. Raises UnknownReport, ownership.Untrusted, OSError.
+
+    An existing report keeps its mode; a new one is readable by its owner only, like the store.
+    """
     path = os.path.join(folder, FILE)
     with ownership.folder(folder, make_mode=0o700):
         pass
     mode = 0o600
     if os.path.lexists(path):
         if os.path.islink(path) or not os.path.isfile(path):
-            raise NotOurs(f"{path} is there and is no file: name another folder")
+            raise NotOurs(f"{path} exists and is not a file: choose another folder")
         with open(path, encoding="utf-8", errors="replace") as file:
             if not is_report(file.read(20_000)):
-                raise NotOurs(f"{path} is there and is no report of healthd: name another folder")
+                raise NotOurs(f"{path} exists and is not a report of healthd: choose another folder")
         mode = os.stat(path).st_mode & 0o777
     atomic_files.replace_file(path, text, mode)
     return path
 
 
 def assets() -> Assets:
-    """What the page needs to draw, from the packages that are installed."""
+    """Load the page's style and scripts from the installed packages."""
     import vl_convert  # not installed where Spark computes the answers
 
     ours = Path(__file__).with_name("page")
@@ -246,12 +256,12 @@ def _chapter(part: Part, documents: Mapping[str, Document]) -> View:
     reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
     if part.name in head["failed"]:
         return View(part.name, part.title, (f"This chapter failed: {reason}.",))
-    remedy = (f"To have this chapter, ingest the missing source: healthd {flags}.",) if command else ()
+    remedy = (f"To get this chapter, ingest the missing source: healthd {flags}.",) if command else ()
     return View(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 
 
 def _common(notes: Sequence[str]) -> tuple[str, ...]:
-    """Those that several chapters have, each once."""
+    """Return the notes that several chapters share, each once."""
     return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
 
 
@@ -261,7 +271,7 @@ def _without(chapter: View, notes: Sequence[str]) -> View:
 
 def _covered(head: Document) -> str:
     choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
-    of = f"Only of {choice}." if choice else "Of all that the store has."
+    of = f"Only {choice}." if choice else "All data of the store."
     return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
 
 
@@ -276,4 +286,4 @@ SOURCES = (
 
 
 def _sources(rows: Sequence[dict[str, Any]]) -> Table | None:
-    return Table("Times read from each source (UTC)", SOURCES, rows) if rows else None
+    return Table("Periods read from each source (UTC)", SOURCES, rows) if rows else None

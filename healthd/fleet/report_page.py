@@ -1,8 +1,8 @@
 """The report as one HTML file: text, tables, charts, and the program that draws them. Pure.
 
-Nothing is fetched: the page's own Content-Security-Policy (CSP level 3, https://www.w3.org/TR/CSP3/) forbids each
-request, and runs the two scripts that are in it by their digests and nothing else. Text of others is escaped (HTML,
-13.1.2 and 4.12.1.3: https://html.spec.whatwg.org/), also in the JSON of the charts.
+The page fetches nothing: its Content-Security-Policy (CSP level 3, https://www.w3.org/TR/CSP3/) forbids all requests,
+and allows only its own two scripts, by their digests. Text from outside is escaped (HTML, 13.1.2 and 4.12.1.3:
+https://html.spec.whatwg.org/), also in the JSON of the charts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from healthd.common.text import printable, regex
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 
-MOST_WORDS = 260  # characters of what a chart shows that stand above it; more stand with its numbers
-MOST_ROWS = 400  # of a table on the page; --json has all
+MOST_WORDS = 260  # characters of a caption above its chart; longer captions are shown with the numbers
+MOST_ROWS = 400  # per table on the page; --json has all
 GENERATOR = "healthd fleet report"
-# What a chart says nothing of. Vega-Lite's config (https://vega.github.io/vega-lite/docs/config.html): no background,
-# so that the page's is seen; legends above, where they take no width from a narrow page; text that can be read there.
-# report.js sets the legend's columns by the width of the page: Vega reserves no room for rows of a computed number.
+# Defaults of all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's is
+# visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js sets the
+# number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
 _LOOK: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
@@ -44,7 +44,7 @@ _LOOK: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """style: CSS. bundle: Vega, Vega-Lite and vega-embed, as one script. script: what draws with them."""
+    """style: CSS. bundle: Vega, Vega-Lite and vega-embed, as one script. script: draws the charts."""
 
     style: str
     bundle: str
@@ -53,11 +53,13 @@ class Assets:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """covered   a sentence: of what time and of what it is
-    opening   what a manager reads first
-    ways      name of a chapter -> the command that tells the same as numbers
-    limits    what nobody can know from this store
-    made_by   how it was made: a sentence; command: with what
+    """Content of the report page.
+
+    coverage  a sentence on the period and the choice
+    opening   sentences for a manager
+    commands  name of a chapter -> the command that prints the same as numbers
+    limits    what this store cannot show
+    made_by   a sentence on how the report was made; command: the command line
     """
 
     title: str
@@ -72,7 +74,7 @@ class Report:
 
 
 def page(report: Report, assets: Assets) -> str:
-    """The file, whole. Raises ValueError for a chart with a number that is none (NaN)."""
+    """Return the complete file. Raises ValueError for a chart with NaN."""
     scripts = [_closed(assets.bundle), _closed(assets.script)]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
@@ -109,17 +111,17 @@ def page(report: Report, assets: Assets) -> str:
 
 
 def is_report(beginning: str) -> bool:
-    """Whether a file that begins so is one of ours."""
+    """Return True if a file that begins like this is a report of healthd."""
     return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
 def inlined(value: Any) -> str:
-    """JSON that cannot end the script element in which it stands, whatever is in it (HTML, 4.12.1.3)."""
+    """Return JSON that cannot end the script element around it, whatever it contains (HTML, 4.12.1.3)."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-# --- the parts
+# --- parts of the page
 
 
 def _body(report: Report, specs: list[str]) -> Iterator[str]:
@@ -140,7 +142,7 @@ def _body(report: Report, specs: list[str]) -> Iterator[str]:
     yield f"<p class=soft>{_NO_NETWORK}</p>\n</footer>"
 
 
-LIMITS = "What this report cannot know"
+LIMITS = "Limits of this report"
 _NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
 
 
@@ -188,7 +190,7 @@ def _detail(detail: Detail) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    """In a region of its own that scrolls sideways, also by the keyboard, so that a narrow page does not."""
+    """Yield a table in a region that scrolls sideways, also by keyboard, so that a narrow page does not."""
     label = _text(table.title)
     right = frozenset(number for number, column in enumerate(table.columns) if column.form.right)
     titles = [column.title for column in table.columns]
@@ -211,21 +213,21 @@ def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[
         yield f"<{tag}{kind}>{_text(cell)}</{tag.partition(' ')[0]}>"
 
 
-LONG_CELL = 40  # characters: a sentence, which must not be one word wide on a phone
+LONG_CELL = 40  # characters; a longer text must not be one word wide on a phone
 
 
 # --- charts
 
 
 def drawn(figure: Figure) -> dict[str, Any]:
-    """Return the figure's Vega-Lite with the page's look, and with its words for readers who do not see it."""
+    """Return the figure's Vega-Lite specification with the page's style, and its description for screen readers."""
     description = f"{figure.title}. {figure.words}"
     fit = {"type": "fit-x", "contains": "padding", "resize": True}
     return {**figure.spec, "description": description, "config": _LOOK, "autosize": fit}
 
 
 def behind(figure: Figure) -> Table:
-    """Return the records that the figure draws, as a table: those of the layer with the most."""
+    """Return the records of the figure's largest layer as a table."""
     records = max((layer.records for layer in figure.layers), key=len)
     names = tuple(dict.fromkeys(name for record in records for name in record))
     return Table(figure.title, tuple(_column(name, [one.get(name) for one in records]) for name in names), records)
@@ -249,8 +251,8 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-# Bars and areas are told apart without colour: each colour but the first is hatched in a way of its own. By the fill
-# that Vega writes, since Vega itself has no patterns.
+# Bars and areas are distinguishable without colour: each colour except the first has its own hatching. The rules match
+# the fill that Vega writes, since Vega itself has no patterns.
 _STROKES = (
     "M-1,1L1,-1M0,8L8,0M7,9L9,7",
     "M2,2h1M6,6h1",
@@ -292,7 +294,7 @@ def _text(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A sentence in which a line never breaks between a number and its unit."""
+    """Return a sentence with non-breaking spaces between numbers and units."""
     return _UNIT.sub("&nbsp;", _text(text))
 
 
@@ -300,8 +302,10 @@ _UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 
 
 def _closed(script: str) -> str:
-    """The same program in a form that does not end its element (HTML, 4.12.1.3), with the line ends that a parser
-    makes of it, as its digest is of what is parsed."""
+    """Return the script in a form that does not end its element (HTML, 4.12.1.3).
+
+    Line ends are normalised as an HTML parser does, because the digest covers the parsed text.
+    """
     text = script.replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

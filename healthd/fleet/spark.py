@@ -1,7 +1,6 @@
-"""The same questions on Spark, for who outgrows one machine: sqlglot says the SQL in Spark's words, and the Parquet
-files lie where all of its machines see them.
+"""Queries on Spark, for stores too large for one machine: sqlglot translates the SQL to Spark's dialect.
 
-It needs the extra healthd[spark], and Java.
+The Parquet files must be readable on all machines of the cluster. Needs the extra healthd[spark], and Java.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
 
 class NoSpark(HealthdError):
-    """There is no Spark here, or it does not start."""
+    """Spark is not installed, or does not start."""
 
 
 _TYPES = {BIGINT: "BIGINT", DOUBLE: "DOUBLE", TEXT: "STRING", BOOLEAN: "BOOLEAN"}
@@ -35,21 +34,24 @@ def answered(
     threads: int = THREADS,
     memory_mib: int = MEMORY_MIB,
 ) -> Iterator[Answer]:
-    """The answer to the last of these questions, as engine.answered gives it. `master`: "spark" is this machine,
-    "spark://HOST:PORT" a cluster. Raises NoSpark, or WrongQuestion for what Spark does not take."""
+    """Run the last of these queries, like engine.run_queries.
+
+    master: "spark" is this machine, "spark://HOST:PORT" a cluster. Raises SparkUnavailable, or InvalidQuery for SQL
+    that Spark rejects.
+    """
     with session(master, threads, memory_mib) as spark:
         yield ask(spark, questions, files, asked)
 
 
 class Spark:
-    """A session with the store's tables, for the SQL of an answer: a `database.Database`. Raises StoreError."""
+    """A session with the store's tables for the SQL of an answer: a `database.Database`. Raises StoreError."""
 
     def __init__(self, session: Any, files: Files) -> None:
         self._session = session
         _read(session, files)
 
     def table(self, name: str, sql: str) -> None:
-        # A checkpoint, not a cache: the plan of a later query would have the plans of all tables below in it.
+        # A checkpoint, not a cache: the plan of a later query would contain the plans of all tables below.
         with _errors():
             self._session.sql(translated(sql)).localCheckpoint().createOrReplaceTempView(name)
 
@@ -65,7 +67,7 @@ class Spark:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Raise StoreError where Spark cannot read the store or compute the answer."""
+    """Raise StoreError if Spark cannot read the store or compute the answer."""
     from pyspark.errors import PySparkException
 
     try:
@@ -75,7 +77,7 @@ def _errors() -> Iterator[None]:
 
 
 def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -> Answer:
-    """The same in a session that is there already."""
+    """Run the last of these queries in an existing session."""
     from pyspark.errors import PySparkException
 
     _read(spark, files)
@@ -94,7 +96,7 @@ def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -
 
 
 def _read(spark: Any, files: Files) -> None:
-    """Make the store's tables and `numbers` known to the session."""
+    """Create views of the store's tables and of `numbers` in the session."""
     for name, table in TABLES.items():
         schema = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in table.columns.items())
         paths = [f"file://{os.path.abspath(path)}" for path in files.get(name, ())]
@@ -104,12 +106,12 @@ def _read(spark: Any, files: Files) -> None:
             nothing = ", ".join(f"CAST(NULL AS {_TYPES[kind]}) AS {column}" for column, kind in table.columns.items())
             rows = spark.sql(f"SELECT {nothing} WHERE false")
         rows.createOrReplaceTempView(name)
-    # In SQL, not from rows of Python: Spark would want the same Python on each of its machines for those.
+    # Not from Python rows: Spark would need the same Python version on each of its machines.
     spark.range(NUMBERS).toDF("n").createOrReplaceTempView("numbers")
 
 
 def translated(sql: str) -> str:
-    """Return SQL that DuckDB takes as Spark takes it."""
+    """Translate DuckDB's SQL to Spark's."""
     import sqlglot
 
     [found] = sqlglot.transpile(sql, read="duckdb", write="spark", comments=False)
@@ -127,9 +129,9 @@ def _translated(question: Question) -> str:
 
 @contextmanager
 def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEMORY_MIB) -> Iterator[Any]:
-    """A session of Spark, which ends with it. Raises NoSpark."""
+    """Open a Spark session, which is stopped at the end of the block. Raises SparkUnavailable."""
     try:
-        import sqlglot as _sqlglot  # noqa: F401  asked for here, so that its absence is told at once
+        import sqlglot as _sqlglot  # noqa: F401  imported here to report its absence at once
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -138,12 +140,12 @@ def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEM
     settings = {
         "spark.app.name": "healthd fleet",
         "spark.log.level": "ERROR",
-        "spark.sql.ansi.enabled": "true",  # a number that does not fit is an error, as in DuckDB, and no NULL
+        "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB, not NULL
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if here:  # nothing listens for others
+    if here:  # do not listen on other interfaces
         settings |= {
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Clean text, as it goes to DuckDB (Step.stage_text in step.py): a row a line, tabs between its fields."""
+"""Clean text for DuckDB (Step.stage_text in step.py): a row per line, fields separated by tabs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Value: TypeAlias = "str | int | float | bool | None"
 
 
 def field(value: Value) -> str:
-    """One value: "" is no value; text becomes printable, and stands in quotation marks where it has to."""
+    """Return one value as text: "" is NULL; text is made printable, and quoted if necessary."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -1,8 +1,8 @@
-"""One step of an ingest: rows are staged, merged into the months of their tables, and all committed together.
+"""One step of an ingest: rows are staged, merged into the months of their tables, and committed together.
 
-The table (tables.py) defines which of two versions of a row stays: the one that knows more, else a staged row before a
-stored one. Of two staged rows the one with the later end stays (the larger values of `prefer`), then the larger row, so
-that their order does not matter.
+The table (tables.py) defines which of two versions of a row is kept: the more complete one, else a staged row before a
+stored one. Of two staged rows the one with the later end is kept (the larger values of `preferred_columns`), then the
+larger row, so that their order does not matter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS
 
 MOST_TIME = 4102444799  # the end of 2099: a later time is invalid
 SECONDS = "month_seconds"  # column of a staged row: the time that gives its month, -1 for none
-RANK = "merge_rank"  # one bit for each column of `prefer` that has a value; the lowest bit: it is staged
+RANK = "merge_rank"  # one bit for each column of `preferred_columns` with a value; lowest bit: the row is staged
 
 Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
@@ -46,7 +46,7 @@ class Merge:
         self.moved = False
 
     def months(self) -> dict[str, File | None]:
-        """Write the months that change. Returns month -> new file, or None if no rows are left."""
+        """Write the months that change. Return month -> new file, or None if no rows are left."""
         if gone := prune.gone(self.table, self.store.manifest.pruned_before):
             self.execute(f"DELETE FROM {self.staged} WHERE {gone}")
         left = self._settle_months() if self.moves else []
@@ -77,10 +77,10 @@ class Merge:
         return " AND ".join(f"{one}.{name} IS NOT DISTINCT FROM {other}.{name}" for name in names)
 
     def _settle_months(self) -> list[str]:
-        """Keep only the best rows of keys that moved to another month, such as after a corrected time zone.
+        """Keep only the best rows of keys that moved to another month, for example after a corrected time zone.
 
-        Returns the months that they left. Of the stored months only the keys are read; Parquet's statistics limit that
-        to row groups that may have them.
+        Return the months that they left. Only the keys of the stored months are read; Parquet's statistics limit that
+        to row groups that may contain them.
         """
         both = f"SELECT {self.key}, {SECONDS}, {self._rank(1)} FROM {self.staged}"
         if live := self.store.manifest.files(self.table.name):
@@ -127,7 +127,7 @@ class Merge:
         return f"{old} UNION ALL {new} WHERE {self._month(SECONDS)} = {literal(month)}"
 
     def _best(self, both: str) -> str:
-        """Return a query for the rows that stay. Most keys have one version only and are not compared."""
+        """Return a query for the rows to keep. Most keys have only one version and are not compared."""
         prefer = [quoted(name) for name in self.table.prefer]
         ones = f"SELECT {', '.join([self.one, *prefer, RANK])} FROM ({both})"
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
@@ -165,7 +165,7 @@ class Step:
         self._texts = 0
 
     def stage(self, table: str, rows: Iterable[tuple[Value, ...]]) -> int:
-        """Rows in the order of the table's columns; returns how many. Text becomes printable."""
+        """Stage rows in the order of the table's columns. Return their number. Text is made printable."""
         self._texts += 1
         path = os.path.join(self.store.temporary, f"rows{self._texts}.tsv")
         count = 0
@@ -184,9 +184,11 @@ class Step:
         return count
 
     def stage_text(self, table: str, path: str) -> None:
-        """Clean text: a row a line, tabs between all the table's columns in their order, UTF-8, no heading. An empty
-        field is NULL, "" is an empty text; a text with a tab or a quotation mark stands in quotation marks, which are
-        doubled in it. The file is left."""
+        """Stage a file of clean text, which is not removed.
+
+        A row per line, all the table's columns in order, separated by tabs, UTF-8, no header. An empty field is NULL,
+        "" an empty text. A text with a tab or a quotation mark is quoted, with quotation marks doubled.
+        """
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in TABLES[table].columns.items())
         self.stage_sql(
             table,
@@ -195,8 +197,7 @@ class Step:
         )
 
     def stage_sql(self, table: str, query: str, parameters: Iterable[Any] = ()) -> None:
-        """What a query gives: the table's columns in their order. It may read what is staged (`staged`) and what is
-        live (`live`)."""
+        """Stage the rows of a query with the table's columns in order. It may read `staged` and `live` rows."""
         self._begin(table)
         month = TABLES[table].month_of
         seconds = f"coalesce({quoted(month)}, -1)" if month else "0"
@@ -208,31 +209,33 @@ class Step:
         self.execute(f"INSERT INTO {self.staged(table)} SELECT *, {seconds} FROM ({typed})", parameters)
 
     def staged(self, table: str) -> str:
-        """What to write behind FROM for the rows that are staged: the table's columns, and one more."""
+        """Return SQL for FROM: the staged rows, with the table's columns and one more."""
         self._begin(table)
         return f"staging.{quoted(table)}"
 
     def live(self, table: str) -> str:
-        """What to write behind FROM for the rows that the store has."""
+        """Return SQL for FROM: the rows of the store."""
         return f"({select(self.store.connection, table, self.store.files(table))})"
 
     def execute(self, query: str, parameters: Iterable[Any] = ()) -> duckdb.DuckDBPyConnection:
-        """Ask DuckDB. Raises StoreError: no room, or a damaged file."""
+        """Run a DuckDB query. Raises StoreError: no space, or a damaged file."""
         with explained(self.store):
             return self.store.connection.execute(query, list(parameters))
 
     def cursor(self, name: str, text: str) -> None:
-        """How far the source was read, committed with the rows."""
+        """Set how far the source was read; committed with the rows."""
         self.cursors[f"{self.source}{name}"] = text
 
     def covers(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
-        """Of which time and clusters the piece speaks, where only its rows tell."""
+        """Set the period and clusters of the piece, if only its rows show them."""
         self.covered = from_time, to_time
         self.clusters.update(clusters)
 
     def times(self, table: str, now: int) -> list[tuple[str, int | None, int | None, int]]:
-        """(cluster, first time, last time, rows) of what is staged; None: no row has one. The time of a clock that is
-        wrong is none, and nothing is read of what is not yet."""
+        """Return (cluster, first time, last time, rows) of the staged rows; None: no row has a time.
+
+        Times of a wrong clock are ignored, and the future is never covered.
+        """
         columns = list(map(quoted, filter(None, dict.fromkeys((TABLES[table].month_of, ENDS.get(table))))))
         its = f"BETWEEN {CLOCK_SET_SECONDS} AND {now + CLOCK_AHEAD_SECONDS}"
         first, last = (
@@ -249,14 +252,14 @@ class Step:
         if not self._staged:
             path = os.path.join(self.store.temporary, "staged.duckdb")
             self.execute(f"ATTACH {literal(path)} AS staging")
-            self.execute("BEGIN")  # never committed: nobody reads it afterwards
+            self.execute("BEGIN")  # never committed: not needed afterwards
         if table not in self._staged:
             self._staged.add(table)
             kinds = (f"{quoted(name)} {kind}" for name, kind in TABLES[table].columns.items())
             self.execute(f"CREATE TABLE staging.{quoted(table)} ({', '.join(kinds)}, {SECONDS} BIGINT)")
 
     def merged(self) -> Manifest:
-        """The manifest with what is staged; its files are written. Raises StoreError."""
+        """Write the files of the staged rows and return the new manifest. Raises StoreError."""
         manifest = self.store.manifest
         for name in sorted(self._staged):
             merge = Merge(self.store, self.execute, TABLES[name], self.staged(name))
@@ -275,8 +278,10 @@ class Step:
 
 @contextmanager
 def step(store: Store, source: str = "") -> Iterator[Step]:
-    """Stage rows and set cursors in the block; at its end they are the store's, all or none. `source`: before the names
-    of its cursors. Raises StoreError."""
+    """Stage rows and set cursors in the block; at its end all are committed, or none.
+
+    source: prefix of its cursors. Raises StoreError.
+    """
     one = Step(store, source)
     try:
         yield one
@@ -285,7 +290,7 @@ def step(store: Store, source: str = "") -> Iterator[Step]:
         if manifest != store.manifest:
             store.commit(manifest)
     except BaseException:
-        with suppress(OSError):  # they take the room that is missing
+        with suppress(OSError):  # the new files use the disk space that is missing
             store.clear()
         raise
     finally:

@@ -1,16 +1,17 @@
-"""The store: a folder of Parquet files and a manifest that names those that count.
+"""The store: a folder of Parquet files, and a manifest that lists the valid ones.
 
     DB/manifest.json                            replaced at once: the commit
     DB/TABLE/month=2026-11/GENERATION.parquet   a table without months has month=all
-    DB/lock                                     one writes at a time
-    DB/key                                      the site's key, where none is given (privacy.py)
-    DB/temporary/                               what a writer needs meanwhile
+    DB/lock                                     one writer at a time
+    DB/key                                      the site's key, unless another is given (privacy.py)
+    DB/temporary/                               a writer's temporary files
 
-The store is for its owner alone, its folders 0700 and files 0600; where the site gave the folder a group that reads it
-(chmod 2750), for that group too. The key and the lock stay the owner's.
+The store is readable by its owner only, folders 0700 and files 0600. If the site gave the folder a group with read
+permission (chmod 2750), that group can read it too. The key and the lock remain the owner's.
 
-A writer that ends anywhere leaves the manifest as it was; what it left else the next one removes. Readers hold a shared
-lock on the folder itself, so that no file vanishes below them: what is no longer named goes when none reads.
+A writer that is killed at any point leaves the manifest unchanged; the next writer removes its other files. Readers
+hold a shared lock on the folder itself, so that no file vanishes while they read: unlisted files are removed when there
+is no reader.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from healthd.fleet import manifest as manifests
 from healthd.fleet.manifest import Manifest, StoreError
 from healthd.fleet.tables import TABLES
 
-MEMORY = "600MB"  # for DuckDB; what does not fit goes to DB/temporary
+MEMORY = "600MB"  # for DuckDB; it writes the rest to DB/temporary
 TEMPORARY = "temporary"
 ALL = "all"  # the month of a table without months
 UNKNOWN = "unknown"  # the month of a row without a time
@@ -41,27 +42,29 @@ UNKNOWN = "unknown"  # the month of a row without a time
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The store as it was at one moment."""
+    """The store at one moment."""
 
     folder: str
     manifest: Manifest
 
     def files(self, table: str) -> list[str]:
-        """The table's live files, by month: absolute paths."""
+        """Return the table's files, by month: absolute paths."""
         return [os.path.join(self.folder, file.name) for _, file in sorted(self.manifest.files(table).items())]
 
 
 @contextmanager
 def reading(folder: str) -> Iterator[Snapshot]:
-    """The store, to be asked: its files stay until the end of the block. Raises StoreError."""
+    """Open the store for reading: its files remain until the end of the block. Raises StoreError."""
     folder = _plain(folder)
     with _shared(folder):
         yield Snapshot(folder, manifests.read(folder))
 
 
 def select(connection: duckdb.DuckDBPyConnection, table: str, files: list[str]) -> str:
-    """SQL that gives the table's columns from these files: NULL for a column that no file has yet. Raises StoreError: a
-    file is damaged."""
+    """Return SQL for the table's columns in these files, with NULL for columns that no file has.
+
+    Raises StoreError if a file is damaged.
+    """
     columns = TABLES[table].columns
     if not files:
         return f"SELECT {', '.join(f'NULL::{kind} AS {quoted(name)}' for name, kind in columns.items())} WHERE false"
@@ -78,9 +81,11 @@ def select(connection: duckdb.DuckDBPyConnection, table: str, files: list[str]) 
 
 
 def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
-    """The file that cannot be read, or else what DuckDB says. Raises the error where it is of memory and no file is
-    damaged: engine.connected knows how much there was."""
-    with suppress(duckdb.Error):  # an aborted transaction would refuse to look
+    """Return an error that names the damaged file, or has DuckDB's message.
+
+    Raises the original error if it is about memory and no file is damaged: engine.open_database knows the limit.
+    """
+    with suppress(duckdb.Error):  # an aborted transaction would reject the queries below
         connection.execute("ROLLBACK")
     for file in files:
         try:
@@ -88,7 +93,7 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
         except duckdb.OutOfMemoryException:
             continue
         except duckdb.Error as why:
-            return StoreError(f"{file}: is damaged: {first_line(why)}; copy the folder back from a backup")
+            return StoreError(f"{file}: is damaged: {first_line(why)}; restore the folder from a backup")
     if isinstance(error, duckdb.OutOfMemoryException):
         raise error
     return StoreError(first_line(error))
@@ -96,11 +101,11 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
 
 class NeedsMemory(StoreError):
     def __init__(self, mib: int) -> None:
-        super().__init__(f"the answer needs more than {mib:,} MiB: --memory raises the limit")
+        super().__init__(f"the answer needs more than {mib:,} MiB: raise the limit with --memory")
 
 
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
-    """DuckDB with bounded memory and without downloads. `folder`: where it may write what does not fit."""
+    """Connect to DuckDB with bounded memory and without downloads. folder: for temporary files."""
     options: dict[str, Any] = {
         "memory_limit": MEMORY,
         "autoinstall_known_extensions": "false",
@@ -109,7 +114,7 @@ def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
         "temp_directory": folder,
     }
     connection = duckdb.connect(":memory:", config=options)
-    connection.execute("SET enable_progress_bar = false")  # at a terminal it would stand among what is told
+    connection.execute("SET enable_progress_bar = false")  # it would disturb the output on a terminal
     return connection
 
 
@@ -126,7 +131,7 @@ def first_line(error: Exception) -> str:
 
 
 class Store:
-    """The store in the hands of its one writer."""
+    """The store, opened by its one writer."""
 
     def __init__(self, folder: str, manifest: Manifest, connection: duckdb.DuckDBPyConnection) -> None:
         self.folder = folder
@@ -140,21 +145,21 @@ class Store:
 
     @property
     def temporary(self) -> str:
-        """A folder for what is not needed after the ingest."""
+        """A folder for files that are not needed after the ingest."""
         return os.path.join(self.folder, TEMPORARY)
 
     def files(self, table: str) -> list[str]:
-        """The table's live files, by month."""
+        """Return the table's files, by month."""
         return Snapshot(self.folder, self.manifest).files(table)
 
     def path(self, table: str, month: str) -> str:
-        """Where the next generation of a month is written. Raises OSError."""
+        """Return the path for the next generation of a month. Raises OSError."""
         folder = os.path.join(self.folder, table, f"month={month}")
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, f"{self.manifest.generation + 1}.parquet")
 
     def commit(self, manifest: Manifest) -> None:
-        """From now on this is the store: its new files are there and whole. Raises StoreError."""
+        """Make this the store's manifest, after syncing its new files. Raises StoreError."""
         manifest = replace(manifest, generation=self.manifest.generation + 1)
         try:
             for path in _names(manifest) - _names(self.manifest):
@@ -167,18 +172,18 @@ class Store:
         self.clear()
 
     def clear(self) -> None:
-        """Remove what no manifest names, unless somebody reads."""
+        """Remove files that the manifest does not list, unless there is a reader."""
         with _alone(self.folder) as alone:
             if alone:
                 for path in leftovers(self.folder, self.manifest):
-                    with suppress(OSError):  # it costs room, and the next writer tries again
+                    with suppress(OSError):  # it only uses space; the next writer tries again
                         os.unlink(path)
                         os.rmdir(os.path.dirname(path))
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C is a KeyboardInterrupt also while DuckDB works, which takes the signal for itself."""
+    """Raise KeyboardInterrupt on Ctrl-C while DuckDB works, which handles the signal itself."""
     try:
         yield
     except (duckdb.InterruptException, RuntimeError) as error:
@@ -189,7 +194,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def explained(store: Store) -> Iterator[None]:
-    """DuckDB's errors and the system's as one sentence."""
+    """Turn errors of DuckDB and the system into StoreError with one sentence."""
     try:
         with interruptible():
             yield
@@ -197,14 +202,14 @@ def explained(store: Store) -> Iterator[None]:
         raise StoreError(f"{error.filename or store.folder}: cannot be written: {error.strerror}") from None
     except duckdb.Error as error:
         if os.strerror(errno.ENOSPC) in str(error):
-            raise StoreError(f"{store.folder}: {os.strerror(errno.ENOSPC)}: what was committed before stays") from None
+            raise StoreError(f"{store.folder}: {os.strerror(errno.ENOSPC)}: earlier commits are kept") from None
         files = [file for table in TABLES for file in store.files(table)]
         raise damaged(store.connection, files, error) from None
 
 
 @contextmanager
 def writing(folder: str, make: bool = False) -> Iterator[Store]:
-    """The store, to be changed. `make`: it is made if there is none. Raises StoreError."""
+    """Open the store for writing. make: create it if missing. Raises StoreError."""
     folder = _plain(folder)
     with _masked(folder):
         if make:
@@ -223,21 +228,23 @@ def writing(folder: str, make: bool = False) -> Iterator[Store]:
 
 
 def _plain(folder: str) -> str:
-    """Its path from the root. In one with these signs DuckDB and Spark see a pattern, and read what fits it: the files
-    of another store. Raises StoreError."""
+    """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as a pattern.
+
+    They would read the files of other stores that match.
+    """
     path = os.path.abspath(folder)
     if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
-        raise StoreError(f"{path}: a store's path has no control characters and none of * ? [ ] {{ }} \\: name another")
+        raise StoreError(f"{path}: control characters and * ? [ ] {{ }} \\ are not allowed in a store's path")
     return path
 
 
 @contextmanager
 def _masked(folder: str) -> Iterator[None]:
-    """What is made in the block, also by DuckDB, nobody else may read, or the folder's group where it is said to."""
+    """Restrict the mode of files created in the block, also by DuckDB, to the owner and a reading group."""
     shared = stat.S_ISGID | stat.S_IRGRP
     try:
         mode = os.stat(folder).st_mode
-    except OSError:  # it is made, or whoever opens it says so
+    except OSError:  # it will be created, or opening it reports the error
         mode = 0
     before = os.umask(0o027 if mode & shared == shared else 0o077)
     try:
@@ -247,8 +254,10 @@ def _masked(folder: str) -> Iterator[None]:
 
 
 def leftovers(folder: str, manifest: Manifest) -> Iterator[str]:
-    """Files in the store's folder that have the names of its files and that the manifest does not name. A number above
-    the next generation's is nobody's of ours."""
+    """Yield files in the store's folder with names of data files that the manifest does not list.
+
+    Numbers above the next generation are not healthd's.
+    """
     live = _names(manifest)
     for table in TABLES:
         with suppress(FileNotFoundError):
@@ -268,18 +277,18 @@ def _names(manifest: Manifest) -> set[str]:
 
 
 def _make(folder: str) -> None:
-    """An empty store, unless there is one. A folder that has other things in it is somebody else's."""
+    """Create an empty store if there is none. A folder with other files in it is rejected."""
     try:
         os.makedirs(folder, exist_ok=True)
         there = os.listdir(folder)
         if manifests.NAME not in there:
             if set(there) - {"lock", "key", f"{manifests.NAME}.new"}:
-                raise StoreError(f"{folder}: has other files in it and is no store: name a new or an empty folder")
+                raise StoreError(f"{folder}: has other files and is not a store: choose a new or empty folder")
             with _locked(folder):
                 if not os.path.exists(os.path.join(folder, manifests.NAME)):
                     manifests.write(folder, Manifest())
     except OSError as error:
-        raise StoreError(f"{error.filename or folder}: cannot be made: {error.strerror}") from None
+        raise StoreError(f"{error.filename or folder}: cannot be created: {error.strerror}") from None
 
 
 def _empty(folder: str) -> None:
@@ -296,7 +305,10 @@ def _empty(folder: str) -> None:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """One writer at a time. As root, nobody else may be able to put a link there: docs/adr/0019. Raises StoreError."""
+    """Lock the store for one writer. Raises StoreError.
+
+    As root, no other user may be able to put a link there: docs/adr/0019.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if os.geteuid() == 0:
@@ -312,14 +324,14 @@ def _locked(folder: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(f"{folder}: another ingest is writing there (process {who}): wait for it") from None
+            raise StoreError(f"{folder}: another ingest (process {who}) is running: wait for it") from None
         except OSError as error:
             raise StoreError(
-                f"{folder}: cannot be locked: {error.strerror}: name a folder of a file system that has locks (Lustre: "
-                "one that is mounted with -o flock)"
+                f"{folder}: cannot be locked: {error.strerror}: choose a folder on a file system with locks (Lustre: "
+                "mounted with -o flock)"
             ) from None
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # on a full disk the number is missing
+        with suppress(OSError):  # on a full disk the process id is missing
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
@@ -329,7 +341,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _shared(folder: str) -> Iterator[None]:
-    """Files that are live now stay. Where a folder cannot be locked (NFS), they stay until the next writer begins."""
+    """Keep live files until the end of the block, or (NFS without locks) until the next writer begins."""
     descriptor = -1
     try:
         with suppress(OSError):
@@ -343,7 +355,7 @@ def _shared(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _alone(folder: str) -> Iterator[bool]:
-    """Whether nobody reads now, and nobody begins before the end of the block."""
+    """Yield True if there is no reader, and none begins before the end of the block."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

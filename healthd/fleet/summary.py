@@ -1,7 +1,7 @@
-"""The five sentences that a report opens with, for who pays: what ran, what was lost, how often a large job is
-interrupted, what breaks most, what to do. Pure: of the documents that `--json` prints.
+"""The five opening sentences of a report, for management: usage, loss, interruptions, main cause, recommendation.
 
-Each is true for any store: what is not known is said to be, with the reason.
+Computed from the documents that `--json` prints. The sentences are true for any store: unknown facts are reported as
+unknown, with the reason. Pure.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from healthd.common.text import printable
 from healthd.fleet.answers.causes import CAUSES, USER_PROGRAM
 from healthd.fleet.answers.document import Document, number, percent, span
 
-LARGE_GPUS = 1024  # the job whose interruptions are told: what trains a large model
+LARGE_GPUS = 1024  # size of the job whose interruptions are given: typical for training a large model
 GPUS_OF_A_NODE = 8
 DAY = 86400
 LONGEST_SECONDS = 1000 * 365 * DAY  # as in `rate`
-MOST_NODES = 3  # that are named in a sentence; the chapter has all
-# What an answer says that it lacks, for who knows neither stores nor commands.
+MOST_NODES = 3  # nodes named in a sentence; the chapter has all
+# Missing data in words for readers who know neither stores nor commands.
 PLAINLY = {
-    "the store has no jobs": "no job's records were read",
-    "the store has no events": "no health check's records were read",
-    "the store has nothing that tells of failing nodes": "nothing was read that tells of failing nodes",
+    "the store has no jobs": "no job records were read",
+    "the store has no events": "no records of health checks were read",
+    "the store has no data about failing nodes": "no data about failing nodes was read",
 }
 
 
 def opening(told: Mapping[str, Document], untold: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """told: name of an answer -> its document; untold: name -> why there is none."""
+    """Return the opening. documents: name of an answer -> its document. missing: name -> why there is none."""
     return (
         _ran(told.get("states"), _why("states", untold)),
         _lost(told.get("goodput"), told.get("states"), _why("goodput", untold)),
@@ -38,7 +38,7 @@ def opening(told: Mapping[str, Document], untold: Mapping[str, str]) -> tuple[st
 
 
 def _why(name: str, untold: Mapping[str, str]) -> str:
-    """ ": no job's records were read", or nothing. Which command would mend it stands in the chapter."""
+    """Return ": no job's records were read", or "". The chapter has the command that adds the data."""
     if name not in untold:
         return ""
     reason = untold[name].partition(": healthd ")[0]
@@ -47,31 +47,31 @@ def _why(name: str, untold: Mapping[str, str]) -> str:
 
 def _ran(states: Document | None, why: str) -> str:
     if states is None:
-        return f"How much ran is not known{why}."
+        return f"The usage is not known{why}."
     rows = states["by_state"]
     jobs, gpu_hours = sum(row["jobs"] for row in rows), _gpu_hours(states)
     if not jobs:
-        return "No job ended in this time."
+        return "No job ended in this period."
     completed = sum(row["gpu_seconds"] for row in rows if row["state"] == "COMPLETED") / 3600
     whole = f"{plural(jobs, 'job')} ended, after {number(float(gpu_hours))} GPU-hours"
     if not gpu_hours:
         return f"{plural(jobs, 'job')} ended; none of them used a GPU."
-    return f"{whole}; {percent(completed / gpu_hours)} of these hours were of jobs that completed."
+    return f"{whole}; jobs that completed used {percent(completed / gpu_hours)} of these hours."
 
 
 def _lost(goodput: Document | None, states: Document | None, why: str) -> str:
     if goodput is None:
-        return f"What failures cost is not known{why}."
+        return f"The cost of failures is not known{why}."
     first, second = goodput["first_order"], goodput["second_order"]
     hours = first["gpu_hours"] + second["gpu_hours"]
     if not first["jobs"]:
-        return "No job is known to have been ended by the infrastructure, so no work is known to be lost to it."
+        return "No job is known to have been ended by the infrastructure, so no loss is known."
     of = percent(hours / total) if states is not None and (total := _gpu_hours(states)) else None
-    share = f", {of} of what ran" if of is not None else ""
+    share = f", {of} of the time used" if of is not None else ""
     price = goodput["price_per_gpu_hour"]
     money = f", which cost {number(float(hours * price))}" if price is not None else ""
     ended = f"The infrastructure ended {plural(first['jobs'], 'job')}"
-    also = f" and made {second['jobs']:,} others give way" if second["jobs"] else ""
+    also = f" and pre-empted {second['jobs']:,} others for requeues" if second["jobs"] else ""
     return (
         f"{ended}{also}: about {number(float(hours))} GPU-hours of work were lost{share}{money} "
         f"(a checkpoint every {span(goodput['checkpoint_seconds'])} assumed)."
@@ -80,9 +80,9 @@ def _lost(goodput: Document | None, states: Document | None, why: str) -> str:
 
 def _interrupted(rate: Document | None, why: str) -> str:
     if rate is None:
-        return f"How often a large job is interrupted is not known{why}."
+        return f"The interruption rate of a large job is not known{why}."
     if not rate["node_days"]:
-        return "How often a large job is interrupted is not known: no job on more than 128 GPUs ran in this time."
+        return "The interruption rate of a large job is not known: no job on more than 128 GPUs ran in this period."
     nodes = LARGE_GPUS / GPUS_OF_A_NODE
     low, high = rate["interval"]
     job = f"a job on {LARGE_GPUS:,} GPUs"
@@ -94,11 +94,11 @@ def _interrupted(rate: Document | None, why: str) -> str:
         )
     likely = f" (95 % interval: {_range(nodes, low, high)})" if low and high else ""
     every = _between(nodes, rate["r_f"])
-    return f"At the rate that was measured, {job} is interrupted by its nodes every {every}{likely}."
+    return f"At the measured rate, {job} is interrupted by its nodes every {every}{likely}."
 
 
 def _between(nodes: float, per_thousand_node_days: float) -> str:
-    """The time between two interruptions: 1 / (N r_f), as `rate` has it."""
+    """Return the time between two interruptions: 1 / (N r_f), as in `rate`."""
     return span(DAY * 1000 / (nodes * per_thousand_node_days))
 
 
@@ -110,33 +110,33 @@ def _range(nodes: float, low: float, high: float) -> str:
 
 def _breaks(attribution: Document | None, why: str) -> str:
     if attribution is None:
-        return f"What breaks most is not known{why}."
+        return f"The main cause of failures is not known{why}."
     ours = [row for row in attribution["causes"] if row["domain"] != USER_PROGRAM and row["jobs"]]
     silent, unseen = attribution["unattributed_node_fails"], attribution["unattributed"]
-    others = f"{plural(unseen, 'job')} failed with no fault seen on {'its' if unseen == 1 else 'their'} nodes"
+    others = f"{plural(unseen, 'job')} failed without a known fault on {'its' if unseen == 1 else 'their'} nodes"
     infrastructure = silent + sum(row["jobs"] for row in ours)
-    lost = f"{silent:,} of the {plural(infrastructure, 'job')} that faults ended or whose node was lost"
+    lost = f"{silent:,} of the {plural(infrastructure, 'job')} ended by faults or lost nodes"
     if silent and not ours:
-        return f"Nodes were lost without a word, which ended {plural(silent, 'job')}; {others}."
+        return f"Nodes were lost without a known fault, which ended {plural(silent, 'job')}; {others}."
     if not ours:
-        return f"What breaks most is not known: {others}." if unseen else "No job is known to have failed by a fault."
+        return f"The main cause of failures is not known: {others}." if unseen else "No job failed by a known fault."
     most = min(ours, key=lambda row: (-row["jobs"], row["cause"]))
     known = sum(row["jobs"] for row in ours)
-    ended = f"{most['jobs']:,} of the {plural(known, 'job')} that a fault is known to have ended"
+    ended = f"{most['jobs']:,} of the {plural(known, 'job')} that known faults ended"
     if silent > most["jobs"]:
         return (
-            f"Most often a node was lost without a word: {lost}; of the faults that were seen, "
-            f"{_named(most['cause'])} ended most: {most['jobs']:,}."
+            f"Most often a node was lost without a known fault: {lost}; among the known faults, "
+            f"{_named(most['cause'])} ended most jobs: {most['jobs']:,}."
         )
-    return f"What breaks most is {_named(most['cause'])}, which ended {ended}; {others}."
+    return f"The main cause of failures is {_named(most['cause'])}, which ended {ended}; {others}."
 
 
 def _take_out(lemons: Document | None, why: str) -> str:
     if lemons is None:
-        return f"Which nodes to take out is not known{why}."
+        return f"The nodes to take out are not known{why}."
     nodes = [printable(str(row["node"])) for row in lemons["nodes"]]
     if not nodes:
-        return "No node stands out from the others as one to take out."
+        return "No node fails often enough to be taken out."
     if len(nodes) > MOST_NODES:
         nodes = [*nodes[:MOST_NODES], f"{len(nodes) - MOST_NODES:,} more"]
     what = "it keeps" if len(nodes) == 1 else "they keep"

@@ -1,6 +1,6 @@
-"""An answer as people read it: a table that fits the page. Pure.
+"""Answers as text tables that fit the page. Pure.
 
-A column that has the same value in all rows is printed once above the table; columns that do not fit are named below.
+A column with the same value in all rows is printed once above the table; columns that do not fit are listed below.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _LATEST = 253402300799  # the end of the year 9999
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], page: Page, right: Collection[int] | None = None
 ) -> str:
-    """`rows`: values in the order of the columns; times are epoch seconds, and are shown in UTC.
+    """Format rows as a table. Times are epoch seconds and are printed in UTC.
 
-    right: the columns that are aligned to the right; None: those that have numbers alone."""
+    right_aligned: the columns to align right; None: those with numbers only.
+    """
     cells = [[cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
     same = [len(rows) > 1 and len({row[at] for row in cells}) == 1 for at in range(len(columns))]
     if all(same):
@@ -59,7 +60,7 @@ def table(
 
 
 def cell(column: str, value: Any) -> str:
-    """One value, on one line."""
+    """Format one value on one line."""
     if value is None:
         return ""
     if isinstance(value, bool):

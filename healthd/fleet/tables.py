@@ -1,7 +1,7 @@
-"""The tables of the store: what an ingest writes and a question reads.
+"""Tables of the store, which an ingest writes and queries read.
 
-Times are whole seconds since the epoch, UTC. None (NULL) is "not known" or "not yet", never 0 or "". Types are those
-that DuckDB and Spark have in common.
+Times are whole seconds since the epoch, UTC. None (NULL) is "unknown" or "not yet", never 0 or "". Types are those that
+DuckDB and Spark have in common.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """columns     name -> type, in their order
-    replace_by  rows that agree in these columns are one thing: what is ingested later replaces what is there
-    month_of    the column whose month (UTC) a row is kept by; "" = the table is one file
-    prefer      of two versions of one thing the one stays that knows more: the first of these columns that is None in
-                only one of them decides, whichever was read first; where none decides, the one that was read later
-    rows_by     one thing may have many rows: those that agree in these columns too are one row
+    """Definition of a table.
+
+    columns            name -> type, in order
+    key_columns        key: a row with equal values in these columns replaces an earlier one
+    month_column       the column whose month (UTC) determines the row's file; "" = the table is one file
+    preferred_columns  of two versions of a row the more complete one is kept: the first of these columns that is None
+                       in only one version decides, whichever was read first; if none decides, the version read later
+    row_key_columns    further key columns, for keys with many rows
     """
 
     name: str
@@ -29,15 +31,15 @@ class Table:
     rows_by: tuple[str, ...] = ()
 
 
-# One row for each time that Slurm started to account a job: a requeue gives the same job_id a new db_index.
+# One row for each accounting record of a job: a requeue gives the same job_id a new db_index.
 JOBS = Table(
     "jobs",
     {
         "cluster": TEXT,
-        # Slurm's, its 64 bits read as a signed number: from 24.11 on it is an SLUID, whose upper bit may be set
-        # (src/common/sluid.c). Of a history without it: 62 bits of a hash of what names the row.
+        # Slurm's 64 bits as a signed number: from 24.11 on it is an SLUID, whose upper bit may be set
+        # (src/common/sluid.c). For a history without it: 62 bits of a hash of the row's identity.
         "db_index": BIGINT,
-        "job_id": BIGINT,  # the raw one, also of a task of an array
+        "job_id": BIGINT,  # the raw id, also for a task of an array
         "array_job_id": BIGINT,
         "array_task_id": BIGINT,
         "restarts": BIGINT,
@@ -49,19 +51,19 @@ JOBS = Table(
         "start_time": BIGINT,  # None: it never ran
         "end_time": BIGINT,  # None: not yet
         "nodes": BIGINT,
-        "gpus": BIGINT,  # allocated, of all nodes together
+        "gpus": BIGINT,  # allocated, on all nodes together
         "cpus": BIGINT,
-        "node_list": TEXT,  # as Slurm writes host lists
+        "node_list": TEXT,  # Slurm's host list
         "partition": TEXT,
         "account": TEXT,
         "qos": TEXT,
         "priority": BIGINT,
-        "user_name": TEXT,  # as --users says: kept, None, or a hash
-        "run_key": TEXT,  # equal for jobs of one name and work directory; None: one of them is not known
+        "user_name": TEXT,  # depends on --users: the name, None, or a hash
+        "run_key": TEXT,  # equal for jobs with the same name and work directory; None: one is unknown
         "reservation": TEXT,
         "time_limit_seconds": BIGINT,
         "suspended_seconds": BIGINT,
-        "exclusions_known": BOOLEAN,  # whether what the user excluded could be looked up at all
+        "exclusions_known": BOOLEAN,  # True if the user's exclusions could be determined
         "source": TEXT,  # sacct, sacct_json, jobs_file
     },
     ("cluster", "db_index"),
@@ -69,7 +71,7 @@ JOBS = Table(
     ("end_time", "start_time"),
 )
 
-# Which nodes a job ran on: made from `jobs` when they are ingested.
+# The nodes of each job, derived from `jobs` during the ingest.
 JOB_NODES = Table(
     "job_nodes",
     {
@@ -87,7 +89,7 @@ JOB_NODES = Table(
     rows_by=("node",),
 )
 
-# Our own stream (docs/events.md), line by line.
+# Lines of healthd's event streams (docs/events.md).
 EVENTS = Table(
     "events",
     {
@@ -108,11 +110,11 @@ EVENTS = Table(
         "subject": TEXT,
         "severity": TEXT,
         "was": TEXT,
-        "kind": TEXT,  # edge: it happened at a moment; level: it is seen at each look
+        "kind": TEXT,  # edge: it happened at a moment; level: each run of the check finds it
         "first_time": BIGINT,
         "last_time": BIGINT,
-        "times": BIGINT,  # how often it was seen until now (`count`)
-        "jobs": TEXT,  # ids, blanks between them
+        "times": BIGINT,  # how often it was seen so far (`count`)
+        "jobs": TEXT,  # ids separated by blanks
         "message": TEXT,
         "cleared_by": TEXT,
         "decision": TEXT,
@@ -124,12 +126,12 @@ EVENTS = Table(
         "since_time": BIGINT,
         "last_alive_time": BIGINT,
         "dropped": BIGINT,
-        "rest": TEXT,  # JSON of all other fields; of an unknown schema or event: the whole line
-        # Of an event of a condition, and None of any other: it rests only on a source that a user can forge; it rests
-        # only on what the log held before healthd's first start. A store that was filled before this has None.
+        "rest": TEXT,  # JSON of all other fields; for an unknown schema or event: the whole line
+        # For events of conditions, else None. observed: reported only by a source that a user can forge. history: only
+        # by log lines from before healthd's first start. Rows from before these columns existed have None.
         "observed": BOOLEAN,
         "history": BOOLEAN,
-        # Of a slowness that was measured, else None: 0.26 = an iteration takes 26 % longer; its first slow iteration.
+        # For measured slowness, else None: 0.26 = an iteration takes 26 % longer; time of the first slow iteration.
         "slowdown": DOUBLE,
         "onset_time": BIGINT,
     },
@@ -137,7 +139,7 @@ EVENTS = Table(
     "time",
 )
 
-# What Slurm kept of a node's state: sacctmgr show event.
+# Slurm's record of node states: sacctmgr show event.
 NODE_STATES = Table(
     "node_states",
     {
@@ -147,8 +149,8 @@ NODE_STATES = Table(
         "end_time": BIGINT,
         "state": TEXT,
         "reason": TEXT,
-        "user_name": TEXT,  # as --users says: kept, None, or a hash
-        "set_by": TEXT,  # healthd, slurm, person; None: not known. Of the name itself, whatever is kept of it
+        "user_name": TEXT,  # depends on --users: the name, None, or a hash
+        "set_by": TEXT,  # healthd, slurm, person; None: unknown. Determined from the name before --users applies
     },
     ("cluster", "node", "start_time"),
     "start_time",
@@ -163,7 +165,7 @@ RESERVATIONS = Table(
         "node": TEXT,
         "start_time": BIGINT,
         "end_time": BIGINT,
-        "flags": TEXT,  # commas between them
+        "flags": TEXT,  # separated by commas
         "maintenance": BOOLEAN,
     },
     ("cluster", "name", "start_time"),
@@ -171,25 +173,25 @@ RESERVATIONS = Table(
     rows_by=("node",),
 )
 
-# Who pre-empted whom, as slurmctld's log says it. What is only inferred is a question's answer, not kept.
+# Pre-emptions logged by slurmctld. Inferred ones are the result of a query and are not stored.
 PREEMPTIONS = Table(
     "preemptions",
     {
         "cluster": TEXT,
         "time": BIGINT,
-        "job_id": BIGINT,  # whose resources were taken
+        "job_id": BIGINT,  # the pre-empted job
         "preemptor_job_id": BIGINT,
-        "mode": TEXT,  # requeued, cancelled, suspended, checkpointed, signalled (told that its grace time runs)
-        # Of a task of an array that still waits the log has the array's id for a raw one: the task gets its own when
-        # it starts (job_array_split in slurmctld's job_mgr.c). Then (array_job_id, array_task_id) finds it in `jobs`.
+        "mode": TEXT,  # requeued, cancelled, suspended, checkpointed, signalled (its grace time began)
+        # For a pending task of an array the log has the array's id as raw id: the task gets its own when it starts
+        # (job_array_split in slurmctld's job_mgr.c). Then (array_job_id, array_task_id) finds it in `jobs`.
         "preemptor_array_task_id": BIGINT,
     },
     ("cluster", "time", "job_id"),
     "time",
 )
 
-# Nodes that a job's user did not want. What names a job's record is (job_id, submit_time), as in slurmdbd's unique
-# index: squeue does not print a DBIndex. A requeue keeps the job_id and what was excluded: count distinct job_ids.
+# Nodes that users excluded from their jobs. (job_id, submit_time) identifies a job's record, as in slurmdbd's unique
+# index: squeue does not print a DBIndex. A requeue keeps the job_id and the exclusions: count distinct job_ids.
 EXCLUSIONS = Table(
     "exclusions",
     {
@@ -220,14 +222,14 @@ NODES = Table(
         "node": TEXT,
         "gpu_model": TEXT,
         "gpus": BIGINT,
-        "partitions": TEXT,  # commas between them
+        "partitions": TEXT,  # separated by commas
         "switch": TEXT,  # the leaf
         "rack": TEXT,
     },
     ("cluster", "node"),
 )
 
-# Failures of nodes as another tool kept them.
+# Failures of nodes recorded by another tool.
 FAILURES = Table(
     "failures",
     {"cluster": TEXT, "node": TEXT, "time": BIGINT, "kind": TEXT},
@@ -235,8 +237,8 @@ FAILURES = Table(
     "time",
 )
 
-# Conditions as Prometheus saw them: from the first to the last scrape that showed one. Shorter ones are missing.
-# `severity` is the worst that a scrape showed.
+# Conditions in Prometheus, from the first to the last scrape that showed them. Conditions between two scrapes are
+# missing. `severity` is the worst of all scrapes.
 SCRAPED_CONDITIONS = Table(
     "scraped_conditions",
     {
@@ -249,21 +251,21 @@ SCRAPED_CONDITIONS = Table(
         "first_time": BIGINT,
         "last_time": BIGINT,
         "step_seconds": BIGINT,
-        "first_severity": TEXT,  # that of the first scrape
-        "worst_time": BIGINT,  # the first scrape that showed `severity`
-        "observed": BOOLEAN,  # it rests only on a source that a user can forge
+        "first_severity": TEXT,  # severity in the first scrape
+        "worst_time": BIGINT,  # the first scrape with `severity`
+        "observed": BOOLEAN,  # reported only by a source that a user can forge
     },
     ("cluster", "node", "code", "subject", "first_time"),
     "first_time",
 )
 
-# What was read, when, and what could not be: a question about a time that no source covers has no answer.
+# What was read and when, and what could not be read: a query about a time that no source covers has no answer.
 INGESTS = Table(
     "ingests",
     {
         "cluster": TEXT,
         "source": TEXT,
-        "name": TEXT,  # a file, a day of sacct, a stretch of sacctmgr or of a server, an ingest of event streams
+        "name": TEXT,  # a file, a day of sacct, a period of sacctmgr or a server, an ingest of event streams
         "from_time": BIGINT,
         "to_time": BIGINT,
         "read_time": BIGINT,

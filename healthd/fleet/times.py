@@ -1,7 +1,7 @@
-"""Times and durations as Slurm and people write them, to whole seconds.
+"""Parsing of times and durations as written by Slurm and people, in whole seconds.
 
-A time without its zone is read in the zone that was said for its file. The hour that a clock shows twice when summer
-time ends has no one meaning, and the hour that it leaves out none: both are refused and named, never guessed.
+A time without a zone is read in the zone given for its file. The hour that occurs twice when summer time ends is
+ambiguous, and the hour skipped when it begins does not exist: both are rejected with a message, never guessed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import zoneinfo
 from healthd.common.errors import HealthdError
 from healthd.common.text import described, is_decimal, regex
 
-# What sacct prints for no time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
+# Printed by sacct for a missing time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
 MIN_SECONDS, MAX_SECONDS = 0, 4_102_444_800  # 1970 to 2100
-# Before it no cluster ran Slurm, whose first release is of 2002: that is the clock of a node whose battery is empty,
-# which begins in 1970 or 2000. And what lies further than a day behind the last ingest has a clock that is ahead, or is
-# planned.
+# No cluster ran Slurm before this time, since its first release was in 2002. Earlier times come from nodes with an
+# empty clock battery, whose clocks begin in 1970 or 2000. Times more than a day after the last ingest come from a clock
+# that is ahead, or are planned.
 CLOCK_SET_SECONDS, CLOCK_AHEAD_SECONDS = 1_000_000_000, 86_400
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d{1,9})?)?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?)?")
@@ -27,26 +27,28 @@ _DURATION = regex(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?(?:\.\d{1,6}
 
 
 class TimeError(HealthdError, ValueError):
-    """A text is no time, or not one time."""
+    """A text is not a time, or is ambiguous."""
 
 
 class NoTime(TimeError):
-    """A text is no time."""
+    """A text is not a time."""
 
 
 def zone(name: str) -> datetime.tzinfo:
-    """A zone of the tz database, or "UTC", which needs none. Raises TimeError."""
+    """Return a zone of the tz database, or UTC, which needs no database. Raises TimeError."""
     if name == "UTC":
         return datetime.timezone.utc
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise TimeError(f"no time zone {name!r}") from error
+        raise TimeError(f"unknown time zone {name!r}") from error
 
 
 def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
-    """Seconds since the epoch; None for Slurm's words for "no time", and for 0. `where`: the zone of a time that says
-    none. Raises TimeError."""
+    """Return seconds since the epoch; None for Slurm's words for "no time", and for 0. Raises TimeError.
+
+    default_zone: the zone of times without one.
+    """
     text = text.strip()
     if text in NO_TIME:
         return None
@@ -54,12 +56,12 @@ def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
         return _bounded(int(epoch[1]), text) or None
     found = _ISO.fullmatch(text)
     if found is None:
-        raise NoTime(f"no time: {described(text)}")
+        raise NoTime(f"not a time: {described(text)}")
     year, month, day, hour, minute, second = (int(found[n] or 0) for n in range(1, 7))
     try:
         local = datetime.datetime(year, month, day, hour, minute, second)
     except ValueError as error:
-        raise NoTime(f"no time: {described(text)}") from error
+        raise NoTime(f"not a time: {described(text)}") from error
     if found[7] in ("Z", "UTC"):
         return _bounded(_of_utc(local), text)
     if found[7]:
@@ -67,7 +69,7 @@ def seconds(text: str, where: datetime.tzinfo | None = None) -> int | None:
         offset = sign * (int(found[7][1:3]) * 3600 + int(found[7][-2:]) * 60)
         return _bounded(_of_utc(local) - offset, text)
     if where is None:
-        raise TimeError(f"a time without its zone: {described(text)}; --timezone says which it is")
+        raise TimeError(f"a time without a zone: {described(text)}; add --timezone")
     return _bounded(_of_utc(local) - _offset(local, where, text), text)
 
 
@@ -76,14 +78,14 @@ def _of_utc(local: datetime.datetime) -> int:
 
 
 def _offset(local: datetime.datetime, where: datetime.tzinfo, text: str) -> int:
-    """East of Greenwich, seconds. PEP 495: fold=0 and fold=1 differ where a time is twice, or not at all."""
+    """Return the offset east of Greenwich in seconds. PEP 495: fold=0 and fold=1 differ for ambiguous times."""
     first, second = (local.replace(tzinfo=where, fold=fold).utcoffset() for fold in (0, 1))
     assert first is not None
     assert second is not None
     if first > second:
-        raise TimeError(f"{text} is twice in {where}, as clocks are set back")
+        raise TimeError(f"{text} occurs twice in {where}, when clocks are set back")
     if first < second:
-        raise TimeError(f"{text} is not in {where}, as clocks are set forward")
+        raise TimeError(f"{text} does not exist in {where}, when clocks are set forward")
     return first // datetime.timedelta(seconds=1)
 
 
@@ -94,25 +96,25 @@ def _bounded(number: int, text: str) -> int:
 
 
 def duration(text: str) -> int:
-    """Whole seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
+    """Return the seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise TimeError(f"no duration: {described(text)}")
+        raise TimeError(f"not a duration: {described(text)}")
     days, *words = found.groups()
     numbers = [int(word) for word in words if word is not None]
     if days is None:
         if len(numbers) == 1:  # minutes or seconds: programs differ
-            raise TimeError(f"no duration: {described(text)}")
+            raise TimeError(f"not a duration: {described(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
     hours, minutes, rest = (*numbers, 0, 0)[:3]
     return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
 
 
 def limit(text: str) -> int | None:
-    """Seconds of a time limit in minutes, as TimelimitRaw has it; None: there is none. Raises TimeError."""
+    """Return the seconds of a time limit in minutes (TimelimitRaw); None: unlimited. Raises TimeError."""
     text = text.strip()
     if text in ("", "UNLIMITED", "Partition_Limit"):
         return None
     if not is_decimal(text) or len(text) > 9:
-        raise TimeError(f"no number of minutes: {described(text)}")
+        raise TimeError(f"not a number of minutes: {described(text)}")
     return int(text) * 60

@@ -1,8 +1,8 @@
 """Description of an answer for people: its sentences, tables, figures and notes. Pure.
 
-Each answer describes itself once, with a function `view(document) -> View`. `text` writes the description for a
-terminal, report_page.py as HTML; the document is what `--json` prints. A column names a key of the document's rows, so
-that a table has no number that `--json` lacks.
+Each answer describes itself once, with a function `view(document) -> View`. `view_text` writes the description for a
+terminal, report_page.py as HTML; `--json` prints the document. A column names a key of the document's rows, so that a
+table has no number that `--json` lacks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from healthd.fleet.table import table
 Row = Mapping[str, Any]
 
 
-# --- how values are written
+# --- forms of values
 
 
 class Form(NamedTuple):
-    """Written form of a value. right: aligned to the right, as numbers are."""
+    """Written form of a value. right_aligned: align right, as for numbers."""
 
     write: Callable[[Any], str]
     right: bool = True
@@ -40,7 +40,7 @@ YES = Form(lambda value: "yes" if value else "no", right=False)
 COUNT = _known(lambda value: f"{value:,}")
 HUNDREDTHS = _known(lambda value: f"{value:.2f}")
 NUMBER = Form(number)
-SHORT = Form(lambda value: number(value, 2))  # a number with two digits that count
+SHORT = Form(lambda value: number(value, 2))  # a number with two significant digits
 PERCENT = Form(percent)
 SPAN = Form(span)  # a duration in seconds
 GPU_HOURS = _known(lambda gpu_seconds: f"{gpu_seconds / 3600:,.0f}")
@@ -57,7 +57,7 @@ def interval(form: Form) -> Form:
 
 
 class Column(NamedTuple):
-    """of: key of the row, with dots for keys of a value in it ("repair.mean_seconds"), or a function of the row."""
+    """accessor: key of the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row."""
 
     title: str
     of: Of
@@ -66,7 +66,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """most: number of rows for people, who get the first; None: all. `--json` has all rows."""
+    """max_rows: number of rows to print; None: all. `--json` has all rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -74,7 +74,7 @@ class Table:
     most: int | None = None
 
     def written(self) -> list[tuple[str, ...]]:
-        """Return the rows for people, each as the text of its cells."""
+        """Return the visible rows, each as the texts of its cells."""
         return [tuple(column.form.write(value_of(row, column.of)) for column in self.columns) for row in self._shown()]
 
     def _shown(self) -> Sequence[Row]:
@@ -82,16 +82,18 @@ class Table:
 
     @property
     def left_out(self) -> str:
-        """Sentence about the rows that are not shown, "" if there are none."""
+        """Sentence about hidden rows, "" if there are none."""
         shown, rows = len(self._shown()), len(self.rows)
         return f"The first {shown:,} of {rows:,} rows; --json has all." if shown < rows else ""
 
 
-# --- the whole
+# --- the view
 
 
 class Detail(NamedTuple):
-    """A part of the answer by itself: what stands out, and why. lines: as they are, like a command; items: a list."""
+    """A separate part of the answer: a finding and its reasons. lines: printed unchanged, like a command. items: a
+    list.
+    """
 
     title: str
     lines: tuple[str, ...] = ()
@@ -102,10 +104,10 @@ class Detail(NamedTuple):
 class View:
     """Description of an answer.
 
-    name      of the answer
-    period    time and choice of the answer, as a line; "" if it has none
-    figures   for the report only
-    notes     limits of the answer, as sentences
+    name     of the answer
+    period   period and choice of the answer, as a line; "" if it has none
+    figures  for the report only
+    notes    limits of the answer, as sentences
     """
 
     name: str
@@ -126,7 +128,7 @@ def described(
     figures: Sequence[Figure | None] = (),
     details: Sequence[Detail] = (),
 ) -> View:
-    """Return the view of a document, without tables that have no row and figures that are None."""
+    """Return the view of a document, without empty tables and missing figures."""
     return View(
         name=document["answer"],
         title=title,
@@ -147,7 +149,7 @@ def _period(document: Document) -> str:
 
 
 def text(view: View, page: Page) -> str:
-    """Return the title, the period, the sentences, the tables and the notes, with an empty line between them."""
+    """Return the title, the period, the sentences, the tables and the notes, separated by empty lines."""
     head = [line for line in (page.heading(plain(view.title)), *page.wrap(view.period)) if line]
     blocks = [
         head,

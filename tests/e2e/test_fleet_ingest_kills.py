@@ -168,7 +168,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(history, undisturbed, tmp_pat
         pytest.fail("each was over before the signal")
     assert (status, err) == (
         130,
-        "healthd fleet: stopped: what was committed stays, the same command goes on from there\n",
+        "healthd fleet: stopped; earlier commits are kept, and the same command continues from there\n",
     )
     assert ingested(history, db)[0] == 0
     assert kept(db) == undisturbed[0]
@@ -186,7 +186,7 @@ def test_a_second_ingest_at_once_is_one_sentence_and_the_first_goes_on(history, 
         pytest.fail("each was over before the signal")
     status, out, err = ingested(history, db)
     first.send_signal(signal.SIGCONT)
-    sentence = f"healthd fleet: {db}: another ingest is writing there (process {first.pid}): wait for it\n"
+    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running: wait for it\n"
     assert (status, out, err) == (3, "", sentence)
     assert ended(first)[0] == 0
     assert kept(db) == undisturbed[0]
@@ -276,4 +276,4 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_and_can_be_asked(histor
     assert ingested(history, db) == (3, "", f"healthd fleet: {db}: cannot be written: Read-only file system\n")
     assert kept(db) == undisturbed[0]
     new = disk / "new"
-    assert ingested(history, new) == (3, "", f"healthd fleet: {new}: cannot be made: Read-only file system\n")
+    assert ingested(history, new) == (3, "", f"healthd fleet: {new}: cannot be created: Read-only file system\n")

@@ -139,7 +139,7 @@ def test_a_limit_of_none_drains_none_and_the_other_cluster_has_to_be_named(
     for said in ((), ("--cluster", "far")):
         refused = healthd(rested, "lemons", "--db", str(other / "db2"), "--apply", *said)
         assert refused.returncode == 64
-        assert "the store tells of cluster far, and Slurm here is test" in refused.stderr
+        assert "the store has cluster far, but the local cluster is test" in refused.stderr
     assert "DRAIN" not in flags(rested, "n1")
 
 
@@ -210,7 +210,7 @@ def programs(cluster: SlurmCluster, folder: Path, name: str, before: str) -> dic
             "sinfo",
             'case "$*" in *"-n n2 "*) scontrol show node n2 | grep -q DRAIN && exec sleep 600;; esac',
             10,
-            "sinfo did not end in time (drained so far: n1; n2 was told to drain, and not seen to)\n",
+            "sinfo did not end in time (drained so far: n1; the drain of n2 was sent but not confirmed)\n",
         ),
     ],
 )

@@ -282,7 +282,7 @@ def test_our_times_know_no_summer_time_and_in_others_the_hour_that_is_twice_is_t
     text = history.sacct("summer.txt", *window, columns, TZ="Europe/Berlin")
     assert "2025-10-26T02:00:00|2025-10-26T02:30:00" in text.read_text()
     said = history.ingest(history.scratch / "local", "--sacct", str(text), "--timezone", "Europe/Berlin", status=1)
-    assert f"{text}:2: 2025-10-26T02:00:00 is twice in Europe/Berlin, as clocks are set back" in said
+    assert f"{text}:2: 2025-10-26T02:00:00 occurs twice in Europe/Berlin, when clocks are set back" in said
 
 
 def test_a_slurmdbd_that_is_away_is_one_sentence(history: History) -> None:

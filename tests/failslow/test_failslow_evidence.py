@@ -116,7 +116,7 @@ def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path
         ("seconds", True, ("--db", ""), 64, "--db: is empty: which store?"),
         (
             *("seconds", True, ("--db", "/none"), 3),
-            '/none: no store: the folder is not there; "healthd fleet ingest --out" makes one',
+            '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',
         ),
     ],
     ids=["no node", "no time", "no folder", "no store"],

@@ -329,16 +329,16 @@ def test_the_shares_of_a_whole_sum_to_one(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--partition", "trian"), 'nothing in the store has the partition "trian"; did you mean "train"?'),
-        (("--model", "B200"), 'nothing in the store has the model "B200"'),
-        (("--switch", "x"), 'nothing in the store has the switch "x"'),
-        (("--account", "'; DROP"), "nothing in the store has the account"),
-        (("--cluster", "c3"), 'nothing in the store has the cluster "c3"'),
+        (("--partition", "trian"), 'the partition "trian" does not occur in the store; did you mean "train"?'),
+        (("--model", "B200"), 'the model "B200" does not occur in the store'),
+        (("--switch", "x"), 'the switch "x" does not occur in the store'),
+        (("--account", "'; DROP"), 'the account "'),
+        (("--cluster", "c3"), 'the cluster "c3" does not occur in the store'),
         (("--from", "2026-11-02", "--to", "2026-11-01"), "(--from) is not before"),
-        (("--from", "soon"), '--from: "soon" is no time: write 2026-11-01'),
-        (("--from", "2026-13-01"), '--from: "2026-13-01" is no time: write 2026-11-01'),
-        (("--switch", ""), "argument --switch: must be a name, is empty"),
-        (("--cluster", ""), "argument --cluster: must be a name, is empty"),
+        (("--from", "soon"), '--from: "soon" is not a time; examples: 2026-11-01'),
+        (("--from", "2026-13-01"), '--from: "2026-13-01" is not a time; examples: 2026-11-01'),
+        (("--switch", ""), "argument --switch: must be a name, not empty"),
+        (("--cluster", ""), "argument --cluster: must be a name, not empty"),
         (("--from", "1970-01-01"), "is too long: at most 9999 days"),
         (("--threads", "0"), "argument --threads: must be a whole number from 1 to 256"),
         (("--threads", "257"), "argument --threads: must be a whole number from 1 to 256"),
@@ -389,7 +389,7 @@ def test_a_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Pat
 def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None:
     with reading(str(db)) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: --memory")
+    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: raise the limit with --memory")
     with needs, opened(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
         study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 

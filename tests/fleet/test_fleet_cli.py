@@ -42,12 +42,12 @@ def test_a_folder_that_is_no_store_is_not_pruned(tmp_path):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
     assert status == 3
     assert err == (
-        f'healthd fleet: {tmp_path}/db: no store: the folder is not there; "healthd fleet ingest --out" makes one\n'
+        f'healthd fleet: {tmp_path}/db: no store: the folder does not exist; run "healthd fleet ingest --out" first\n'
     )
 
 
 @pytest.mark.parametrize(
-    ("before", "why"), [("2090-01-01", "in the future"), ("May", "no time"), ("Unknown", "is no time")]
+    ("before", "why"), [("2090-01-01", "in the future"), ("May", "not a time"), ("Unknown", "is not a time")]
 )
 def test_a_date_that_cannot_be_meant_prunes_nothing(tmp_path, before, why):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", before)

@@ -74,20 +74,20 @@ def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> 
 @pytest.mark.parametrize(
     ("name", "flags", "sentence"),
     [
-        ("states", ("--split", "x"), '--split: "x" is no time: write 2026-11-01'),
-        ("states", ("--split", ""), '--split: "" is no time'),
-        ("states", ("--split", "2026-12-01"), "--split: 2026-12-01 00:00 does not lie between"),
+        ("states", ("--split", "x"), '--split: "x" is not a time; examples: 2026-11-01'),
+        ("states", ("--split", ""), '--split: "" is not a time'),
+        ("states", ("--split", "2026-12-01"), "--split: 2026-12-01 00:00 is not within the requested period"),
         ("states", ("--large", "0"), "must be a whole number from 1 on"),
-        ("goodput", ("--checkpoint", "often"), '--checkpoint: "often" is no time: write 60m or 1h30m'),
+        ("goodput", ("--checkpoint", "often"), '--checkpoint: "often" is not a duration; examples: 60m, 1h30m'),
         *(
             (
                 "goodput",
                 ("--price", price),
-                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, got "{price}"',
+                f'--price: must be the price of a GPU-hour, a number from 0 to 1,000,000,000, got "{price}"',
             )
             for price in ("much", "-1", "nan", "inf", "1e308")
         ),
-        ("availability", ("--sla", "101"), "--sla: 101 is no percentage from 1 to 100"),
+        ("availability", ("--sla", "101"), "--sla: 101 is not a percentage from 1 to 100"),
     ],
 )
 def test_wrong_use_is_one_sentence(db: Path, name: str, flags: tuple[str, ...], sentence: str) -> None:
@@ -99,7 +99,7 @@ def test_wrong_use_is_one_sentence(db: Path, name: str, flags: tuple[str, ...], 
 
 def test_no_folder_of_dumps_is_said() -> None:
     status, out, err = fleet("nccl", "")
-    assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is empty: which folder?\n")
+    assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is empty: name a folder\n")
 
 
 @pytest.mark.parametrize("name", ["states", "goodput", "availability"])

@@ -136,9 +136,9 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: an ASOF JOIN is DuckDB's"),
-        ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: say CAST(... AS BIGINT) (and 1 more)"),
-        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables are read"),
+        ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: only DuckDB has ASOF JOIN"),
+        ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: use CAST(... AS BIGINT) (and 1 more)"),
+        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables can be read"),
         ("SELECT nothing FROM jobs", 'own.sql: Binder Error: Referenced column "nothing" not found in FROM clause!'),
         (
             "SELECT CAST('x' AS BIGINT) AS x FROM jobs",
@@ -146,12 +146,12 @@ def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, t
         ),
         (
             "-- parameters\n--   x INT = 1\nSELECT 1 AS x FROM jobs",
-            "own.sql:2: a parameter is written NAME BIGINT|DOUBLE|VAR",
+            "own.sql:2: write a parameter as NAME BIGINT|DOUBLE|VAR",
         ),
         ("-- parameters\n--   x BIGINT = one\nSELECT 1 AS x FROM jobs", 'own.sql:2: x must be a BIGINT, got "one"'),
-        ("", "own.sql:1: there is no SQL in it"),
+        ("", "own.sql:1: the file has no SQL"),
         (b"SELECT 1\n\xff", "own.sql:2: is not UTF-8"),
-        (b"-" * ((1 << 20) + 1), "own.sql: more than 1048576 bytes are no question"),
+        (b"-" * ((1 << 20) + 1), "own.sql: larger than 1048576 bytes, the limit for a query"),
     ],
 )
 def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, says):
@@ -165,16 +165,16 @@ def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, say
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("stats", "--db", "DB"), 'there is no question "stats"; did you mean "states"?'),
-        (("states",), "--db DB is missing: which store?"),
+        (("stats", "--db", "DB"), 'there is no query "stats"; did you mean "states"?'),
+        (("states",), "--db DB is missing"),
         (("./none.sql", "--db", "DB"), "./none.sql: No such file or directory"),
         (
             ("states", "--db", "DB", "--engine", "sprak"),
             '--engine: "sprak" is none of duckdb, spark, spark://HOST:PORT',
         ),
-        (("states", "--db", "DB", "--param", "x"), '--param: "x" is no NAME=VALUE'),
-        (("states", "--db", "DB", "--param", "x=1"), "--param x: the question has no such parameter (there are: none)"),
-        (("runs", "--db", "DB", "--param", "gap_second=1"), '(there are: gap_seconds); did you mean "gap_seconds"?'),
+        (("states", "--db", "DB", "--param", "x"), '--param: "x" is not NAME=VALUE'),
+        (("states", "--db", "DB", "--param", "x=1"), "--param x: the query has no such parameter (available: none)"),
+        (("runs", "--db", "DB", "--param", "gap_second=1"), '(available: gap_seconds); did you mean "gap_seconds"?'),
         (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, got "1d"'),
         (
             ("states", "--db", "DB", "--from", "2026-01-02", "--to", "2026-01-02"),
@@ -195,7 +195,7 @@ def test_an_empty_store_and_none_cannot_answer(tmp_path):
     made(tmp_path / "db")
     status, out, err = query("states", "--db", tmp_path / "db")
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: healthd fleet ingest --out fills it\n"
+    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: fill it with healthd fleet ingest --out\n"
     assert query("states", "--db", tmp_path / "none")[0] == 3
 
 
@@ -236,7 +236,7 @@ def test_a_store_without_a_time_can_be_asked_of_one(tmp_path):
     assert query("observed", "--db", db, *TIMES)[0] == 0
     status, out, err = query("observed", "--db", db, *TIMES[:2])
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {db}: nothing in the store has a time: say --from and --to\n"
+    assert err == f"healthd fleet query: {db}: the store has no times: add --from and --to\n"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_damaged_file_of_the_store_is_named(tmp_path, db):
 def test_a_question_that_stands_on_itself_is_refused():
     first = questions.parse("first", "first.sql", "SELECT x FROM second")
     second = questions.parse("second", "second.sql", "SELECT x FROM first")
-    with pytest.raises(WrongQuestion, match=r'second\.sql:1: there is no table "first"'):
+    with pytest.raises(WrongQuestion, match=r'second\.sql:1: unknown table "first"'):
         questions.needed(first, {"first": first, "second": second})
 
 

@@ -227,7 +227,7 @@ def test_basic_authorization_is_a_user_and_a_password(tmp_path):
 def test_who_sends_us_to_what_is_no_address_is_one_sentence():
     with (
         serving(lambda request: (302, {"Location": "http://[x"}, b"")) as (url, _),
-        pytest.raises(ServerError, match="cannot be asked: it sends us elsewhere"),
+        pytest.raises(ServerError, match="cannot be queried: it redirects to an invalid address"),
     ):
         ask(server(url), "query_range", {})
 
@@ -237,7 +237,7 @@ def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
     with (
         serving(lambda request: good()) as (other, others),
         serving(lambda request: (302, {"Location": f"{other}/x"}, b"")) as (url, _),
-        pytest.raises(ServerError, match=f"sends us to {other}/x: nothing was asked there"),
+        pytest.raises(ServerError, match=f"redirects to {other}/x, which was not followed"),
     ):
         ask(server(url, token_file=str(tmp_path / "token")), "query_range", {})
     assert others == []
@@ -247,8 +247,8 @@ def test_a_token_does_not_go_where_a_server_sends_us(tmp_path):
     ("answer", "words"),
     [
         ((200, {}, b"<html>login</html>"), "does not answer with JSON"),
-        ((200, {}, b'{"status":"success"}'), "does not answer as Prometheus does"),
-        ((200, {}, b'["success"]'), "does not answer as Prometheus does"),
+        ((200, {}, b'{"status":"success"}'), "answers unlike Prometheus"),
+        ((200, {}, b'["success"]'), "answers unlike Prometheus"),
         ((401, {}, b"no"), "answers with status 401"),
         ((400, {}, b'{"status":"error","error":"bad \\u001b[31mquery"}'), r"answers with status 400: bad \?\[31mquery"),
         ((200, {"Content-Length": "100"}, b"{"), "does not answer with JSON"),
@@ -327,11 +327,11 @@ def test_a_server_that_says_too_much_is_asked_for_less_until_one_point_is_too_mu
     ("text", "words"),
     [
         ("url = 7", "url must be text"),
-        ("step_seconds = 60", "names no url"),
-        ('url = "http://h"\ntoken = "x"', "no setting token"),
+        ("step_seconds = 60", "url is missing"),
+        ('url = "http://h"\ntoken = "x"', "unknown setting token"),
         ('url = "http://h"\nstep_seconds = 0', "step_seconds must be"),
-        ('url = "ftp://h"', "is no address of a server"),
-        ('url = "http://me:secret@h"', "a password in the address is seen"),
+        ('url = "ftp://h"', "is not the address of a server"),
+        ('url = "http://me:secret@h"', "a password in the address is visible"),
         ('url = "http://h"\ntoken_file = "/gone"', "/gone cannot be read: No such file"),
         ("url", "prometheus.toml: "),
     ],
@@ -347,7 +347,7 @@ def test_settings_that_cannot_be_are_named_with_their_file(tmp_path, text, words
 
 def test_a_token_with_a_line_end_in_it_is_no_header(tmp_path):
     (tmp_path / "token").write_text("a\nX-Other: b")
-    with pytest.raises(ServerError, match="characters that no HTTP header may have"):
+    with pytest.raises(ServerError, match="characters that are invalid in an HTTP header"):
         server("http://h", token_file=str(tmp_path / "token"))
 
 
@@ -457,4 +457,4 @@ def test_a_server_that_was_asked_with_a_clock_ahead_is_asked_again(tmp_path, cap
 def test_without_a_beginning_one_sentence_asks_for_it(tmp_path):
     servers = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     came = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], Asked(6000, "c1"))
-    assert came.failed == [f"prometheus: {one}: since when is it to be asked? Say --from" for one in servers]
+    assert came.failed == [f"prometheus: {one}: the start of the period is missing: add --from" for one in servers]

@@ -129,7 +129,7 @@ def test_each_node_counts_once_and_the_most_urgent_stands_first():
     fleet = read(a_fleet())
     assert summary(fleet) == (
         "8 nodes: 1 healthy, 1 broken and in service, 1 not seen for 2 h, 1 drained by healthd, "
-        "1 broken, which somebody knows, 1 unknown, 1 warning, 1 drained by others"
+        "1 broken (acknowledged), 1 unknown, 1 warning, 1 drained by others"
     )
     assert [node.node for node in chosen(fleet)][:3] == ["gpu3", "gpu4", "gpu2"]
     assert [node.node for node in chosen(fleet, order="node")] == [f"gpu{n}" for n in range(1, 9)]
@@ -142,12 +142,12 @@ def test_a_row_says_what_to_know_of_a_node():
     assert rows == {
         "gpu1": "healthy in service",
         "gpu2": "unhealthy drained 3 h gpu_xid/79 0000:61:00.0: off the bus; +1 more",
-        "gpu3": "unhealthy in service 60 min mount/stale /data; not drained: it waits for the fleet limit of train",
+        "gpu3": "unhealthy in service 60 min mount/stale /data; not drained: waiting for the fleet limit of train",
         "gpu4": "unknown not seen 2 h does not answer Prometheus",
         "gpu5": "healthy by others 4 days DIMM swap, Anna",
         "gpu6": "warning in service 60 min gpu_ecc/corrected 0000:1b:00.0",
-        "gpu7": "unknown in service a check could not look",
-        "gpu8": "unhealthy in service 60 min 1 known to somebody",
+        "gpu7": "unknown in service a check did not complete",
+        "gpu8": "unhealthy in service 60 min 1 acknowledged",
     }
 
 
@@ -163,9 +163,9 @@ def test_only_what_is_asked_for_is_shown_and_all_are_counted():
     [
         (NAMED["mode"], {"mode": "observe"}, "mode observe"),
         (VALUES["paused_until"], {}, "paused"),
-        (VALUES["waiting_since"], {}, "it waits for the fleet limit"),
-        (VALUES["slurm_problem"], {}, "Slurm does not answer it"),
-        ("nothing", {}, "healthd status there says why"),
+        (VALUES["waiting_since"], {}, "waiting for the fleet limit"),
+        (VALUES["slurm_problem"], {}, "Slurm does not answer"),
+        ("nothing", {}, "run healthd status on the node"),
     ],
 )
 def test_what_keeps_a_drain_from_being_set_is_said(metric, labels, words):
@@ -220,7 +220,7 @@ def test_rounds_that_ended_and_a_pause_are_said_of_a_healthy_node():
     server.add(VALUES["stale_seconds"], "n1", 7200)
     server.add(VALUES["paused_until"], "n2", NOW + 600)
     assert groups(server) == {"n1": "unknown", "n2": "healthy"}
-    assert "looked at nothing for 2 h" in told(server)
+    assert "no check ran for 2 h" in told(server)
     assert "paused, ends in 10 min" in told(server)
     assert "1 paused" in told(server)
 
@@ -269,7 +269,9 @@ def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
 
     fleet = read(ask)
     assert len(fleet.nodes) == 2
-    assert fleet.notes == ("when nodes were last seen is not known: it answers with status 422: too many samples",)
+    assert fleet.notes == (
+        "the time when nodes were last seen is not known: the server answers with status 422: too many samples",
+    )
 
 
 def test_few_healthy_nodes_have_a_row_each():
@@ -301,7 +303,7 @@ def test_broken_is_known_to_somebody_only_if_it_is():
     server = Server()
     server.node("n1", "unhealthy")
     assert summary(read(server)) == "1 node: 1 broken"
-    assert "healthd status there says why" in told(server)
+    assert "run healthd status on the node" in told(server)
 
 
 def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
@@ -362,7 +364,7 @@ def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_tw
     fleet = read(server)
     assert [node.instance for node in fleet.nodes] == ["10.0.0.1:9478", "10.1.0.1:9478"]
     assert fleet.notes == (
-        "several targets of one job have the same name (1: n1): give each cluster's targets a label cluster",
+        "several targets of one job have the same name (1: n1): add a label cluster to the targets of each cluster",
     )
 
 
@@ -385,14 +387,14 @@ def test_a_time_that_can_be_none_is_not_known(metric, number):
     assert (node.drained_since, node.paused_until, node.waiting_since) == (0, 0, 0)
     assert node.conditions[0].since == 0
     assert max(map(len, told(server, 400).splitlines())) < 120
-    assert "series of the answers are none" in fleet.notes[-1]
+    assert "invalid series" in fleet.notes[-1]
 
 
 def test_a_server_whose_time_is_none_is_told():
     def ask(path: str, parameters: Any) -> Any:
         return {"resultType": "scalar", "result": [NOW, "-1e308"]}
 
-    with pytest.raises(ServerError, match="does not know the time"):
+    with pytest.raises(ServerError, match="has an invalid time"):
         read(ask)
 
 
@@ -494,11 +496,11 @@ def test_without_healthd_or_without_a_server_the_status_is_3():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--prometheus", "ftp://x"), "is no address of a server"),
-        (("--prometheus", "http://[x"), "is no address of a server"),
-        (("--prometheus", "http://x:99999"), "is no address of a server"),
-        (("--prometheus", "http://\u00fc.example"), "is no address of a server"),
-        (("--prometheus", "http://al:secret@x"), "name a file with it"),
+        (("--prometheus", "ftp://x"), "is not the address of a server"),
+        (("--prometheus", "http://[x"), "is not the address of a server"),
+        (("--prometheus", "http://x:99999"), "is not the address of a server"),
+        (("--prometheus", "http://\u00fc.example"), "is not the address of a server"),
+        (("--prometheus", "http://al:secret@x"), "put it into a file"),
         (("--basic-file", "/none"), "/none cannot be read"),
         (("--drained", "--problems"), "not allowed with"),
     ],

@@ -168,7 +168,7 @@ def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
     duckdb.connect().execute(f"COPY (SELECT 1 AS job_id) TO '{tmp_path}/few' (FORMAT parquet)")
     for name, words in (
         ("bad", "bad: cannot be read as Parquet: "),
-        ("few", 'few: has no column "nodes"'),
+        ("few", 'few: no column "nodes"'),
         ("gone", "No such file"),
     ):
         came = ingest(str(tmp_path / "db"), [(site_tables.JOBS_FILE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
@@ -191,12 +191,12 @@ def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
 @pytest.mark.parametrize(
     ("source", "text", "bad"),
     [
-        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'has no column "node"'),
-        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
+        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'no column "node"'),
+        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'no column "node"'),
         (
             site_tables.JOBS_FILE,
             HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n",
-            'has no column "job_id"',
+            'no column "job_id"',
         ),
     ],
 )
@@ -216,12 +216,12 @@ def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
     came = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], Asked(1795400000))
-    assert came.failed == [f"tickets: {path}: does not tell the cluster: say --cluster NAME"]
+    assert came.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
     assert live(tmp_path / "db", "tickets") == []
 
 
 def test_a_missing_column_is_named_with_the_file():
-    with pytest.raises(IngestError, match='file: has no column "kind": the first line must name node, time, kind'):
+    with pytest.raises(IngestError, match='file: no column "kind": the first line must name node, time, kind'):
         told(site_tables.failures, "node,time\n")
 
 

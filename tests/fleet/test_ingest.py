@@ -83,7 +83,7 @@ def fails(error: BaseException) -> Source:
     ("error", "sentence"),
     [
         (IngestError("t.csv: has no column node"), "failing: t.csv: has no column node"),
-        (TimeError("no time zone 'x'"), "failing: no time zone 'x'"),
+        (TimeError("unknown time zone 'x'"), "failing: unknown time zone 'x'"),
         (FileNotFoundError(2, "No such file or directory", "t.csv"), "failing: t.csv: No such file or directory"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_key_that_others_can_read_or_change_is_refused(tmp_path, mode):
     file = tmp_path / "key"
     file.write_bytes(KEY)
     file.chmod(mode)
-    with pytest.raises(StoreError, match=f"{file}: others than its owner can read or change the key: chmod 600"):
+    with pytest.raises(StoreError, match=f"{file}: other users can read or change the key: chmod 600"):
         site_key(str(tmp_path), None)
 
 
@@ -91,7 +91,7 @@ def test_a_key_of_another_size_is_refused(tmp_path, size):
     file = tmp_path / "key"
     file.write_bytes(b"k" * size)
     file.chmod(0o600)
-    with pytest.raises(StoreError, match="a key has 16 to 4096 bytes"):
+    with pytest.raises(StoreError, match="a key must have 16 to 4096 bytes"):
         site_key(str(tmp_path), None)
 
 
@@ -103,5 +103,5 @@ def test_a_key_that_is_not_there_is_not_made_elsewhere(tmp_path):
 
 def test_a_key_that_is_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "key", 0o600)
-    with pytest.raises(StoreError, match="the key cannot be read: is no file"):
+    with pytest.raises(StoreError, match="the key cannot be read: not a regular file"):
         site_key(str(tmp_path), None)

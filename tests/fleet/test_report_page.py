@@ -164,7 +164,7 @@ def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
         path.symlink_to("other")
     else:
         path.write_text("<!doctype html><p>mine" if there == "file" else "")
-    with pytest.raises(NotOurs, match=r"report\.html is there and is no"):
+    with pytest.raises(NotOurs, match=r"report\.html exists and is not a"):
         write_report(str(tmp_path), made())
     assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", made()[:25])
     assert path.is_symlink() == (there == "link")
@@ -200,7 +200,7 @@ def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tm
         assert name not in documents
         reason, _, flags = why.partition(": healthd ")
         assert f"Not known: {reason}." in parsed.text
-        assert not flags or f"To have this chapter, ingest the missing source: healthd {flags}." in parsed.text
+        assert not flags or f"To get this chapter, ingest the missing source: healthd {flags}." in parsed.text
     json.dumps(documents, allow_nan=False)
 
 
@@ -213,11 +213,11 @@ def test_the_order_of_the_stores_rows_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "healthd fleet report: say where to: --out DIR (or --json)"),
+        ((), "healthd fleet report: --out DIR is missing (or use --json)"),
         *(
             (
                 ("--out", "o", "--price", price),
-                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, got "{price}"',
+                f'--price: must be the price of a GPU-hour, a number from 0 to 1,000,000,000, got "{price}"',
             )
             for price in ("-1", "nan", "1e308")
         ),
@@ -241,7 +241,7 @@ def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
     (tmp_path / "out/report.html").write_text("mine")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err == (
-        f"healthd fleet: {tmp_path}/out/report.html is there and is no report of healthd: name another folder\n"
+        f"healthd fleet: {tmp_path}/out/report.html exists and is not a report of healthd: choose another folder\n"
     )
     assert main(["fleet", "report", "--db", str(db), "--json"]) == 0
     documents = json.loads(capsys.readouterr().out)

@@ -48,13 +48,13 @@ def changed(name: str, **values: Any) -> dict[str, Any]:
 
 def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -> None:
     assert opening(TOLD, {}) == (
-        "1,000 jobs ended, after 10,000 GPU-hours; 60.0 % of these hours were of jobs that completed.",
-        "The infrastructure ended 12 jobs and made 7 others give way: about 100 GPU-hours of work were lost, 1.0 % of "
-        "what ran, which cost 200 (a checkpoint every 60 min assumed).",
-        "At the rate that was measured, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: 17 "
+        "1,000 jobs ended, after 10,000 GPU-hours; jobs that completed used 60.0 % of these hours.",
+        "The infrastructure ended 12 jobs and pre-empted 7 others for requeues: about 100 GPU-hours of work were "
+        "lost, 1.0 % of the time used, which cost 200 (a checkpoint every 60 min assumed).",
+        "At the measured rate, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: 17 "
         "h to 2.2 d).",
-        "What breaks most is InfiniBand, which ended 9 of the 12 jobs that a fault is known to have ended; 4 jobs "
-        "failed with no fault seen on their nodes.",
+        "The main cause of failures is InfiniBand, which ended 9 of the 12 jobs that known faults ended; 4 jobs "
+        "failed without a known fault on their nodes.",
         "Take out n0007 and n0042 for repair: they keep failing far more often than the others.",
     )
 
@@ -69,14 +69,14 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
     assert len(sentences) == 5
     assert [one for one in sentences if not one.endswith(".") or one.endswith("..")] == []
     assert sum("not known" in one for one in sentences) == len(names)
-    assert sum("no job's records were read" in one for one in sentences) == len(untold)
+    assert sum("no job records were read" in one for one in sentences) == len(untold)
     assert not any("healthd fleet" in one or "--" in one for one in sentences)
 
 
 @pytest.mark.parametrize(
     ("told", "place", "sentence"),
     [
-        (changed("states", by_state=[]), 0, "No job ended in this time."),
+        (changed("states", by_state=[]), 0, "No job ended in this period."),
         (
             changed("states", by_state=[{"state": "COMPLETED", "jobs": 1, "gpu_seconds": 0}]),
             0,
@@ -85,12 +85,12 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
         (
             changed("goodput", first_order={"jobs": 0, "gpu_hours": 0.0}, second_order={"jobs": 0, "gpu_hours": 0.0}),
             1,
-            "No job is known to have been ended by the infrastructure, so no work is known to be lost to it.",
+            "No job is known to have been ended by the infrastructure, so no loss is known.",
         ),
         (
             changed("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),
             2,
-            "How often a large job is interrupted is not known: no job on more than 128 GPUs ran in this time.",
+            "The interruption rate of a large job is not known: no job on more than 128 GPUs ran in this period.",
         ),
         (
             changed("rate", failures=0, node_days=1000.0, r_f=0.0, interval=[0.0, 3.69]),
@@ -101,34 +101,35 @@ def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[st
         (
             changed("rate", interval=[1e-9, 11.1]),
             2,
-            "At the rate that was measured, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: "
+            "At the measured rate, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: "
             "17 h or longer).",
         ),
         (
             changed("attribution", causes=[], unattributed=1),
             3,
-            "What breaks most is not known: 1 job failed with no fault seen on its nodes.",
+            "The main cause of failures is not known: 1 job failed without a known fault on its nodes.",
         ),
         (
             changed("attribution", causes=[{"cause": "user", "domain": "user_program", "jobs": 50}], unattributed=0),
             3,
-            "No job is known to have failed by a fault.",
+            "No job failed by a known fault.",
         ),
         (
             changed("attribution", unattributed=20, unattributed_node_fails=18),
             3,
-            "Most often a node was lost without a word: 18 of the 30 jobs that faults ended or whose node was lost; of "
-            "the faults that were seen, InfiniBand ended most: 9.",
+            "Most often a node was lost without a known fault: 18 of the 30 jobs ended by faults or lost nodes; "
+            "among the known faults, InfiniBand ended most jobs: 9.",
         ),
         (
             changed("attribution", causes=[], unattributed=20, unattributed_node_fails=18),
             3,
-            "Nodes were lost without a word, which ended 18 jobs; 20 jobs failed with no fault seen on their nodes.",
+            "Nodes were lost without a known fault, which ended 18 jobs; 20 jobs failed without a known "
+            "fault on their nodes.",
         ),
         (
             changed("lemons", nodes=[]),
             4,
-            "No node stands out from the others as one to take out.",
+            "No node fails often enough to be taken out.",
         ),
         (
             changed("lemons", nodes=[{"node": f"n{n}"} for n in range(1, 8)]),

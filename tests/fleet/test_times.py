@@ -55,7 +55,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 def test_a_time_without_its_zone_is_refused_where_none_was_said() -> None:
-    with pytest.raises(TimeError, match="--timezone says which it is"):
+    with pytest.raises(TimeError, match="add --timezone"):
         seconds("2023-11-14T23:13:20")
     assert seconds("1700000000") == 1_700_000_000
 
@@ -63,21 +63,21 @@ def test_a_time_without_its_zone_is_refused_where_none_was_said() -> None:
 def test_the_hour_that_is_twice_is_named_and_the_hours_beside_it_are_read() -> None:
     assert seconds("2026-10-25T01:59:59", BERLIN) == 1_792_886_399
     for text in ("2026-10-25T02:00:00", "2026-10-25T02:30:00", "2026-10-25T02:59:59"):
-        with pytest.raises(TimeError, match=rf"^{text} is twice in Europe/Berlin, as clocks are set back$"):
+        with pytest.raises(TimeError, match=rf"^{text} occurs twice in Europe/Berlin, when clocks are set back$"):
             seconds(text, BERLIN)
     assert seconds("2026-10-25T03:00:00", BERLIN) == 1_792_893_600
 
 
 def test_the_hour_that_does_not_exist_is_named() -> None:
     assert seconds("2026-03-29T01:59:59", BERLIN) == 1_774_745_999
-    with pytest.raises(TimeError, match="is not in Europe/Berlin, as clocks are set forward"):
+    with pytest.raises(TimeError, match="does not exist in Europe/Berlin, when clocks are set forward"):
         seconds("2026-03-29T02:30:00", BERLIN)
     assert seconds("2026-03-29T03:00:00", BERLIN) == 1_774_746_000
 
 
 def test_a_zone_that_is_none_is_refused() -> None:
     for name in ("Mars/Olympus", "../../etc/passwd", "", "CEST\0"):
-        with pytest.raises(TimeError, match="no time zone"):
+        with pytest.raises(TimeError, match="unknown time zone"):
             zone(name)
 
 
@@ -90,7 +90,7 @@ def test_a_time_written_in_a_zone_is_read_as_itself_or_named_as_twice(moment: in
     if written.utcoffset() == written.replace(fold=1 - written.fold).utcoffset():
         assert seconds(local, where) == moment
     else:
-        with pytest.raises(TimeError, match="is twice in"):
+        with pytest.raises(TimeError, match="occurs twice in"):
             seconds(local, where)
 
 

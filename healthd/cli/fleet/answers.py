@@ -1,5 +1,7 @@
-"""`healthd fleet NAME`: the answers of the centre's store. healthd/fleet/answers/NAME.py computes each,
-healthd/fleet/views/NAME.py describes it."""
+"""`healthd fleet NAME`: answers of the centre's store.
+
+healthd/fleet/answers/NAME.py computes each answer, healthd/fleet/views/NAME.py describes it.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,21 @@ CHOICES = ("cluster", "partition", "account", "model", "switch")
 
 
 class _Name(argparse.Action):
-    """A choice. "" is what none is, and would be all."""
+    """Argument that must not be empty: "" would mean all."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
     ) -> None:
         if not values:
-            raise argparse.ArgumentError(self, "must be a name, is empty")
+            raise argparse.ArgumentError(self, "must be a name, not empty")
         setattr(namespace, self.dest, values)
 
 
-# --- what all answers have
+# --- shared by all answers
 
 
 def store_flags(parser: Parser) -> None:
-    """Which store, which time, which jobs and nodes."""
+    """Add options for the store, the period, and the choice of jobs and nodes."""
     parser.add_argument("--db", metavar="DB", help="directory of the store (default: $HEALTHD_FLEET_DB, else ./db)")
     add_times(parser)
     parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="jobs and nodes of a cluster")
@@ -62,18 +64,18 @@ def store_flags(parser: Parser) -> None:
 
 @contextmanager
 def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "healthd fleet") -> Iterator[Study]:
-    """Open the store as open_store does. What is wrong with it ends the command with a sentence."""
+    """Open the store like open_store. Errors end the command with a message."""
     with at_the_centre(who), open_store(args, beside_mib, who) as study:
         yield study
 
 
 @contextmanager
 def open_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "healthd fleet") -> Iterator[Study]:
-    """Open the store that the flags name, for their time and choice.
+    """Open the store of the options, for their period and choice.
 
     Args:
-        beside_mib: what the process takes beside its answer, at most half of what it may take.
-        who: the command, for messages.
+        other_mib: memory that the process needs besides the answer, at most half of its limit.
+        command: the command, for messages.
 
     Raises:
         StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
@@ -104,14 +106,14 @@ def open_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "health
 
 
 def memory_limit(args: argparse.Namespace) -> int:
-    """Return how many MiB the command may take."""
+    """Return the memory limit of the command in MiB."""
     from healthd.fleet import engine
 
     return int(args.memory or 1024 * (args.threads or engine.THREADS))
 
 
 def tell(args: argparse.Namespace, document: Document, view: Callable[[Document], View], found: Found) -> int:
-    """Print the document, as JSON or for people. Returns the exit status."""
+    """Print the document, as JSON or for people. Return the exit status."""
     from healthd.fleet.view import text
 
     status = REFUSED if found(document) else OK
@@ -128,7 +130,7 @@ def answered(
     found: Found,
     **given: Any,
 ) -> int:
-    """Print an answer of the store. given: from the answer's own flags."""
+    """Print an answer of the store. given: from the answer's own options."""
     with at_the_store(args) as study:
         document = answer(study, **given)
     return tell(args, document, view, found)
@@ -172,22 +174,22 @@ def _goodput(args: argparse.Namespace) -> int:
 
     checkpoint = duration(args.checkpoint)
     if checkpoint is None:
-        raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is no time: write 60m or 1h30m')
+        raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is not a duration; examples: 60m, 1h30m')
     return answered(args, goodput.goodput, view, goodput.found, checkpoint=checkpoint, price=args.price)
 
 
-MOST_MONEY = 1e9  # for a GPU-hour: in any currency more than a GPU costs
+MOST_MONEY = 1e9  # per GPU-hour: more than a GPU costs in any currency
 
 
 def price(text: str) -> float:
-    """What a GPU-hour costs, in money."""
+    """Parse the price of a GPU-hour. Raises ArgumentTypeError."""
     try:
         money = float(text) if text.isascii() else -1.0
     except ValueError:
         money = -1.0
     if not 0 <= money <= MOST_MONEY:  # NaN too
         raise argparse.ArgumentTypeError(
-            f'must be what a GPU-hour costs, a number from 0 to {MOST_MONEY:,.0f}, got "{text}"'
+            f'must be the price of a GPU-hour, a number from 0 to {MOST_MONEY:,.0f}, got "{text}"'
         )
     return money
 
@@ -233,7 +235,7 @@ def _nccl_flags(parser: Parser) -> None:
 
 def _nccl(args: argparse.Namespace) -> int:
     if not args.folder:
-        raise Stop("healthd fleet nccl: DIR is empty: which folder?")
+        raise Stop("healthd fleet nccl: DIR is empty: name a folder")
     with at_the_centre():
         from healthd.fleet.answers import nccl
         from healthd.fleet.views.nccl import view
@@ -331,16 +333,16 @@ def _ettr(args: argparse.Namespace) -> int:
 
 
 def _said(given: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not said."""
+    """Return the options that were given."""
     return {name: value for name, value in given.items() if value is not None}
 
 
 MOST_SECONDS = 100 * 365 * 86400
-MOST_FAILURES = 1e6  # per 1000 node-days: one each 86 s on each node
+MOST_FAILURES = 1e6  # per 1000 node-days: one every 86 s on each node
 
 
 def _some_time(text: str) -> float:
-    """Seconds, more than 0."""
+    """Parse a duration of more than 0 s. Raises ArgumentTypeError."""
     seconds = duration(text)
     if seconds is None or seconds > MOST_SECONDS:
         raise argparse.ArgumentTypeError(
@@ -376,7 +378,7 @@ def _alarms_flags(parser: Parser) -> None:
 
 
 def share(text: str) -> float:
-    """Return a share from 0 to 1, given as a number or a percentage. Raises ArgumentTypeError."""
+    """Parse a share from 0 to 1, given as a number or a percentage. Raises ArgumentTypeError."""
     try:
         found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -438,7 +440,7 @@ def _failslow(args: argparse.Namespace) -> int:
     return answered(args, failslow.failslow, view, failslow.found)
 
 
-# The answers that `healthd fleet report` has a chapter of, each its Command. In the order of the report.
+# The answers that are chapters of `healthd fleet report`, in its order.
 COMMANDS = {
     "fleet states": Command(
         _states_arguments,

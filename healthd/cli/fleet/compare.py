@@ -1,4 +1,4 @@
-"""`healthd fleet compare A B`: what differs between two periods, partitions, models, switches, accounts or clusters."""
+"""`healthd fleet compare A B`: differences between two periods, partitions, models, switches, accounts or clusters."""
 
 from __future__ import annotations
 
@@ -31,20 +31,18 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def compared(args: argparse.Namespace, a: str, b: str) -> Document:
-    """Return the document of two sides. `args`: the flags of a store.
+    """Return the document of two sides. args: the store's options.
 
     Raises:
-        Stop: wrong use, also two sides that are the same.
+        Stop: wrong use, also two equal sides.
         StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
-        Unanswerable: the store lacks what the comparison needs.
+        Unanswerable: the store lacks data for the comparison.
     """
     from healthd.fleet.answers import compare
 
     flags = [_side(args, name) for name in (a, b)]
     if flags[0] == flags[1]:
-        raise Stop(
-            f'healthd fleet compare: "{a}" and "{b}" are the same: name two periods, partitions, ... that differ'
-        )
+        raise Stop(f'healthd fleet compare: "{a}" and "{b}" are the same: name two different periods, partitions, ...')
     sides = []
     for name, its in zip((a, b), flags, strict=True):
         with open_store(its) as study:
@@ -53,7 +51,7 @@ def compared(args: argparse.Namespace, a: str, b: str) -> Document:
 
 
 def _side(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The flags of one side: what its name says, beside what both have in common. Raises Stop."""
+    """Return the options of one side: its own choice, and the options common to both. Raises Stop."""
     from healthd.fleet.answers.compare import choice, period
     from healthd.fleet.answers.document import WrongChoice
 
@@ -62,7 +60,7 @@ def _side(args: argparse.Namespace, name: str) -> argparse.Namespace:
     for key in sorted(said):
         if getattr(args, key):
             flag = key.removesuffix("_time")
-            raise Stop(f'healthd fleet compare: "{name}" and --{flag}: both say it; leave one out')
+            raise Stop(f'healthd fleet compare: "{name}" and --{flag} conflict: leave one out')
     if chosen is not None:
         return argparse.Namespace(**{**vars(args), chosen[0]: chosen[1]})
     try:

@@ -1,4 +1,4 @@
-"""`healthd fleet`: the centre's store. What was told and accounted comes in, and leaves when it is old."""
+"""`healthd fleet ingest` and `prune`: add data to the centre's store, and remove old data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from healthd.fleet.ingest import Asked, Came
 
-_MOST_FAILED = 20  # sentences of files that cannot be read: a folder may have one for each node
+_MOST_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
 HOW = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager
 def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
-    """What goes wrong with the store or a source in the block ends the command with its sentence. who: the command."""
+    """End the command with a message on errors of the store or a source. command: the command."""
     from healthd.common.errors import HealthdError
 
     try:
@@ -37,7 +37,7 @@ def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
 
 
 def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
-    """Whole seconds of a date or time; where it names no zone: in `zone`, or UTC. Raises Stop."""
+    """Parse a date or time to whole seconds; without a zone in `zone`, or UTC. Raises Stop."""
     from datetime import timezone
 
     from healthd.fleet import times
@@ -49,7 +49,7 @@ def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
     except times.TimeError as error:
         raise Stop(f'healthd fleet: {flag}: "{text}": {error}') from None
     if found is None:
-        raise Stop(f'healthd fleet: {flag}: "{text}" is no time: write 2026-11-01 or 2026-11-01T12:00:00')
+        raise Stop(f'healthd fleet: {flag}: "{text}" is not a time; examples: 2026-11-01, 2026-11-01T12:00:00')
     return found
 
 
@@ -92,11 +92,11 @@ def _ingest(args: argparse.Namespace) -> int:
             raise Stop(f"healthd fleet ingest: name a source: {', '.join(source.flag for source in ALL)}")
         for source, files in wanted:
             if len(files) > 1 and not source.many:
-                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, {len(files)} are named")
+                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, got {len(files)}")
         try:
             return _told(ingest(args.out, wanted, _asked(args)))
         except KeyboardInterrupt:
-            complain("healthd fleet: stopped: what was committed stays, the same command goes on from there")
+            complain("healthd fleet: stopped; earlier commits are kept, and the same command continues from there")
             raise
 
 
@@ -147,11 +147,11 @@ def _prune(args: argparse.Namespace) -> int:
 
         before = moment(args.before, "--before")
         if before > time.time():
-            raise Stop(f"healthd fleet prune: --before {args.before} is in the future: nothing would be left")
+            raise Stop(f"healthd fleet prune: --before {args.before} is in the future and would remove everything")
         with writing(args.db) as store:
             removed = prune(store, before)
     lines = [f"{table}: {rows:,} rows removed\n" for table, rows in removed.items() if rows]
-    return say("".join(lines) or f"nothing was older than {args.before}\n")
+    return say("".join(lines) or f"no rows older than {args.before}\n")
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained, one after another."""
+"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained one after another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 WHO = "healthd fleet lemons: --apply"
-OLD_SECONDS = 86400.0  # after that a node may have been repaired, and nobody told the store
+OLD_SECONDS = 86400.0  # older data may miss a repair of the node
 
 
 def _lemons_flags(parser: Parser) -> None:
@@ -71,47 +71,48 @@ def _lemons(args: argparse.Namespace) -> int:
 
 
 def is_old(lemons: Document, now: float) -> bool:
-    """Whether what the store knows does not end within a day of now. A time that is to come is no better."""
+    """Return True if the store's data does not end within a day of now, before or after."""
     known_until = lemons["window"]["known_until"]
     return known_until is None or abs(now - known_until) > OLD_SECONDS
 
 
 def require_now(lemons: Document, until: int | None, now: float) -> None:
-    """A drain acts on the nodes as they are now: so must what it stands on. until: what --to says."""
+    """Require current data and a current period, since a drain acts on the current nodes. until: the time of --to."""
     from healthd.fleet.answers import document
 
     if until is not None and not now <= until <= now + OLD_SECONDS:
-        raise Stop(f"{WHO}: it drains the nodes of now, and --to asks of another time: leave --to out")
+        raise Stop(f"{WHO}: it acts on the current nodes, but --to names another time: leave --to out")
     if is_old(lemons, now):
         known_until = document.moment(lemons["window"]["known_until"]) or "no time"
         raise Stop(
-            f"{WHO}: what the store tells ends at {known_until} UTC, and not within a day of now: ingest what came "
-            "since, and ask again",
+            f"{WHO}: the store's data ends at {known_until} UTC, not within a day of now: ingest newer data and try "
+            "again",
             UNKNOWN,
         )
 
 
 def require_this_cluster(lemons: Document, said: str, settings: Settings) -> None:
-    """Names of nodes are alike in many clusters: the store's has to be the one whose slurmctld is asked. said: by
-    --cluster."""
+    """Require that the store's cluster is the local one: many clusters use the same node names. given_cluster:
+    --cluster.
+    """
     from healthd.common.slurm import commands
     from healthd.common.slurm.slurm_conf import parse_cluster_name
 
     told = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(told) > 1:
-        raise Stop(f"{WHO}: the store tells of {', '.join(map(printable, told))}: --cluster says which")
+        raise Stop(f"{WHO}: the store has clusters {', '.join(map(printable, told))}: choose one with --cluster")
     here = parse_cluster_name(answered(commands.config(), settings.slurm.command_timeout_seconds))
     if not here and not said:
-        raise Stop(f"{WHO}: Slurm does not say how its cluster is called: --cluster says which of the store's it is")
+        raise Stop(f"{WHO}: the local Slurm does not report its cluster name: name the store's cluster with --cluster")
     if here and told and told[0].lower() != here:
         raise Stop(
-            f"{WHO}: the store tells of cluster {printable(told[0])}, and Slurm here is {here}: what it drains has to "
-            "be of one cluster"
+            f"{WHO}: the store has cluster {printable(told[0])}, but the local cluster is {here}: only nodes of the "
+            "local cluster can be drained"
         )
 
 
 def answered(argv: Argv, command_timeout_seconds: float) -> str:
-    """What Slurm prints. Raises Stop where it does not answer."""
+    """Return the output of a Slurm command. Raises Stop if it fails."""
     from healthd.agent.slurm import blocking
     from healthd.common.slurm.commands import Command
     from healthd.common.slurm.output import what_failed
@@ -123,8 +124,11 @@ def answered(argv: Argv, command_timeout_seconds: float) -> str:
 
 
 def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> list[dict[str, Any]]:
-    """[{node, drained, words}]. The first that Slurm does not answer for ends it: what was done is told. most: how many
-    of the cluster's nodes may be out as lemons."""
+    """Drain the nodes and return [{node, drained, words}]. max_drained: limit of lemons that are drained in the
+    cluster.
+
+    The first error of Slurm ends it with a message on the drains so far.
+    """
     from healthd.agent.slurm import blocking, drain_lemon
     from healthd.common.slurm.output import SlurmTrouble
 
@@ -144,7 +148,7 @@ def apply(nodes: Sequence[Mapping[str, Any]], most: int, settings: Settings) -> 
             done.append({"node": one["node"], "drained": end.value.done, "text": end.value.words})
         except SlurmTrouble as problem:
             so_far = ", ".join(each["node"] for each in done if each["drained"]) or "none"
-            unseen = f"; {one['node']} was told to drain, and not seen to" if sent else ""
+            unseen = f"; the drain of {one['node']} was sent but not confirmed" if sent else ""
             raise Stop(f"{WHO}: {problem} (drained so far: {so_far}{unseen})", UNKNOWN) from None
     return done
 

@@ -1,4 +1,4 @@
-"""`healthd fleet query`: the questions that the centre's store answers."""
+"""`healthd fleet query`: queries of the centre's store."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from healthd.fleet.engine import Answer, Asked, Files
     from healthd.fleet.questions import Question
 
-MOST_ROWS = 500  # of a table for people
-ROWS_AT_ONCE = 1000  # that CSV is written of
+MOST_ROWS = 500  # printed in a table
+ROWS_AT_ONCE = 1000  # written at once as CSV
 
 
 def _arguments(parser: Parser) -> None:
@@ -32,7 +32,7 @@ def _arguments(parser: Parser) -> None:
 
 
 def add_times(parser: Parser) -> None:
-    """The period."""
+    """Add the options for the period."""
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="start of the period (default: all data)")
     parser.add_argument(
         "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
@@ -40,7 +40,7 @@ def add_times(parser: Parser) -> None:
 
 
 def add_engine(parser: Parser) -> None:
-    """Which engine answers, with how many threads and how much memory."""
+    """Add the options for the engine, its threads and its memory."""
     parser.add_argument(
         "--engine",
         metavar="duckdb|spark|spark://HOST:PORT",
@@ -62,9 +62,9 @@ def _engine(text: str) -> str:
     return text
 
 
-# Each thread is one of the operating system, whatever there is to do: 32,000 of them stood a machine still.
+# Every thread is created, even without work for it: 32,000 threads blocked a machine.
 MOST_THREADS = 256
-LEAST_MIB = 256  # with less an empty store is not even opened
+LEAST_MIB = 256  # less is not enough to open an empty store
 
 
 def threads(text: str) -> int:
@@ -116,7 +116,7 @@ def _chosen(name: str, there: dict[str, Question]) -> Question:
     if "/" in name or name.endswith(".sql"):
         return read(name)
     if name not in there:
-        raise Stop(f'healthd fleet query: there is no question "{name}"{nearest(name, there)}')
+        raise Stop(f'healthd fleet query: there is no query "{name}"{nearest(name, there)}')
     return there[name]
 
 
@@ -127,7 +127,7 @@ def _answer(args: argparse.Namespace, question: Question, there: dict[str, Quest
     from healthd.fleet.tables import TABLES
 
     if args.db is None:
-        raise Stop("healthd fleet query: --db DB is missing: which store?")
+        raise Stop("healthd fleet query: --db DB is missing")
     engine = str(args.engine)
     questions = needed(question, there)
     given = dict(_pair(text) for text in args.param)
@@ -148,23 +148,22 @@ def _answer(args: argparse.Namespace, question: Question, there: dict[str, Quest
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise Stop(f'healthd fleet query: --param: "{text}" is no NAME=VALUE')
+        raise Stop(f'healthd fleet query: --param: "{text}" is not NAME=VALUE')
     return name, value
 
 
 def time_asked(args: argparse.Namespace, folder: str, files: Files, who: str) -> tuple[int, int]:
-    """[from, to) of --from and --to; where they were not said, all that the store tells of. who: the command, for its
-    sentences. Raises Stop."""
+    """Return [from, to) of --from and --to, or the period that the store covers. command: for messages. Raises Stop."""
     from healthd.fleet.engine import NUMBERS, times_known
 
     if not any(files.values()):
-        raise Stop(f"{who}: {folder}: the store is empty: healthd fleet ingest --out fills it", UNKNOWN)
+        raise Stop(f"{who}: {folder}: the store is empty: fill it with healthd fleet ingest --out", UNKNOWN)
     begin = None if args.from_time is None else moment(args.from_time, "--from")
     end = None if args.to_time is None else moment(args.to_time, "--to")
     if begin is None or end is None:
         known = times_known(files)
         if known is None:
-            raise Stop(f"{who}: {folder}: nothing in the store has a time: say --from and --to", UNKNOWN)
+            raise Stop(f"{who}: {folder}: the store has no times: add --from and --to", UNKNOWN)
         begin, end = known[0] if begin is None else begin, known[1] if end is None else end
     if begin >= end:
         raise Stop(f"{who}: {_when(begin)} (--from) is not before {_when(end)} (--to)")
@@ -194,7 +193,7 @@ def _answered(
 
 
 def _json(question: Question, engine: str, asked: Asked, answer: Answer) -> Iterator[str]:
-    """docs/fleet.md, "As JSON": a row a line."""
+    """Yield the JSON of a result, one row per line: docs/fleet.md, "As JSON"."""
     import json
 
     head = {

@@ -1,4 +1,4 @@
-"""`healthd fleet report`: all answers on one page, to show."""
+"""`healthd fleet report`: all answers on one page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 
-# scipy, the program that draws and all documents: with 4 million jobs the report took 1,185 MiB without it, of 1,024.
+# For scipy, the drawing program and all documents. Without this reserve the report of 4 million jobs took 1,185 MiB
+# with a limit of 1,024.
 BESIDE_MIB = 320
 
 
@@ -53,7 +54,7 @@ def _percent(text: str) -> float:
 
 def _report(args: argparse.Namespace) -> int:
     if args.out is None and not args.json:
-        raise Stop("healthd fleet report: say where to: --out DIR (or --json)")
+        raise Stop("healthd fleet report: --out DIR is missing (or use --json)")
     with at_the_centre():
         from healthd.common.ownership import Untrusted
         from healthd.common.page import plural
@@ -85,10 +86,10 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _compared(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
-    """Compare, before the store is open for the chapters: the memory limit holds for one reader at a time.
+    """Compare before the store is opened for the chapters, because the memory limit applies to one reader at a time.
 
-    Returns the arguments of the same `healthd fleet compare` and what gives its document, or raises what kept it from
-    one; None without --compare.
+    Returns the arguments of the same `healthd fleet compare`, and a function that returns its document or raises its
+    error; None without --compare.
     """
     import shlex
 
@@ -110,7 +111,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _flags(args: argparse.Namespace, from_time: str | None, to_time: str | None) -> str:
-    """Return the flags that select the same store, time and choice."""
+    """Return the options that select the same store, period and choice."""
     import shlex
 
     engine = None if args.engine == "duckdb" else args.engine
@@ -126,7 +127,7 @@ def _time(seconds: int) -> str:
 
 
 def _made_by() -> tuple[str, str]:
-    """By which healthd and when, and the command."""
+    """Return a sentence on the version and time, and the command line."""
     import shlex
     import time
 

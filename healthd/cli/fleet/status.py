@@ -1,4 +1,4 @@
-"""`healthd fleet status`: all nodes as they are now, from Prometheus."""
+"""`healthd fleet status`: current state of all nodes, from Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from healthd.cli.fleet.ingest import at_the_centre
 from healthd.cli.terminal import Stop, json_texts, page, say, stream
 
 VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
-SECONDS = 30.0  # for one answer: people wait for it
+SECONDS = 30.0  # per query: a person is waiting
 
 
 def _arguments(parser: Parser) -> None:

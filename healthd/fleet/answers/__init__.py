@@ -1,1 +1,1 @@
-"""The answers of `healthd fleet NAME`, one module each; their SQL is in `healthd/fleet/sql/answers/`."""
+"""Answers of `healthd fleet NAME`, one module each. Their SQL is in `healthd/fleet/sql/answers/`."""

@@ -1,9 +1,10 @@
-"""How many jobs that did what they should saw a failing check: what false alarms there may be.
+"""Completed jobs that saw a failing check: an upper estimate of false alarms.
 
-A failing check is a condition that drains (degraded or critical). A job saw it when it began or became worse on one of
-the job's nodes between the job's start and its end. What only stood there already is counted apart, and so is what
-warns. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that completed saw
-a failed check. It is a correlation: the fault may be real, and the job one that did not need what broke.
+A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
+on one of the job's nodes between the job's start and its end. Conditions that were already open, and warnings, are
+counted separately. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that
+completed saw a failed check. It is a correlation: the fault may be real, and the job may not have needed the broken
+part.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import clumping, wilson
 
-LIMIT = 0.01  # of the completed jobs: the paper's aim
+LIMIT = 0.01  # share of the completed jobs: the paper's aim
 
 
 class Jobs(NamedTuple):
@@ -57,10 +58,9 @@ NOTHING = Counted(0, "", "", 0, 0, 0, 0, 0)
 
 
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
-    """Of the jobs that completed in the time: how many saw a failing check, all together, per check and per code.
+    """Return how many of the completed jobs saw a failing check: in total, per check and per code.
 
-    limit: a check above this share of them is found. Raises Unanswerable without jobs, or where no source tells of
-    conditions.
+    limit: a check above this share is a finding. Raises Unanswerable without jobs, or if no source has conditions.
     """
     study.must_have("jobs", "job_nodes")
     if not study.has("scraped_conditions"):
@@ -73,12 +73,12 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     found = judged(of_all[0] if of_all else NOTHING, placed)
     seen = placed - unseen.jobs
     notes = [
-        "A completed job beside a failing check is a correlation: the fault may have been real, and the job one that "
-        "did not need what broke.",
+        "A failing check during a completed job is a correlation: the fault may have been real, and the job may not "
+        "have needed the broken part.",
         *study.coverage_notes("jobs", "events"),
     ]
     if placed < jobs.completed:
-        notes.append(f"{jobs.completed - placed:,} completed jobs are left out: on which nodes is not known.")
+        notes.append(f"{jobs.completed - placed:,} completed jobs are left out: their nodes are not known.")
     return {
         **study.head("alarms", *notes),
         "limit": limit,
@@ -98,8 +98,10 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
 
 
 def judged(row: Counted, completed: int) -> Row:
-    """Return the counts with their share of the completed jobs, and its interval: jobs that one condition met count as
-    one clump. Pure."""
+    """Return the counts with their share of the completed jobs and its interval.
+
+    Jobs that saw the same condition count as one clump in the interval. Pure.
+    """
     interval = wilson(row.jobs, completed, clumping(row.jobs, row.squares))
     return {
         "jobs": row.jobs,
@@ -112,8 +114,11 @@ def judged(row: Counted, completed: int) -> Row:
 
 
 def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit: float) -> list[Row]:
-    """Return the checks with their codes, the most jobs first. above: more than `limit`; surely: the whole interval is.
-    Pure."""
+    """Return the checks with their codes, sorted by the number of jobs, largest first. Pure.
+
+    above   the share is more than `limit`
+    surely  the whole interval is above `limit`
+    """
     found = []
     for row in checks:
         counts = judged(row, completed)
@@ -132,5 +137,5 @@ def by_check(checks: list[Counted], codes: list[Counted], completed: int, limit:
 
 
 def found(alarms: Document) -> bool:
-    """Whether a check is above the limit."""
+    """Return True if a check is above the limit."""
     return any(row["above"] for row in alarms["checks"])

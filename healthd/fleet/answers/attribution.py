@@ -1,7 +1,7 @@
-"""What ended the jobs that failed: the most likely cause of each, how often each cause was it, and what that cost.
+"""Most likely causes of failed jobs, how often each cause occurred, and what it cost.
 
-Source: arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025), its section on attribution. causes.py has the
-causes, their order and the rule for one job; weeks.py counts them by week.
+Source: the section on attribution of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025). causes.py has the causes,
+their order and the rule for one job. weeks.py counts the causes by week.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from healthd.fleet.answers.states import There
 from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
 
-LARGEST = 20  # jobs without a cause that are listed
-AT_ONCE = 200  # failures that are searched for these at a time
-PAGE = 5000  # conditions that are fetched at once
+LARGEST = 20  # jobs without a cause to list
+AT_ONCE = 200  # failed jobs fetched at once to find them
+PAGE = 5000  # conditions fetched at once
 
 _SAYS_GPU = regex(r"(?i).*\bgpus?\b.*")
 _SAYS_SWAP = regex(r"(?i).*\b(?:swap|replac|exchang|rma)\w*.*")
@@ -48,7 +48,8 @@ found = document.never
 class Condition(NamedTuple):
     """Columns of attribution_page.sql: a condition on a node of a failed job, and the job.
 
-    jobs: names of jobs that the condition names; a condition has a row for each list of them"""
+    jobs: names of jobs in the condition's source; a condition has one row for each list of names.
+    """
 
     place: int
     cluster: str
@@ -139,8 +140,10 @@ class Ticket(NamedTuple):
 
 
 def attribution(study: Study) -> Document:
-    """The document of `healthd fleet attribution` (docs/json.md). Raises Unanswerable without jobs, and where neither
-    events nor scraped conditions say what was seen."""
+    """Return the document of `healthd fleet attribution` (docs/json.md).
+
+    Raises Unanswerable without jobs, or with neither events nor scraped conditions.
+    """
     study.must_have("jobs")
     if not study.has("scraped_conditions"):
         study.must_have("events")
@@ -180,7 +183,7 @@ def attribution(study: Study) -> Document:
 
 
 def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) -> Iterator[R]:
-    """Yield the rows of a query that has pages, `rows` places each."""
+    """Yield the rows of a query with pages, `rows` places each."""
     for page in count():
         found = study.ask(name, row, after_place=page * rows, page_rows=rows, **parameters)
         yield from found
@@ -192,7 +195,7 @@ def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) 
 
 
 class Job(NamedTuple):
-    """A failed job, as its document has it, but for `looked`: one of LOOKED."""
+    """A failed job with the keys of the document, and `looked`, one of `OBSERVATION_STATES`."""
 
     job: int
     db_index: int
@@ -206,7 +209,10 @@ class Job(NamedTuple):
 
 
 def of_jobs(rows: Iterable[Condition]) -> Iterator[tuple[Job, Attributed]]:
-    """Yield each job that has a cause, with it. rows: those of a job together, and those of a condition. Pure."""
+    """Yield each job that has a cause, with its attribution. Pure.
+
+    rows: the rows of a job are adjacent, and so are the rows of a condition.
+    """
     for _, of_job in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         seen = [list(of_place) for _, of_place in groupby(of_job, key=lambda row: row.place)]
         first = seen[0][0]
@@ -237,8 +243,8 @@ def _failure(row: Condition) -> Failure:
 
 
 def _seen(rows: Sequence[Condition]) -> Seen:
-    """Return a condition of its rows, which differ by the jobs that they name."""
-    known = sys.intern  # few words, many rows
+    """Build a condition from its rows, which differ in the names of jobs only."""
+    known = sys.intern  # few different texts, many rows
     row = rows[0]
     return Seen(
         node=known(row.node),
@@ -273,12 +279,14 @@ def _shown(job: Job, it: Attributed) -> Row:
     }
 
 
-# --- all of them
+# --- all jobs
 
 
 def unattributed(jobs: Sequence[tuple[Job, Attributed]], totals: Sequence[Total]) -> Document:
-    """How many failed, how many of them have a cause, and of the others: how well their nodes were looked at. totals:
-    of all that failed. Pure."""
+    """Count failed jobs with and without a cause, and how well the nodes of those without one were observed. Pure.
+
+    totals: all failed jobs.
+    """
     having = Counter((job.state, job.looked) for job, _ in jobs)
     left = {(row.state, row.looked): row.jobs - having[row.state, row.looked] for row in totals}
     return {
@@ -297,7 +305,10 @@ def unattributed(jobs: Sequence[tuple[Job, Attributed]], totals: Sequence[Total]
 
 
 def by_cause(jobs: Sequence[tuple[Job, Attributed]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
-    """What each cause did and cost; by_chance: the jobs that the same rule gives a cause an hour earlier. Pure."""
+    """Return the jobs, incidents and lost time of each cause. Pure.
+
+    by_chance: jobs per cause that the same rule finds one hour before each failure.
+    """
     of_cause: dict[str, list[tuple[Job, Attributed]]] = defaultdict(list)
     for job, it in jobs:
         of_cause[it.cause].append((job, it))
@@ -340,8 +351,10 @@ def _incidents(jobs: Iterable[tuple[Job, Attributed]]) -> list[weeks.Incident]:
 def by_week(
     jobs: Sequence[tuple[Job, Attributed]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
-    """Each cause in each week of [from, to), also in those without a failure, and the weeks that stand out. A week at
-    an end may be cut: `days` are those that were asked for. Pure."""
+    """Return each cause in each week of [from, to), including weeks without a failure, and the spikes. Pure.
+
+    The first and last week may be cut: `days` counts only their days within the period.
+    """
     counts: dict[tuple[int, str], int] = Counter((weeks.week_of(job.end_time), it.cause) for job, it in jobs)
     happened = _incidents(jobs)
     broke = Counter((weeks.week_of(one.time), one.cause) for one in happened)
@@ -376,8 +389,11 @@ def by_week(
 
 
 def co_occurrence(jobs: Sequence[Attributed]) -> list[Row]:
-    """What is seen together, with what the paper has of its two clusters (its section on co-occurrence: "RSC-1" and
-    "RSC-2"). [{what, of, together, share, paper}]: `together` of `of` attributed jobs. Pure."""
+    """Return which faults occurred together, beside the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
+
+    Source: the paper's section on co-occurrence. Result: [{what, of, together, share, paper}]; `together` counts
+    matches among `of` attributed jobs.
+    """
     hardware = [it for it in jobs if CAUSES[it.cause].domain == HARDWARE]
     pcie = [it for it in jobs if it.cause == "pcie"]
     links = [it for it in jobs if "ib_link" in it.deciding]
@@ -412,10 +428,14 @@ def co_occurrence(jobs: Sequence[Attributed]) -> list[Row]:
 
 
 def gpu_swaps(flags: Iterable[Flag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the exchanges of GPUs that the store has, by time: [{cluster, node, time, subject, why}].
+    """Return the GPU replacements found in the store, sorted by time: [{cluster, node, time, subject, why}]. Pure.
 
-    flags: what a GPU keeps for life was gone. tickets: their words may name a GPU and an exchange. A flag that went
-    while such a ticket of its node was open, or within a day after, belongs to the ticket. Pure."""
+    flags    cleared flags that a GPU keeps for life
+    tickets  their text may name a GPU and a replacement
+
+    A flag belongs to a ticket of its node if it was cleared while the ticket was open, or within a day after it was
+    closed.
+    """
     exchanges = [row for row in tickets if _SAYS_GPU.fullmatch(row.text) and _SAYS_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in exchanges]
     places = set()
@@ -440,15 +460,15 @@ def _swap(cluster: str, node: str, time: int, subject: str, why: str) -> Row:
 def _notes(told: Document, tickets: bool) -> Iterator[str]:
     because = told["unattributed_because"]
     if because["no_node_list"]:
-        yield f"{because['no_node_list']:,} failed jobs have no list of nodes: nothing can be seen with them."
+        yield f"{because['no_node_list']:,} failed jobs have no node list, so no condition can be matched to them."
     if because["not_observed"]:
         yield (
-            f"Of {because['not_observed']:,} failed jobs without a cause at least one node was not observed for the "
-            "whole window: what nobody saw is no proof that nothing was wrong."
+            f"{because['not_observed']:,} failed jobs without a cause had a node that was not observed for the whole "
+            "window; faults there may have been missed."
         )
     where = (
-        "tickets that say so, and flags that a GPU keeps for life and that were gone"
+        "tickets that mention one, and cleared flags that a GPU keeps for life"
         if tickets
-        else ("flags that a GPU keeps for life and that were gone: the store has no tickets")
+        else ("cleared flags that a GPU keeps for life (the store has no tickets)")
     )
-    yield f"The store has no serial numbers of GPUs. Exchanges are known from {where}; there may be more."
+    yield f"The store has no GPU serial numbers. Replacements are inferred from {where}; there may be more."

@@ -1,8 +1,8 @@
-"""How long the nodes were in service, out of it and by whom, planned away, or not observed; and what is below the SLA.
+"""Time that nodes were in service, out of service (and by whom), planned away or not observed, and SLA violations.
 
-Each second of a node is exactly one of: planned; else out (`OUT`); else up, if Slurm's record of node states was read
-for it or healthd observed the node; else not observed. Planned time is no part of the whole. What is out, from when to
-when and by whom, is the question `out_of_service`.
+Each second of a node is exactly one of: planned; else out (`OUT_KINDS`); else up, if Slurm's node states were read for
+that time or healthd observed the node; else not observed. Planned time is excluded from the total. The query
+`out_of_service` gives the outages and who caused them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, joined, seconds, within, without
 from healthd.fleet.tables import BIGINT, TEXT
 
-# How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
+# How a node can be out. drained_unknown: drained in Slurm, by a user that was not read.
 OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
 SHARES = ("up", *OUT, "not_observed")
 PLANNED = ("maintenance", "reservation")
@@ -94,11 +94,11 @@ class Observed(NamedTuple):
 
 @dataclass(slots=True)
 class Told:
-    """What is told of one node.
+    """Known times of one node.
 
     planned, out  kind -> its times, in any order
-    spells        each time that it was out: (kind, begin, end), end None: still
-    known         when its state was known
+    outages       each outage as (kind, begin, end); end None: not over yet
+    observed      times at which the node's state was known
     """
 
     planned: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -108,16 +108,19 @@ class Told:
 
 
 def availability(study: Study, *, sla: float | None = None, count_reservations: bool = False) -> Document:
-    """fleet, by_model, by_rack, nodes: each {seconds, planned: {maintenance, reservation}, shares: {SHARES},
-    availability, repair}; planned: the reservations that were left out; sla: {percent, below}, None without one.
+    """Return the document of `healthd fleet availability` (docs/json.md).
 
-    sla                  percent, 1 to 100: which of the fleet, the models and the racks are below
-    count_reservations   count the time of reservations without the flag MAINT like any other
+    fleet, by_model, by_rack, nodes: each {seconds, planned: {maintenance, reservation}, shares, availability, repair}.
+    planned: the excluded reservations. sla: {percent, below}, None if no SLA was given.
 
-    Raises Unanswerable if neither Slurm nor healthd told of any node's state, WrongChoice for an SLA that is none.
+    Args:
+        sla: percent, 1 to 100; `below` lists the fleet, models and racks under it.
+        count_reservations: count the time of reservations without the flag MAINT like any other time.
+
+    Raises Unanswerable if neither Slurm nor healthd reported node states, WrongChoice for an invalid SLA.
     """
     if sla is not None and not 1 <= sla <= 100:
-        raise WrongChoice(f"--sla: {sla:g} is no percentage from 1 to 100")
+        raise WrongChoice(f"--sla: {sla:g} is not a percentage from 1 to 100")
     ((ingests,),) = study.ask("availability_ingested", Ingested)
     if not (ingests or study.has("node_states") or study.has("events")):
         raise Unanswerable("the store has no node states and no events: healthd fleet ingest --node-states --events")
@@ -159,7 +162,7 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
 
 
 def found(availability: Document) -> bool:
-    """Something is below the SLA."""
+    """Return True if something is below the SLA."""
     return bool(availability["sla"] and availability["sla"]["below"])
 
 
@@ -167,8 +170,11 @@ def found(availability: Document) -> bool:
 
 
 def how_out(by_whom: str, state: str | None) -> str:
-    """One of OUT, by who began it and the state that Slurm kept of its beginning. What healthd or a person took out is
-    theirs, whatever state they set; what Slurm set by itself is down, but for a drain (prolog, epilog, a launch)."""
+    """Return the kind of an outage, one of `OUT_KINDS`, from its origin and Slurm's first state.
+
+    An outage by healthd or a person counts as theirs, whatever state they set. States that Slurm set itself count as
+    down, except drains (prolog, epilog, failed launch).
+    """
     if by_whom == "healthd":
         return "drained_healthd"
     if by_whom == "person":
@@ -179,8 +185,11 @@ def how_out(by_whom: str, state: str | None) -> str:
 
 
 def divided(whole: Span, told: Told) -> dict[str, int]:
-    """The seconds of `whole` that were each of PLANNED and SHARES: each second is one of them. Planned counts before
-    out, maintenance before another reservation: a node that is down in its maintenance is planned away."""
+    """Divide `whole` into seconds of each planned and share kind; each second counts once.
+
+    Planned time takes precedence over outages, and maintenance over other reservations: a node that is down during
+    maintenance counts as planned.
+    """
     found: dict[str, int] = {}
     left = joined([whole])
     for kinds, times in ((PLANNED, told.planned), (OUT, told.out)):
@@ -194,9 +203,11 @@ def divided(whole: Span, told: Told) -> dict[str, int]:
 
 
 def repaired(whole: Span, told: Told) -> list[tuple[str, int | None]]:
-    """(kind, seconds out) of each time that the node was out and came back in `whole`, also of its part before; None:
-    it is still out. Planned time does not count, nor does what was out in planned time alone. Spells of a node that
-    overlap are each one of their own (the question `out_of_service` has none)."""
+    """Return (kind, seconds out) of each outage that ended in `whole`, including its time before; None: not over yet.
+
+    Planned time does not count, and outages entirely within planned time are skipped. Overlapping outages of a node
+    would count separately; the query `out_of_service` returns none.
+    """
     planned = joined(one for times in told.planned.values() for one in times)
     found: list[tuple[str, int | None]] = []
     for kind, begin, end in told.spells:
@@ -211,7 +222,7 @@ def repaired(whole: Span, told: Told) -> list[tuple[str, int | None]]:
 
 
 def summed(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int | None]]) -> Row:
-    """The times of some nodes together, each node's second as much as any other's. A share of nothing is None."""
+    """Add up the times of several nodes, each node's second with equal weight. The share of an empty total is None."""
     total = dict.fromkeys((*PLANNED, *SHARES), 0)
     for one in parts:
         for kind, its in one.items():
@@ -234,7 +245,7 @@ def summed(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int 
 
 
 def repair(took: Sequence[int | None]) -> Row:
-    """MTTR: the mean, the median and the 90th percentile of how long the times out took that are over."""
+    """Return the MTTR: mean, median and 90th percentile of the durations of outages that are over."""
     over = sorted(seconds for seconds in took if seconds is not None)
     return {
         "ended": len(over),
@@ -246,10 +257,10 @@ def repair(took: Sequence[int | None]) -> Row:
 
 
 def quantile(ordered: Sequence[float], at: float) -> float | None:
-    """Of numbers in their order, between two of them in proportion; None of none.
+    """Return a quantile of sorted values by linear interpolation, or None for no values.
 
     Source: definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50
-    (1996), which is numpy's and R's default.
+    (1996), which is the default of numpy and R.
     """
     if not ordered:
         return None
@@ -265,8 +276,11 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def below(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
-    """Return which of the fleet, its models and its racks were up less than `sla` percent of their known time, in this
-    order, of models and racks the least available first. Nodes without a model or rack are only in the fleet."""
+    """Return which of the fleet, its models and its racks were up for less than `sla` percent of their known time.
+
+    In this order; models and racks with the lowest availability first. Nodes without a model or rack count for the
+    fleet only.
+    """
     named = [("fleet", None, None, fleet)]
     named += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]
     named += [("rack", row["cluster"], row["rack"], row) for row in _worst_first(by_rack) if row["rack"]]
@@ -277,11 +291,13 @@ def below(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row
     ]
 
 
-# --- what the store knows
+# --- coverage of the store
 
 
 def _known(study: Study, told: Mapping[tuple[str, str], Told], whole: Span) -> dict[str, list[Span]]:
-    """Sets when the state of each node was known. Returns of each cluster when Slurm's record was not read."""
+    """Add the observed times to each node. Return the times of each cluster for which Slurm's node states were not
+    read.
+    """
     read: dict[str, list[Span]] = defaultdict(list)
     for row in study.ask("availability_read", Read):
         read[row.cluster].append((row.from_time, row.from_time if row.to_time is None else row.to_time))
@@ -304,21 +320,21 @@ def _notes(
         missing = share(seconds(spans), study.to_time - study.from_time)
         if missing:
             found.append(
-                f"Slurm's record of node states was not read for {percent(missing)} of the time of {cluster}: there a "
-                "node is up where healthd observed it, and drains by people and by Slurm are not known."
+                f"Slurm's node states were not read for {percent(missing)} of the time of {cluster}. In that time a "
+                "node counts as up if healthd observed it, and drains by people and by Slurm are not known."
             )
     if not study.has("events"):
-        found.append("The store has no event streams: what healthd drained is told by Slurm's Reason alone.")
+        found.append("The store has no event streams: drains by healthd are recognised by Slurm's Reason only.")
     if fleet["shares"]["not_observed"]:
-        found.append("What was not observed is in no availability: it is up / (up + drained + down).")
+        found.append("Availability is up / (up + drained + down); time that was not observed is excluded.")
     others = len({(row.cluster, row.name, row.start_time) for row in reserved if not row.maintenance})
     if others and not count_reservations:
         found.append(
-            f"The time of reservations without the flag MAINT ({others}) does not count either, whatever became of the "
-            "nodes in it: --count-reservations counts it."
+            f"The time of reservations without the flag MAINT ({others}) is excluded too, whatever the state of their "
+            "nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
-        found.append("Times out that are not over are in no MTTR, which makes it shorter than it will be.")
+        found.append("Outages that are not over are excluded from the MTTR, which underestimates it.")
     return found
 
 
@@ -327,7 +343,7 @@ def _planned(row: Reserved) -> str:
 
 
 def _named(reserved: Sequence[Reserved], whole: Span, count_reservations: bool) -> list[Row]:
-    """The reservations whose time was left out."""
+    """Return the reservations whose time was excluded."""
     by_name: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for row in reserved:
         if row.maintenance or not count_reservations:

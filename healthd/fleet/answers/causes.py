@@ -1,25 +1,24 @@
 """Causes of job failures: their domains and ranks, the cause of each code of a check, and the cause of one failed job.
 
-Each check declares the cause of its codes, when they end a job, and which are permanent faults of the hardware:
-`CAUSES`, `ENDS_JOB` and `PERMANENT` in checks/*.py. scripts/fleet_codes.py writes them into codes.csv, which `meaning`
-reads.
+Each check declares the causes of its codes, whether they end a job, and which are permanent hardware faults: `CAUSES`,
+`ENDS_JOB` and `PERMANENT` in checks/*.py. scripts/fleet_codes.py writes them to codes.csv, which `meaning` reads.
 
 The domains are those of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025, Table I): user program, system software
-(driver, operating system, services), hardware. Hardware is transient (an ECC error, a link that flaps) or permanent
-(the vendor must exchange it): NVIDIA's criteria for a replacement (row remapping failures, used-up spares, the SRAM
-threshold, retired pages: NVIDIA GPU memory error management), and a device that is gone or dead after the boot. All
-other hardware faults are transient. The paper publishes neither the cause of each code nor its order: both are
-healthd's.
+(driver, operating system, services), hardware. A hardware fault is transient (an ECC error, a link that flaps) or
+permanent (the vendor must replace the part). Permanent are NVIDIA's criteria for a replacement (row remapping failures,
+used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), and a device that is missing or
+dead after a boot. All other hardware faults are transient. The paper publishes neither the cause of each code nor their
+order: both are healthd's.
 
-CAUSES is in order of preference: first the causes that isolate the node. It begins with the paper's high class of
-checks (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount), PCIe in
-front since it is why a GPU is inaccessible; then causes that only drain; the user's program is the last.
+`CAUSES` is in order of preference, causes that isolate the node first. It begins with the paper's high class of checks
+(GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount). PCIe comes first
+because it is the reason why a GPU is inaccessible. Then come causes that only drain; the user's program is last.
 
-`attributed` returns the most likely cause of what was seen around a job's end. Source of the window and of "most
-likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
+`attribute_failure` returns the most likely cause among the conditions around a job's end. Source of the window and of
+"most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
 failing job's lifetime (FAILED or NODE_FAIL)"; of several checks it is the one that "indicates whether a node should be
-isolated". That heuristic is not published; `decides` is healthd's. It excludes what is unlikely, as the paper's
-differential diagnosis does.
+isolated". That heuristic is not published; `may_have_ended` is healthd's. It excludes unlikely conditions, as the
+paper's differential diagnosis does.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """`words`: for people. `domain`: None = not known, a site's own check."""
+    """Cause of a failure. `label` is for people. `domain` None: unknown (a site's own check)."""
 
     name: str
     domain: str | None
     words: str
 
 
-# In the written order.
+# In order of preference.
 CAUSES = {
     cause.name: cause
     for cause in (
         Cause("pcie", HARDWARE, "PCI Express"),
-        # Before a GPU's: a GPU that falls off the bus beside a failed link is told by the paper as the link's failure.
+        # Before the GPU causes: the paper counts a GPU that falls off the bus along with a failed link as link failure.
         Cause("ib_link", HARDWARE, "InfiniBand"),
         Cause("gpu_lost", HARDWARE, "a lost GPU"),
         Cause("nvlink", HARDWARE, "NVLink and NVSwitch"),
         Cause("gpu_memory", HARDWARE, "GPU memory"),
-        # "GSP timeouts came from a code regression, fixed by a driver patch": the paper's section on them.
+        # "GSP timeouts came from a code regression, fixed by a driver patch": the paper's section on GSP timeouts.
         Cause("gsp", SYSTEM_SOFTWARE, "GPU firmware (GSP)"),
         Cause("gpu", HARDWARE, "another GPU fault"),
         Cause("disk", HARDWARE, "disks"),
@@ -79,13 +78,13 @@ CAUSES = {
 }
 ORDER = {name: place for place, name in enumerate(CAUSES)}
 
-# One fault speaks in several codes. What is seen on one node belongs to the first of these causes that is seen there
-# too: {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and what the
-# driver asks for (Xid 154, a reset) follows from another Xid, which says why (docs/severity.md).
+# One fault causes several codes. A cause on a node belongs to the first of these other causes found on the same node:
+# {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and a reset request of
+# the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
 BELONGS_TO = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
-# A program of one node does not talk over them. Storage does; a file system that is gone is seen as such.
+# A job on one node does not communicate over these links. Storage does; a lost file system has its own cause.
 BETWEEN_NODES = frozenset({"ib_link", "ethernet"})
-# Of one GPU: what names the jobs at its source has not ended another one.
+# Faults of one GPU: a condition that names its jobs did not end any other job.
 OF_ONE_GPU = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER})
 
 # Xids that follow from an earlier fault of the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
@@ -96,9 +95,9 @@ FOLLOWS_OF_PROGRAM = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 class Meaning:
     """Meaning of a code for a job that ended.
 
-    cause      a name in CAUSES
-    transient  False: permanent; None: not hardware, or not known
-    known      False: the code is in no table
+    cause      a name in `CAUSES`
+    transient  False: permanent; None: not hardware, or unknown
+    is_known   False: the code is in no table
     """
 
     cause: str
@@ -113,9 +112,10 @@ class Meaning:
 
 @functools.lru_cache(maxsize=4096)
 def meaning(code: str) -> Meaning:
-    """Return the meaning of a code. A newer or a site's check may have codes that no table has: their cause is OTHER.
+    """Return the meaning of a code.
 
-    `CHECK/others` counts several codes as one and does not name them, so it is not known either.
+    Newer checks and a site's checks may have codes that are in no table; their cause is `OTHER_CAUSE`. `CHECK/others`
+    counts several codes as one without their names, so its meaning is unknown too.
     """
     check, _, name = code.partition("/")
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
@@ -126,7 +126,7 @@ def meaning(code: str) -> Meaning:
 
 @functools.cache
 def _codes() -> dict[str, Meaning]:
-    """Return the table of scripts/fleet_codes.py: code -> its meaning."""
+    """Read codes.csv, which scripts/fleet_codes.py writes: code -> its meaning."""
     with Path(__file__).parents[1].joinpath("codes.csv").open(encoding="utf-8", newline="") as file:
         return {row["code"]: _meaning(row) for row in csv.DictReader(file)}
 
@@ -137,21 +137,21 @@ def _meaning(row: dict[str, str]) -> Meaning:
 
 
 def checks() -> frozenset[str]:
-    """Return the names of the built-in checks, also of those whose codes a site chooses."""
+    """Return the names of the built-in checks, including those whose codes a site chooses."""
     return frozenset(code.partition("/")[0] for code in _codes())
 
 
 def of_a_node(code: str) -> bool:
-    """Return True if the code can be a node's fault that ends jobs.
+    """Return True if the code can be a fault of a node that ends jobs.
 
-    False for a program's own fault, and for what only slows, waits or is bookkeeping.
+    False for faults of the program, and for codes that only indicate slowness, waiting or bookkeeping.
     """
     means = meaning(code)
     return means.ends is not EndsJob.NEVER and means.domain != USER_PROGRAM
 
 
 def codes() -> list[str]:
-    """Return the codes of the table. CHECK/* stands for the numbers that it does not have."""
+    """Return the codes of the table. CHECK/* covers numbers that the table does not list."""
     return list(_codes())
 
 
@@ -160,10 +160,10 @@ def codes() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None: not known.
+    """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None: unknown.
 
-    ids    the names that a condition may have for it: its raw id, "ARRAY_TASK"
-    nodes  how many it had
+    ids    names of the job that a condition may contain: its raw id, or "ARRAY_TASK"
+    nodes  number of nodes
     """
 
     ids: frozenset[str]
@@ -174,10 +174,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A condition that was seen on one of the job's nodes in its window (seen_with_failures).
+    """A condition on one of the job's nodes within its window (query `seen_with_failures`).
 
-    told   whether our own stream told it; False: only a scrape, which does not say whether a user can forge it
-    jobs   the jobs that it names at its source; empty: it names none, or not all
+    from_stream  True if a healthd stream reported it; False: only a scrape, which does not show whether a user can
+                 forge it
+    jobs         jobs that the condition names at its source; empty: none, or the list is incomplete
     """
 
     node: str
@@ -194,8 +195,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """cause: of `seen`, which decided; also: all else that was seen, each with its cause; deciding: the causes of all
-    incidents that can have ended the job."""
+    """Most likely cause of a failed job.
+
+    sighting         the condition that decided
+    other_sightings  all other conditions, each with its cause
+    possible_causes  causes of all incidents that may have ended the job
+    """
 
     cause: str
     seen: Seen
@@ -205,23 +210,23 @@ class Attributed:
 
     @property
     def others(self) -> bool:
-        """Whether another incident would have isolated a node too."""
+        """True if another incident would have isolated a node too."""
         return bool(self.deciding - {self.cause, USER})
 
     @property
     def codes(self) -> frozenset[str]:
-        """What was seen on the node of the cause."""
+        """Codes on the node of the cause."""
         there = {one.code for _, one in self.also if one.node == self.seen.node}
         return frozenset(there | {self.seen.code})
 
 
 def decides(failure: Failure, seen: Seen) -> bool:
-    """Whether this condition can have ended this job.
+    """Return True if this condition may have ended this job.
 
-    It isolates the node: degraded or critical, by its code or as it was told; or it is the program's own doing. What
-    is unlikely is excluded:
-    - a fault of one GPU that names other jobs, for a job that FAILED (where the node died, all jobs ended);
-    - a program's own fault, for a NODE_FAIL (a program does not end slurmd), and from before the job began.
+    It isolates the node (degraded or critical, by its code or as reported), or it is a fault of the program itself.
+    Unlikely combinations are excluded:
+    - a fault of one GPU that names other jobs, for a job that FAILED (if the node died, all its jobs ended);
+    - a fault of the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.
     """
     means = meaning(seen.code)
     named = bool(seen.jobs & failure.ids)
@@ -238,19 +243,20 @@ def decides(failure: Failure, seen: Seen) -> bool:
 
 
 def is_unlikely(failure: Failure, cause: str) -> bool:
-    """Return True for a link between nodes and a job of one node.
+    """Return True for a link between nodes and a job on one node.
 
-    The job may have used the link, for storage or to Slurm, so it is a cause, but after all others: a link that fails
-    beside another fault is not preferred."""
+    The job may have used the link for storage or to reach Slurm. The link therefore remains a possible cause, but every
+    other cause takes precedence.
+    """
     return cause in BETWEEN_NODES and failure.nodes <= 1
 
 
 def attributed(failure: Failure, seen: Iterable[Seen]) -> Attributed | None:
-    """The most likely cause; None where nothing that was seen can have ended the job. The order of `seen` is without
-    meaning.
+    """Return the most likely cause, or None if no condition can have ended the job.
 
-    The incident is chosen by the order of its cause (an unlikely one after all others), then by what was seen first,
-    then by the node's name. It is told by the code that is of this cause itself, the worst, an edge before a level.
+    The incident is chosen by the order of its cause (unlikely ones last), then by its first sighting, then by the
+    node's name. Its representative condition is one whose code has this cause, then the most severe, an edge before a
+    level. The order of `sightings` does not matter.
     """
     placed = _with_incidents(seen)
     deciding: dict[tuple[str, str], list[Seen]] = defaultdict(list)
@@ -276,13 +282,15 @@ def attributed(failure: Failure, seen: Iterable[Seen]) -> Attributed | None:
 
 
 def _telling(cause: str, one: Seen) -> tuple[object, ...]:
-    """By which of an incident's conditions it is told: the least."""
+    """Return the sort key for the representative condition of an incident: the lowest wins."""
     own, bad = meaning(one.code).cause == cause, SEVERITIES.index(one.severity) if one.severity in SEVERITIES else -1
     return (not own, -bad, one.kind != "edge", one.first_seen, one.code, one.subject)
 
 
 def _with_incidents(seen: Iterable[Seen]) -> list[tuple[str, Seen]]:
-    """Each with its cause: its own, or that of the incident on its node that it belongs to. In the written order."""
+    """Return each condition with its own cause, or that of the incident on its node it belongs to, in order of
+    preference.
+    """
     every = list(seen)
     there: dict[str, set[str]] = defaultdict(set)
     for one in every:
@@ -299,11 +307,12 @@ def _incident(cause: str, there: set[str]) -> str:
 
 
 def _confidence(failure: Failure, cause: str, deciding: Sequence[Seen], others: bool) -> str:
-    """Return high if the condition ends jobs by its code, healthd's stream reported it, and no other cause was seen.
+    """Return high if the code ends jobs by itself, healthd's stream reported it, and there is no competing cause.
 
-    One step less for each of: another cause was seen that isolates a node; only a scrape shows it, which does not give
-    the time within its step, nor whether a user can forge it; and what `_weakness` adds. A program's own Xid is medium
-    (bad GPUs cause the same Xids, on different jobs), low if it only follows from something else (43, 45)."""
+    One step less for each of: a competing cause that isolates a node; only a scrape shows the condition, which gives
+    neither the time within its step nor whether a user can forge it; and the result of `_weakness`. A program's own Xid
+    is medium (bad GPUs cause the same Xids, on different jobs), or low if it only follows from another error (43, 45).
+    """
     if cause == USER:
         return "low" if all(one.code in FOLLOWS_OF_PROGRAM for one in deciding) else "medium"
     steps = int(others) + int(not any(one.told for one in deciding)) + min(map(_weakness, deciding))
@@ -313,10 +322,11 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Seen], others: 
 
 
 def _weakness(one: Seen) -> int:
-    """Return how many steps of confidence a condition lacks by its code.
+    """Return how many steps of confidence a condition lacks because of its code.
 
-    0: the code ends jobs, or a code of ours was critical. 1: one of ours that was reported as degraded only (corrected
-    ECC errors, error rates), or an unknown code that was critical. 2: an unknown code that was degraded."""
+    0: the code ends jobs, or a known code was critical. 1: a known code that was only degraded (corrected ECC errors,
+    error rates), or an unknown code that was critical. 2: an unknown code that was degraded.
+    """
     means = meaning(one.code)
     if means.known and means.ends is not EndsJob.IF_ISOLATES:
         return 0

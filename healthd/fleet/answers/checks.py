@@ -1,10 +1,10 @@
-"""Which check is worth what: which was the first evidence of an incident, which the only one, which never said a word;
-and how long it took from the first evidence until the node was out.
+"""Value of each check: how often it gave the first or only evidence of an incident, and the time until the drain.
 
-An incident is a node's failing sights (what drains: degraded or critical), each at most `gap_seconds` after the one
-before: 15 minutes, the width of the attribution's window. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680) let
-checks overlap on purpose: a PCIe fault may show as a GPU that does not answer, with no Xid. So "never the only one" is
-no reason to remove a check, and "never" says only that nothing broke of what it looks for.
+An incident consists of a node's failing sightings (conditions that drain: degraded or critical), each at most
+`gap_seconds` after the previous one: 15 minutes, the width of the attribution window. Kokolis, Kuchnik et al. (HPCA
+2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up as a GPU that does not answer, with no
+Xid. So "never the only one" is no reason to remove a check, and "never" only means that nothing broke that the check
+can detect.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import wilson
 
 GAP_SECONDS = 900
-DRAIN_WITHIN_SECONDS = 86400  # an incident that is not drained for by then was not drained for
+DRAIN_WITHIN_SECONDS = 86400  # later drains are not attributed to the incident
 PERCENTILES = (50, 90, 99)
 Node = tuple[str, str]  # cluster, node
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """checks: which spoke, the first before all others (of one second: the worse, then by name)."""
+    """Failing sightings of one node that belong together. checks: names by first sighting, then severity, then name."""
 
     node: Node
     start_time: int
@@ -107,9 +107,9 @@ class Unseen(NamedTuple):
 
 
 def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
-    """checks: each that is deployed or spoke; incidents; drains: the time from the first evidence to the drain.
+    """Return the document of `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
-    gap_seconds: sights of a node that lie further apart are two incidents. Raises Unanswerable where no source tells of
+    gap_seconds: sightings of a node further apart than this are two incidents. Raises Unanswerable if no source has
     conditions.
     """
     if not study.has("scraped_conditions"):
@@ -128,9 +128,9 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
     )
     notes = study.coverage_notes("events")
     if not looked:
-        notes.append("Which checks looked is not known: no node's stream says so (alive).")
+        notes.append("The checks that completed are not known: no stream has them (event alive).")
     if not outages:
-        notes.append("No drain is known: healthd fleet ingest --node-states, or a healthd that drains, tells of them.")
+        notes.append("No drain is known: healthd fleet ingest --node-states, or the events of a healthd that drains.")
     there = {row["check"] for row in told}
     return {
         **study.head("checks", *notes),
@@ -160,7 +160,7 @@ def checks(study: Study, *, gap_seconds: int = GAP_SECONDS) -> Document:
 
 
 def incidents(sights: Iterable[Sight], gap_seconds: int) -> list[Incident]:
-    """The incidents of failing sights (cluster, node, check_name, time, badness), in order of node and time. Pure."""
+    """Return the incidents of failing sightings, sorted by node and time. Pure."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
     for row in sights:
         by_node[row.cluster, row.node].append((row.time, -row.badness, row.check_name))
@@ -179,10 +179,10 @@ def incidents(sights: Iterable[Sight], gap_seconds: int) -> list[Incident]:
 def by_check(
     found: Sequence[Incident], spoke: Iterable[Spoke], looked: Mapping[str, Looked], deployed: Mapping[str, Deployed]
 ) -> list[Row]:
-    """Each check that is deployed or spoke, the most often first evidence first. The shares of being first sum to one
-    over all checks. Pure.
+    """Return each check that is deployed or reported something, most frequent first evidence first. Pure.
 
-    said   failing | warnings (only) | never (enabled, and it said nothing)
+    The shares of first evidence sum to one over all checks. said: failing, warnings (only) or never (enabled, but
+    nothing reported).
     """
     first = Counter(one.checks[0] for one in found)
     alone = Counter(one.checks[0] for one in found if len(one.checks) == 1)
@@ -221,8 +221,13 @@ def _listed(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def outcomes(found: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
-    """What came after the incidents: already_out (it began while the node was out), drained (out within
-    DRAIN_WITHIN_SECONDS of its end), not_drained, too_recent (that time is not over yet). Pure."""
+    """Count how the incidents ended. Pure.
+
+    already_out  it began while the node was out of service
+    drained      out of service within DRAIN_WITHIN_SECONDS of its end
+    not_drained  still in service after that time
+    too_recent   that time is not over yet
+    """
     by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
         by_node[row.cluster, row.node].append(row)
@@ -247,12 +252,14 @@ def drains(
     sent: Iterable[Sent],
     unseen: set[tuple[str, str, int]],
 ) -> list[Row]:
-    """Each drain (or node that went down) with its first evidence: the earliest first sight of a condition that failed,
-    stood when the drain began, was seen in the day before it, and began after the node's outage before. Pure.
+    """Return each drain (or node that went down) with its first evidence. Pure.
 
-    seconds   from there to the drain; None: nothing failing stood
-    sent_seconds   from there to healthd's command, where its stream tells of one since the first evidence
-    observed  whether the node was observed for half of that day (UTC), or of the day before
+    The first evidence is the earliest first sighting of a failing condition that was open when the drain began, was
+    seen in the day before, and began after the node's previous outage.
+
+    seconds       from the first evidence to the drain; None: no failing condition was open
+    sent_seconds  from the first evidence to healthd's drain command, if its stream has one since then
+    observed      True if the node was observed for half of that day (UTC), or of the day before
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:
@@ -295,10 +302,10 @@ def drains(
 
 
 def delays(drained: Sequence[Row]) -> Row:
-    """How many drains, of how many the evidence is known, and the percentiles of the time. Pure.
+    """Return the number of drains, how many have evidence, and percentiles of the time. Pure.
 
-    A percentile is the nearest rank: the shortest time within which so many of 100 were drained. Of fewer than 100 the
-    99th is the longest of all.
+    Percentiles are nearest-rank: the shortest time within which that percentage was drained. With fewer than 100 drains
+    the 99th percentile is the longest time.
     """
     known = sorted(row["seconds"] for row in drained if row["seconds"] is not None)
     sent = sorted(row["sent_seconds"] for row in drained if row["sent_seconds"] is not None)
@@ -315,7 +322,7 @@ def delays(drained: Sequence[Row]) -> Row:
 
 
 def nearest_rank(ordered: Sequence[int], percentile: int) -> int | None:
-    """Of numbers in their order; None of none. Pure."""
+    """Return the nearest-rank percentile of sorted `values`, or None if empty. Pure."""
     return ordered[max(0, math.ceil(len(ordered) * percentile / 100) - 1)] if ordered else None
 
 

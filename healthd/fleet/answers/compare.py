@@ -1,12 +1,11 @@
-"""What differs between two periods, partitions, models, switches, accounts or clusters, and is no chance.
+"""Differences between two periods, partitions, models, switches, accounts or clusters that are not chance.
 
-Each measure is a rate: so much of something over an exposure, on each side. Two rates differ if their ratio's interval
-leaves 1 out. Independent failures have an exact interval; ours come in clumps (a node that fails again and again, a job
-that is requeued into the same fault, a user's broken script), so each measure is also counted by such units, and counts
-for as many independent ones as their spread lets it (`dispersion`). A share (of the jobs, of the time) is no count over
-an exposure: what is in it and what is not make the whole, so that 90 % of 3,000 jobs are known far better than 2,700
-events would be. Among many measures one differs by chance: Holm's method keeps the chance that any does at LEVEL, where
-in truth nothing differs.
+Each measure is a rate: an amount per exposure, on each side. Two rates differ if the interval of their ratio excludes
+1. Independent failures have an exact interval, but real failures come in clumps (a node that fails repeatedly, a job
+that is requeued into the same fault, a user's broken script). Each measure is therefore also counted by such units, and
+its count is reduced according to their spread (`dispersion`). A share (of jobs, of time) is not a count per exposure:
+90 % of 3,000 jobs is known far more precisely than 2,700 events would be. With many measures one differs by chance:
+Holm's method limits the probability of any false difference to `LEVEL`.
 """
 
 from __future__ import annotations
@@ -38,15 +37,17 @@ from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.times import TimeError, seconds
 
 LEVEL = 0.05
-LARGE_GPUS = 128  # as the answer rate
-LEAST_EVENTS = 5  # a code that was seen less often, on both sides together, cannot tell of a difference
+LARGE_GPUS = 128  # as in the answer `rate`
+LEAST_EVENTS = 5  # with fewer on both sides together a code cannot show a difference
 KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """amounts, exposures   of each unit (a node, a job, a day, a user), in one order. Where a unit has no exposure of
-    its own, the exposures are all 0: then the spread is of the amounts themselves (compound Poisson).
+    """Amounts and exposures of each unit (a node, a job, a day, a user), in the same order.
+
+    If units have no exposure of their own, all exposures are 0; the spread is then that of the amounts (compound
+    Poisson).
     """
 
     amounts: Sequence[float]
@@ -57,10 +58,10 @@ class Units:
 class Measure:
     """A rate on one side.
 
-    name      what it is: "r_f", "code gpu_xid/79"
-    unit      what the rate is of: "of all" is a share
-    per       of how much exposure the rate is told: 1 for a share
-    groupings the same amount by different units; the one that spreads most counts
+    name       "r_f", "code gpu_xid/79"
+    unit       unit of the rate: "of all" is a share
+    per        exposure that the rate refers to: 1 for a share
+    groupings  the same amount by different units; the one with the largest spread counts
     """
 
     name: str
@@ -84,8 +85,8 @@ class Side:
     chosen: dict[str, str]
     measures: tuple[Measure, ...]
     notes: tuple[str, ...]
-    looked: dict[str, int]  # check -> the node-days on which it is known to have completed; empty: of none it is known
-    nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of those that are chosen
+    looked: dict[str, int]  # check -> node-days on which it is known to have completed; empty: unknown for all
+    nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of the chosen nodes
 
 
 # --- rows of the store
@@ -140,13 +141,15 @@ class Code(NamedTuple):
 
 
 def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Document:
-    """measures: each with its two rates, their ratio B / A, its interval and whether it differs. Raises Unanswerable
-    where a side's store has neither jobs nor events."""
+    """Return the document of `healthd fleet compare`: each measure with both rates, the ratio B / A and its interval.
+
+    Raises Unanswerable if the store of a side has neither jobs nor events.
+    """
     return compared(measured(a, name_a), measured(b, name_b))
 
 
 def measured(study: Study, name: str) -> Side:
-    """All measures of one side. Raises Unanswerable."""
+    """Return all measures of one side. Raises Unanswerable."""
     if not study.has("events"):
         study.must_have("jobs")
     measures: list[Measure] = []
@@ -169,10 +172,10 @@ def measured(study: Study, name: str) -> Side:
 
 
 def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequence[Ended]]) -> list[Measure]:
-    """r_f, what the jobs became, and the GPU time that failures lost. Pure.
+    """Return r_f, the shares of the job states, and the GPU time lost to failures. Pure.
 
-    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III; lost: their section III.D, of the first
-    order, min(runtime, 30 min) x GPUs of a job that a node ended. Which these are is `hardware_ends`.
+    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: their section III.D, first
+    order, min(runtime, 30 min) x GPUs of each job that a node ended. `hardware_ends` defines these jobs.
     """
     large = [row for row in failed if row.large]
     gpu_hours = math.fsum(row.gpu_hours for row in by_unit[0]) if by_unit else 0.0
@@ -189,7 +192,7 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
         ),
         Measure(
             "lost_gpu_time",
-            "GPU time lost to nodes' failures",
+            "GPU time lost to node failures",
             "of all",
             1.0,
             math.fsum(row.lost for row in failed),
@@ -213,7 +216,7 @@ def of_jobs(failed: Sequence[Failed], node_days: float, by_unit: Sequence[Sequen
 
 
 def _clumps(failed: Sequence[Failed], amounts: Sequence[float]) -> tuple[Units, ...]:
-    """By job with its requeues, and by node where one was seen."""
+    """Group failures by job with its requeues, and by node if it is known."""
     by_job: dict[Any, float] = {}
     by_node: dict[Any, float] = {}
     for at, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
@@ -225,7 +228,7 @@ def _clumps(failed: Sequence[Failed], amounts: Sequence[float]) -> tuple[Units, 
 
 
 def of_nodes(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
-    """The share of the known time that nodes were out, and how often each code that drains was seen. Pure."""
+    """Return the share of the known time that nodes were out, and the rate of each code that drains. Pure."""
     out, known = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
@@ -263,8 +266,10 @@ def of_nodes(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
 
 
 def compared(a: Side, b: Side) -> Document:
-    """Pure. Measures that either side lacks count as 0 of the same exposure there, if the other codes say how long was
-    looked."""
+    """Compare two sides. Pure.
+
+    A code that one side lacks counts as 0 with the exposure of that side's other codes.
+    """
     apart = deployed_apart(a, b)
     rows = [ratio(one, other) for one, other in paired(without(a.measures, apart), without(b.measures, apart))]
     family = tested(rows)
@@ -275,8 +280,8 @@ def compared(a: Side, b: Side) -> Document:
     notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
     if apart:
         notes.append(
-            f"Not compared, for the check looked on one side only, or seldom: {', '.join(sorted(apart))}. A check that "
-            "is new makes what it finds seem to rise."
+            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(apart))}. A new check "
+            "makes its findings seem to increase."
         )
     notes += shared(a, b)
     return {
@@ -295,38 +300,42 @@ def compared(a: Side, b: Side) -> Document:
 
 
 def _likely(row: Row) -> tuple[bool, float, float, str]:
-    """The least likely first, what was not tested last."""
+    """Sort key: smallest adjusted p-value first, untested measures last."""
     untested = row["adjusted"] is None
     return untested, 1.0 if untested else row["adjusted"], row["p_value"], row["measure"]
 
 
 def tested(rows: Sequence[Row]) -> list[int]:
-    """Which of the measures are tested at all; each that is makes the others harder to tell. Not those that cannot
-    differ (nothing happened on either side, or to all jobs, or a side has no exposure), which their sums over both
-    sides decide, so that no finding is lost or made by it (Tarone, Biometrics 46, 1990); nor the sum of all codes where
-    a code of it is tested. Pure."""
+    """Return the indices of the measures to test. Pure.
+
+    Each test weakens the others. Measures that cannot differ are excluded: no event on either side, or all jobs
+    affected, or a side without exposure. Only the sums over both sides decide this, so it neither hides nor creates a
+    finding (Tarone, Biometrics 46, 1990). The sum of all codes is excluded if a single code is tested.
+    """
     can = [at for at, row in enumerate(rows) if row["interval"] is not None]
     codes = any(rows[at]["measure"].startswith("code ") for at in can)
     return [at for at in can if not (codes and rows[at]["measure"] == "all_codes")]
 
 
 def shared(a: Side, b: Side) -> list[str]:
-    """What counts on both sides, in sentences. Pure."""
+    """Return notes about data that counts on both sides. Pure."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
-        return ["The two periods overlap: what both have is counted on each side, and hides a difference."]
+        return ["The two periods overlap: the common time counts on both sides and hides differences."]
     if nodes := len(a.nodes & b.nodes):
         return [
-            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: what befell them is counted on each, "
-            "and hides a difference."
+            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: their events count on both and hide "
+            "differences."
         ]
     return []
 
 
 def deployed_apart(a: Side, b: Side) -> set[str]:
-    """Checks that completed on one side for less than half as large a part of the node-days as on the
-    other. Nothing where a side does not tell which checks looked. Pure."""
+    """Return the checks whose share of node-days on one side is less than half of that on the other. Pure.
+
+    Empty if a side has no record of completed checks.
+    """
     if not a.looked or not b.looked:
         return set()
     of_a, of_b = max(a.looked.values()), max(b.looked.values())
@@ -339,7 +348,7 @@ def deployed_apart(a: Side, b: Side) -> set[str]:
 
 
 def without(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
-    """The measures without the codes of these checks, also in the sum of all codes. Pure."""
+    """Return the measures without the codes of these checks, also in the sum of all codes. Pure."""
     kept = [one for one in measures if _check_of(one.name) not in checks]
     gone = [one for one in measures if _check_of(one.name) in checks]
     for at, one in enumerate(kept):
@@ -352,7 +361,7 @@ def without(measures: Sequence[Measure], checks: Collection[str]) -> list[Measur
 
 
 def _check_of(name: str) -> str:
-    """The check of a measure "code CHECK/WHAT"; "" of any other measure."""
+    """Return the check of a measure "code CHECK/NAME", or "" for any other measure."""
     return name.removeprefix("code ").partition("/")[0] if name.startswith("code ") else ""
 
 
@@ -361,8 +370,11 @@ def _named(side: Side) -> Row:
 
 
 def paired(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
-    """The measures that both sides have, each with its like. A code that only one side saw was not seen on the other,
-    whose nodes were observed all the same; one that was seen less than LEAST_EVENTS times is left out. Pure."""
+    """Pair the measures of both sides by name. Pure.
+
+    A code on one side only counts as 0 on the other, whose nodes were observed too. Codes with fewer than MIN_EVENTS
+    events are left out.
+    """
     ours, theirs = ({one.name: one for one in side} for side in (a, b))
     found = []
     for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -377,7 +389,7 @@ def paired(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Me
 
 
 def _unseen(like: Measure | None, side: Sequence[Measure]) -> Measure | None:
-    """This code on a side that never saw it: of the exposure that all codes have there."""
+    """Return the measure of a code on a side without it: amount 0, with the exposure of all codes."""
     every = next((one for one in side if one.name == "all_codes"), None)
     if like is None or every is None:
         return None
@@ -387,7 +399,7 @@ def _unseen(like: Measure | None, side: Sequence[Measure]) -> Measure | None:
 
 
 def ratio(a: Measure, b: Measure) -> Row:
-    """Rate of B / rate of A, with interval, dispersion and p. Pure."""
+    """Return rate B / rate A with interval, dispersion and p-value. Pure."""
     spread = dispersion(a, b)
     counted = (b.amount, b.exposure, a.amount, a.exposure, spread)
     if a.is_share:
@@ -425,14 +437,15 @@ def _rate(measure: Measure, spread: float) -> Row:
 
 
 def dispersion(a: Measure, b: Measure) -> float:
-    """How many times the variance of independent events both sides' amounts have, at least 1: of each grouping the sum
-    of squares of what its units have beyond their side's rate, over what independent ones would have (the amount; of a
-    share p of n, n p (1 - p)); the grouping that spreads most counts.
+    """Return the variance of both sides' amounts relative to that of independent events, at least 1.
 
-    As it was estimated of so many units, Student's quantile stands in for the normal one. Source: the variance of a
+    For each grouping: the sum of squared deviations of its units from their side's rate, divided by the sum for
+    independent events (the amount; for a share p of n, n p (1 - p)). The grouping with the largest result counts.
+
+    The result is estimated from few units, so Student's quantile replaces the normal one. Source: the variance of a
     ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A), as a quasi-Poisson dispersion
-    (Wedderburn, Biometrika 61, 1974), of a share as its design effect (Kish, "Survey Sampling", 1965); the widening for
-    an estimated one is ours, as in `bootstrap_rate`.
+    (Wedderburn, Biometrika 61, 1974), for a share as its design effect (Kish, "Survey Sampling", 1965). The widening
+    for an estimated dispersion is healthd's, as in `bootstrap_rate`.
     """
     largest = 1.0
     independent = math.fsum(
@@ -455,7 +468,7 @@ def dispersion(a: Measure, b: Measure) -> float:
     return largest
 
 
-# --- the two sides, as they are typed
+# --- the two sides, as typed by the user
 
 _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4})-(\d\d)-(\d\d)")
 
@@ -475,7 +488,7 @@ def period(text: str) -> tuple[int, int]:
 
 
 def _moment(word: str, text: str, side: int) -> int:
-    """Return the moment that `word` names; of a year or month its beginning (side 0) or its end (side 1)."""
+    """Return the time that `word` names; for a year or month its beginning (side 0) or its end (side 1)."""
     if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
         return _calendar(word, text)[side]
     try:
@@ -483,7 +496,7 @@ def _moment(word: str, text: str, side: int) -> int:
     except TimeError as error:
         raise WrongChoice(f'"{text}": {error}') from None
     if found is None:
-        raise WrongChoice(f'"{text}" is no period: write 2026-03, or 2026-03-01..2026-03-15')
+        raise WrongChoice(f'"{text}" is not a period; examples: 2026-03, 2026-03-01..2026-03-15')
     return found
 
 
@@ -504,11 +517,11 @@ def _calendar(word: str, text: str) -> tuple[int, int]:
             )
         return int(begin.timestamp()), int((begin + timedelta(days=days)).timestamp())
     except (ValueError, OverflowError):
-        raise WrongChoice(f'"{text}" is no date') from None
+        raise WrongChoice(f'"{text}" is not a date') from None
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    """("partition", "train") of "partition:train"; None: it is no such thing, so a period."""
+    """Return ("partition", "train") for "partition:train", or None if the text is not a choice (so it is a period)."""
     key, colon, name = text.partition(":")
     return (key, name) if colon and key in KEYS and name else None
 

@@ -1,4 +1,4 @@
-"""Document of an answer, which `--json` prints as it is (docs/json.md), and how its values are written for people."""
+"""Document of an answer, which `--json` prints unchanged (docs/json.md), and the formats of its values for people."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 
-# Times are epoch seconds, durations seconds, shares 0 to 1; None: not known, or not defined. Never NaN.
+# Times are epoch seconds, durations seconds, shares 0 to 1; None: unknown or undefined. Never NaN.
 Document = dict[str, Any]
 Found = Callable[[Document], bool]
 
-VERSION = 1  # of each document: a key is not renamed or removed without another
+VERSION = 1  # of each document: incremented when a key is renamed or removed
 
 
 class Unanswerable(HealthdError):
-    """The store lacks what the answer stands on: one sentence. Exit status 3."""
+    """The store lacks data that the answer needs. Exit status 3."""
 
 
 class WrongChoice(HealthdError):
-    """What was asked for makes no sense, or nothing in the store is it: one sentence. Exit status 64."""
+    """A request that is invalid or matches nothing in the store. Exit status 64."""
 
 
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """The first keys of each document. notes: sentences that say what limits the answer."""
+    """Return the first keys of each document. notes: limits of the answer, as sentences."""
     return {
         "answer": name,
         "version": VERSION,
@@ -39,22 +39,22 @@ def head(
 
 
 def never(_: Document) -> bool:
-    """`found` of an answer that only tells."""
+    """Return False: findings predicate of an answer that only reports."""
     return False
 
 
 def moment(seconds: int | None) -> str:
-    """2026-11-01 12:00, UTC; "" for None."""
+    """Format a time as "2026-11-01 12:00" (UTC), or "" for None."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
 def share(part: float, whole: float) -> float | None:
-    """part / whole; None where there is no whole."""
+    """Return part / whole, or None if `whole` is 0."""
     return part / whole if whole else None
 
 
 def percent(value: float | None) -> str:
-    """0.187 -> "18.7 %"; a share so small that it would be 0 has two digits that count."""
+    """Format 0.187 as "18.7 %". Shares that would round to 0.0 get two significant digits."""
     if value is None:
         return "-"
     shown = 100 * value
@@ -62,25 +62,25 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """12,345 or 0.0123: whole from a thousand on, else so many digits that count; "-" for None."""
+    """Format a number as 12,345 or 0.0123: whole from 1,000 on, else with `digits` significant digits; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    if 0 < abs(value) < 1e-6:  # nine places would print zeros
+    if 0 < abs(value) < 1e-6:  # nine decimals would print zeros
         return f"{value:.1e}"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:.{min(places, 9)}f}"
 
 
 def listed(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return the first names, and how many more there are: "a, b and 3 more"."""
+    """Return the first names and the number of the others: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 
 def span(seconds: float | None) -> str:
-    """A duration: "35 s", "12 min", "5.3 h", "12 d"; "-" for None."""
+    """Format a duration as "35 s", "12 min", "5.3 h" or "12 d"; "-" for None."""
     if seconds is None:
         return "-"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

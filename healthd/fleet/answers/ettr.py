@@ -1,7 +1,7 @@
-"""How much of its time a large job makes progress (ETTR), and what the store's runs had.
+"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the store's runs.
 
-The answer is `exact`: progress / expected time for failures at random. The paper's formulas ignore failures during
-recovery and are too low where failures are frequent; they and a simulation are printed for comparison only.
+The answer is `exact`: progress / expected time with random failures. The paper's formulas ignore failures during
+recovery and are too low where failures are frequent. They and a simulation are printed for comparison only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics import ettr_model
 from healthd.fleet.statistics.ettr_model import Job
 
-# Where the store knows no larger job: the size of the paper's example.
+# Default size: that of the paper's example.
 GPUS = 16_384
-CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # as the paper takes them to compare with its runs
+CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # the paper's values for the comparison with its runs
 SEED = 13
 # The grid, as figure 10 of the paper; 2.34 and 6.5 are the rates of its two clusters.
 GRID_GPUS = tuple(2**power for power in range(10, 18))
@@ -29,7 +29,7 @@ GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
 GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
 
 # E[R/T] is at least R/E[T] (Jensen).
-OF_EACH_RUN = "Simulated is the mean of each run's own ratio, which lies above the ETTR for short jobs."
+OF_EACH_RUN = "The simulated value is the mean of the runs' ratios, which is above the ETTR for short jobs."
 FORMULA_TOO_LOW = "Formula and closed form ignore failures during recovery: they are lower bounds."
 
 found = document.never
@@ -47,7 +47,10 @@ def of_rate(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """The same without a store, for a rate of failures per 1000 node-days. gpus_per_node: 0 is 8. Pure."""
+    """Return the ETTR document without a store, for a failure rate per 1000 node-days. Pure.
+
+    gpus_per_node: 0 means 8.
+    """
     per_node = gpus_per_node or rate.GPUS_PER_NODE
     job = Job(
         max(1.0, gpus / per_node),
@@ -69,9 +72,11 @@ def ettr(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """Return exact, simulated, analytic, ... (docs/json.md) of a job of so many GPUs (0: GPUS) at r_f (None: the
-    store's), and the ETTR of the store's runs. Raises Unanswerable without jobs, and if r_f is to be the store's and
-    no large job ran."""
+    """Return the ETTR of a job of `gpus` GPUs (0: `GPUS`) at r_f (None: the store's rate), and of the store's runs.
+
+    Keys: exact, simulated, analytic, ... (docs/json.md). Raises Unanswerable without jobs, or if r_f must come from the
+    store and no large job ran.
+    """
     of_jobs = rate.ran(study)
     of_large = of_jobs.of_large()
     interval = None
@@ -79,7 +84,7 @@ def ettr(
         r_f, interval = of_large["r_f"], of_large["interval"]
     if r_f is None:
         raise document.Unanswerable(
-            f"no job of more than {rate.MORE_THAN_GPUS} GPUs ran: there is no rate of failures; --rate says one"
+            f"no job with more than {rate.MORE_THAN_GPUS} GPUs ran, so there is no failure rate: give one with --rate"
         )
     per_node = gpus_per_node or rate.measured_gpus_per_node(of_jobs.large_sums)
     job = Job(
@@ -90,13 +95,13 @@ def ettr(
     notes = study.coverage_notes("jobs", "events")
     if runs:
         notes.append(
-            "Of runs each end that is not COMPLETED counts as an interruption, whoever made it, and all priorities "
-            "count: what is measured is rather too low."
+            "Every end of a run other than COMPLETED counts as an interruption, including cancellations by users, and "
+            "all priorities are included: the measured ETTR is rather too low."
         )
     if families:
         notes.append(
             f"{plural(families, 'run')} of 24 h or more {'is' if families == 1 else 'are'} left out: jobs of one name "
-            "that ran at the same time are no chain."
+            "that ran at the same time do not form a run."
         )
     return {
         **study.head("ettr", *notes),
@@ -107,7 +112,10 @@ def ettr(
 
 
 def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
-    """Return the ETTR of a job by each form. interval: of its rate, if that was measured. Pure."""
+    """Return the ETTR of a job in each form. Pure.
+
+    interval: the interval of a measured rate, else None.
+    """
     simulated = ettr_model.simulate(job, seed)
     best = ettr_model.daly_young_seconds(job)
     lam = job.failures_per_second
@@ -148,27 +156,25 @@ def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[
 
 
 def warnings(job: Job, simulated: ettr_model.Simulated, interval: Sequence[float] | None = None) -> list[str]:
-    """Return the limits of the answer as sentences. interval: of the rate, as in `told`."""
+    """Return the limits of the answer as sentences. interval: of the rate, as in `ettr_values`."""
     found = []
     if interval is not None and not job.rate:
-        found.append(
-            "no failure was seen, so the rate may be anything up to its upper end: only the lower end of the ETTR is "
-            "known"
-        )
+        found.append("no failure was seen, so the rate has only an upper bound, and the ETTR only a lower bound")
     if ettr_model.writes_too_long(job):
         found.append(
             "writing a checkpoint takes more than half the time between two failures: the rule for the best interval "
-            "(Daly, Young) does not hold there"
+            "(Daly, Young) does not apply"
         )
     if not simulated.runs:
-        found.append("almost no interval between two checkpoints ends without a failure: the job makes no progress")
+        found.append("almost every interval between two checkpoints has a failure: the job makes no progress")
     return found
 
 
 def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the ETTR over GPUs x checkpoint interval, and over GPUs x rate, with all other parameters of `job`.
+    """Return the ETTR over GPUs x checkpoint interval and over GPUs x rate; other parameters as in `job`.
 
-    Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+    Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
+    """
     sizes = [(gpus, replace(job, nodes=max(1.0, gpus / gpus_per_node))) for gpus in GRID_GPUS]
     return {
         "by_checkpoint": [
@@ -192,7 +198,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class Run(NamedTuple):
-    """Columns of ettr_runs.sql. lost_seconds: of its running time."""
+    """Columns of ettr_runs.sql. lost_seconds: part of its running time."""
 
     cluster: str
     run: int
@@ -214,8 +220,7 @@ class Families(NamedTuple):
 def _measured(
     study: Study, r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
-    """Each class of size, as `by_size` has it, and how many runs are left out: jobs of one name that ran at the same
-    time are a family, no chain."""
+    """Return the rows of `by_size`, and the number of runs left out: jobs of one name that ran at the same time."""
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
     rows = study.ask("ettr_runs", Run, **seconds)
     (families,) = study.ask("ettr_families", Families)
@@ -223,19 +228,24 @@ def _measured(
 
 
 def ettr_of(run: Run) -> float:
-    """Progress / (running + queued while it could have run), from 0 to 1. lost_seconds: of its running time, by the
-    rule min(runtime, restart + half a checkpoint) for each interrupted attempt, min(runtime, restart) for each other.
+    """Return progress / (running + queued while eligible), from 0 to 1.
 
-    Source: the definitions, and "half an hour lost" of hourly checkpoints, in Kokolis, Kuchnik et al. (HPCA 2025)."""
+    lost_seconds is part of the running time: min(runtime, restart + half a checkpoint) for each interrupted attempt,
+    min(runtime, restart) for each other.
+
+    Source: the definitions, and "half an hour lost" of hourly checkpoints, in Kokolis, Kuchnik et al. (HPCA 2025).
+    """
     return float((run.runtime_seconds - run.lost_seconds) / (run.runtime_seconds + run.queued_seconds))
 
 
 def by_size(
     runs: Sequence[Run], r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> list[dict[str, Any]]:
-    """[{gpus_up_to, runs, interruptions, mean, low, high, expected}]: the mean of the runs' ETTR, of ten runs one is
-    below `low` and one above `high`, and the mean of what the model expects of each: with its own nodes and progress,
-    and the class's mean wait."""
+    """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
+
+    mean: of the runs' ETTR. low, high: 10th and 90th percentile. expected: the mean of the model's ETTR for each run,
+    with its own nodes and progress and the class's mean wait.
+    """
     classes: dict[int, list[Run]] = {}
     for run in runs:
         up_to = next((size for size in rate.CLASSES if run.gpus <= size), rate.CLASSES[-1])

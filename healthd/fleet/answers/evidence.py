@@ -1,9 +1,9 @@
-"""Evidence from the nodes' event streams: which checks completed, and what slowed a job (for `healthd failslow --db`).
+"""Evidence from the nodes' event streams: completed checks, and what may have slowed a job (`healthd failslow --db`).
 
-What slows a job: conditions of the checks that see throttling, clocks, heat, power, NVLink, PCIe, InfiniBand and the
-host, and of validations; not what a user can forge, nor what was in the log before healthd started. What happened at a
-moment (an Xid) may slow what begins up to 10 minutes later: the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-2410.21680).
+A job may be slowed by conditions of the checks of throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand and
+the host, and of validations. Conditions that a user can forge, or that were in the log before healthd started, are
+excluded. An edge (an Xid) may explain slowness that begins up to 10 minutes later: the window of Kokolis, Kuchnik et
+al. (HPCA 2025, arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.fleet.answers.study import Study
 from healthd.fleet.tables import TEXT
 
 BEFORE_SECONDS = 600
-# Checks whose findings can make a job slower and leave it running.
+# Checks whose findings can slow a job without ending it.
 CHECKS = (
     *("gpu_clocks", "gpu_temperature", "gpu_power", "gpu_sm", "gpu_ecc", "gpu_row_remap", "gpu_xid", "gpu_processes"),
     *("gpu_nvlink", "gpu_fabric", "nvlink5", "sxid", "gpu_pcie", "pcie_link", "pcie_aer"),
@@ -27,7 +27,7 @@ CHECKS = (
 
 
 class Listed(NamedTuple):
-    """Columns of looked.sql. checks: names in double quotes with commas between them."""
+    """Columns of looked.sql. checks: names in double quotes, separated by commas."""
 
     cluster: str
     node: str
@@ -37,7 +37,7 @@ class Listed(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """How many nodes and node-days completed a check, and when the first did."""
+    """Number of nodes and node-days on which a check completed, and the first time."""
 
     nodes: int
     node_days: int
@@ -72,8 +72,10 @@ class Slowing(NamedTuple):
 
 
 class Told(NamedTuple):
-    """begin, end: epoch seconds, end None while it stands. what: a sentence without its end. The fields of
-    failslow.model.Evidence, in its order."""
+    """A condition that may have slowed a job, with the fields of failslow.model.Evidence in the same order.
+
+    begin, end: epoch seconds; end None: still open. message: a sentence without a full stop.
+    """
 
     node: str
     begin: float
@@ -83,8 +85,11 @@ class Told(NamedTuple):
 
 
 def told_by(study: Study, nodes: Iterable[str]) -> list[Told]:
-    """What these nodes told of the time that the study is open for, by node and time. Nothing if the store knows
-    nothing of them; it should be open from BEFORE_SECONDS before the job on. Raises StoreError for a damaged file."""
+    """Return the conditions on these nodes in the study's period, sorted by node and time.
+
+    Empty if the store has nothing about them. Open the study from WINDOW_BEFORE_SECONDS before the job on. Raises
+    StoreError for a damaged file.
+    """
     study.given("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
     study.given("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
     return [

@@ -1,9 +1,9 @@
-"""What jobs that were slower than they had been cost, on which nodes, and how long it took to tell and to act.
+"""Cost of jobs that became slower, on which nodes, and the time until detection and reaction.
 
-From the conditions failslow/... and validation/... of the nodes (docs/events.md). An iteration that takes 1 + s of its
-time before loses s / (1 + s) of the time: what a job's GPUs on that node lost while it was told slow. A job whose GPUs
-Slurm did not account, and a slowness of which no number was told, lost something that is not known: it is counted in
-hours, never as 0.
+Uses the conditions failslow/... and validation/... of the nodes (docs/events.md). An iteration that takes 1 + s of its
+previous time loses s / (1 + s) of that time; this share applies to the job's GPUs on the node while it was reported
+slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown: it is counted in hours,
+never as 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTime(NamedTuple):
-    """Columns of failslow_stretches.sql. jobs: ids with blanks between them."""
+    """Columns of failslow_stretches.sql. jobs: ids separated by blanks."""
 
     cluster: str
     node: str
@@ -86,7 +86,7 @@ class GpuTime(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """slowdown: None where no number was told. jobs: ids; none where none was named."""
+    """A time in which a node reported a slow job. slowdown: None if none was reported. jobs: named ids, if any."""
 
     begin: int
     end: int
@@ -95,7 +95,7 @@ class Stretch(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A job's time on a node. gpus: of it there, None where Slurm did not account them."""
+    """A job's time on a node. gpus: its GPUs there, None if Slurm did not account them."""
 
     job: int
     begin: int
@@ -104,8 +104,7 @@ class Ran(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """slow_seconds: of the node; unknown_seconds: those of which nothing can be said of what they cost; worst: the
-    largest slowdown that was told."""
+    """Loss of one node. unknown_seconds: slow time of unknown cost. worst: the largest reported slowdown."""
 
     slow_seconds: int
     unknown_seconds: int
@@ -114,7 +113,7 @@ class Lost(NamedTuple):
 
 
 def failslow(study: Study) -> Document:
-    """Raises Unanswerable where no source tells of conditions."""
+    """Return the document of `healthd fleet failslow`. Raises Unanswerable if no source has conditions."""
     if not study.has("scraped_conditions"):
         study.must_have("events")
     stretches: dict[Node, list[Stretch]] = defaultdict(list)
@@ -167,18 +166,18 @@ def failslow(study: Study) -> Document:
 
 
 def jobs_of(text: str | None) -> frozenset[int]:
-    """Of ids with blanks between them. What is no number is no job of Slurm's."""
+    """Parse ids separated by blanks. Words that are not numbers are not Slurm jobs and are skipped."""
     return frozenset(int(word) for word in (text or "").split() if is_decimal(word) and len(word) < 19)
 
 
-# --- what a node lost
+# --- loss of a node
 
 
 def lost(stretches: Sequence[Stretch], ran: Iterable[Ran]) -> Lost:
-    """What the GPUs of a node lost while a job there was told slow. Pure.
+    """Return the loss of a node's GPUs while a job there was reported slow. Pure.
 
-    Of several stretches at one time the largest slowdown counts, for the jobs that any of them names; where none is
-    named, for the job that alone was there.
+    Where stretches overlap, the largest slowdown counts for all jobs that they name. If none is named, it counts for
+    the job that was alone on the node.
     """
     slow = joined((one.begin, one.end) for one in stretches)
     there = [job for job in ran if job.gpus != 0 and any(job.begin < e and job.end > b for b, e in slow)]
@@ -204,19 +203,20 @@ def lost(stretches: Sequence[Stretch], ran: Iterable[Ran]) -> Lost:
 
 
 def _pieces(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
-    """The spans, cut at each of these times, which hold their ends."""
+    """Split the spans at each of these times, which include the spans' ends."""
     for begin, end in spans:
         within = [time for time in cuts if begin <= time <= end]
         yield from pairwise(within)
 
 
-# --- how long it took
+# --- durations
 
 
 def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
-    """A node's slownesses, those that overlap as one: `onset`, `reported`, `end` (the last sight), `ongoing`, `acted`
-    (when somebody or something did something about it: None) and `by` (healthd, person, slurm, unknown, acknowledged).
-    Pure.
+    """Return a node's slow episodes, overlapping ones merged. Pure.
+
+    Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
+    (healthd, person, slurm, unknown or acknowledged).
     """
     found: list[Row] = []
     for life in sorted(lives, key=lambda life: life.onset):
@@ -251,7 +251,7 @@ def spells_of(lives: Sequence[Life], drains: Sequence[Drain]) -> list[Row]:
 
 
 def reaction(spells: Iterable[Row]) -> Row:
-    """From the onset until it was told, from then until something was done, and how long it lasted. Pure."""
+    """Return the times from onset to report, from report to reaction, and from onset to end. Pure."""
     its = list(spells)
     by: dict[str, int] = defaultdict(int)
     for one in its:
@@ -267,7 +267,7 @@ def reaction(spells: Iterable[Row]) -> Row:
 
 
 def _took(some: Iterable[int]) -> Row:
-    """A clock that was set back makes no time shorter than none."""
+    """Return median and 90th percentile. Negative durations (a clock was set back) count as 0."""
     ordered = sorted(max(one, 0) for one in some)
     return {"episodes": len(ordered), "median_seconds": quantile(ordered, 0.5), "p90_seconds": quantile(ordered, 0.9)}
 
@@ -277,18 +277,18 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     unknown, slow = sum(row["unknown_seconds"] for row in nodes), sum(row["slow_seconds"] for row in nodes)
     if unknown:
         found.append(
-            f"What {percent(share(unknown, slow))} of the slow time cost is not known: the job or its GPUs were not "
-            "accounted, it was one of several, or no slowdown was told. It is in no GPU-hour."
+            f"The cost of {percent(share(unknown, slow))} of the slow time is not known: the job or its GPUs were not "
+            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude it."
         )
     found.append(
-        "Slowness is told only where jobs say their iterations or counters are sampled ([checks.failslow]): that "
-        "nothing was told of a node does not say that nothing was slow."
+        "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]): a node "
+        "without reports may still have been slow."
     )
     return [*found, *study.coverage_notes("jobs", "events")]
 
 
 def found(failslow: Document) -> bool:
-    """Whether a job is slow still, or a validation that failed stands."""
+    """Return True if a job is still slow, or a failed validation is still open."""
     return any(row["ongoing"] for row in failslow["nodes"]) or any(
         row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED
     )

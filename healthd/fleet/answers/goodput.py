@@ -1,4 +1,4 @@
-"""The work that was lost when nodes failed: of the jobs that they ended, and of those that gave way to these."""
+"""Work lost to node failures: of the jobs that nodes ended, and of jobs pre-empted by their requeues."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from healthd.fleet.answers import hardware_ends
 from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.study import Row, Study
 
-CHECKPOINT_SECONDS = 3600.0  # where nothing is said: "assume hourly checkpoints"
-LOOP_ENDS = 5  # so often one job has to be ended by its nodes to be called a requeue loop: ours
+CHECKPOINT_SECONDS = 3600.0  # the paper's default: "assume hourly checkpoints"
+LOOP_ENDS = 5  # a job that nodes ended this often is a requeue loop (healthd's limit)
 
 
 class Ended(NamedTuple):
-    """A job that a node ended. jobs: 1. Columns of goodput_first.sql."""
+    """Columns of goodput_first.sql: a job that a node ended. jobs: 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +30,7 @@ class Ended(NamedTuple):
 
 
 class GaveWay(NamedTuple):
-    """Jobs that were pre-empted. after: job that their pre-emptor is a requeue of. Columns of goodput_gave_way.sql."""
+    """Columns of goodput_gave_way.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
 
     how: str
     after: int | None
@@ -42,23 +42,22 @@ class GaveWay(NamedTuple):
 
 
 def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: float | None = None) -> Document:
-    """first_order, second_order: {jobs, gpu_seconds, gpu_hours, cost, ...}, by_size, requeue_loops, and how many
-    pre-emptions are not known to be of either.
+    """Return first- and second-order losses, by size, requeue loops, and pre-emptions that belong to neither.
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
-    checkpoint: seconds between two checkpoints, of which half is lost on average; price: of a GPU-hour, in money.
+    checkpoint: seconds between two checkpoints, half of which is lost on average. price: money per GPU-hour.
 
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680): hourly checkpoints, min(runtime, 30 min) * GPUs of
-    (1) jobs that were NODE_FAIL, or FAILED by the hardware, (2) jobs PREEMPTED by the requeue of a job of (1). What
-    we count as (1) is `hardware_ends`.
+    (1) jobs that were NODE_FAIL, or FAILED by the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
+    `hardware_ends` defines (1) here.
 
-    Raises Unanswerable without jobs, WrongChoice for a checkpoint or price that is none.
+    Raises Unanswerable without jobs, WrongChoice for an invalid checkpoint or price.
     """
     if not 0 < checkpoint < float("inf"):
-        raise WrongChoice("--checkpoint: must be a time longer than nothing")
+        raise WrongChoice("--checkpoint: must be more than 0")
     if price is not None and not 0 <= price < float("inf"):
-        raise WrongChoice("--price: must be what a GPU-hour costs, 0 or more")
+        raise WrongChoice("--price: must be the price of a GPU-hour, 0 or more")
     study.must_have("jobs")
     at_most = float(checkpoint / 2)
     first = study.ask("goodput_first", Ended, at_most_seconds=at_most)
@@ -89,7 +88,7 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
 
 
 def found(goodput: Document) -> bool:
-    """A job is requeued over and over."""
+    """Return True if a job is in a requeue loop."""
     return bool(goodput["requeue_loops"])
 
 
@@ -97,7 +96,7 @@ def found(goodput: Document) -> bool:
 
 
 def lost(rows: Iterable[Ended | GaveWay], price: float | None) -> Row:
-    """Return what these jobs lost."""
+    """Return the loss of these jobs."""
     some = list(rows)
     gpu_seconds = sum((row.gpu_seconds for row in some), 0.0)
     gpu_hours = gpu_seconds / 3600
@@ -106,8 +105,10 @@ def lost(rows: Iterable[Ended | GaveWay], price: float | None) -> Row:
 
 
 def loops(first: Sequence[Ended], second: Sequence[GaveWay]) -> list[Row]:
-    """Return the jobs that their nodes ended LOOP_ENDS times or more, the most often ended first: when, how many GPUs
-    they have, which pre-emptions their requeues made, and what both lost."""
+    """Return the jobs that nodes ended LOOP_MIN_ENDS times or more, most frequent first.
+
+    Each with its times, GPUs, the pre-emptions by its requeues, and the loss of both orders.
+    """
     by_job: dict[tuple[str, int], list[Ended]] = defaultdict(list)
     for row in first:
         by_job[row.cluster, row.job_id].append(row)
@@ -145,19 +146,18 @@ def _notes(study: Study, first: Sequence[Ended], others: Sequence[GaveWay]) -> l
     found = [
         *hardware_ends.notes(study),
         *study.elsewhere_notes(((row.cluster, row.node) for row in first), "faults"),
-        "What a job lost is assumed, not measured: half the time between two checkpoints.",
-        "The work of jobs that no check and no NODE_FAIL shows to be ended by a node is not in it.",
+        "The loss of a job is assumed, not measured: half the time between two checkpoints.",
+        "Jobs ended by a node without a failing check or NODE_FAIL are not included.",
     ]
     without = sum(row.gpus is None for row in first)
     if without:
         found.append(
-            f"Of {plural(without, 'job')} that nodes ended the number of GPUs is not known: nothing lost is counted "
-            "there."
+            f"{plural(without, 'job')} ended by nodes had an unknown number of GPUs: their loss is not counted."
         )
     unknown = sum(row.jobs for row in others if row.how == "unknown")
     if unknown:
         found.append(
-            f"Who pre-empted {plural(unknown, 'job')} is not known: some of them may be of second order. slurmctld's "
-            "log says it: healthd fleet ingest --slurmctld-log."
+            f"The pre-emptors of {plural(unknown, 'job')} are not known, so some of the loss may be of second order. "
+            "Ingest slurmctld's log: healthd fleet ingest --slurmctld-log."
         )
     return found

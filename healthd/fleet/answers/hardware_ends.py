@@ -1,4 +1,4 @@
-"""The jobs that the nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
+"""Jobs that nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
 
 hardware_ends.sql has the rule and its source.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from healthd.fleet.answers.study import Study
 
 ENDED = ("node_fail", "failed", "requeued")
-WORDS = dict(zip(ENDED, ("NODE_FAIL", "FAILED beside a failing check", "REQUEUED by healthd"), strict=True))
+WORDS = dict(zip(ENDED, ("NODE_FAIL", "FAILED with a failing check", "REQUEUED by healthd"), strict=True))
 
 
 def notes(study: Study) -> list[str]:
-    """What limits the table."""
+    """Return the limits of the table as sentences."""
     if study.has("events") or study.has("scraped_conditions"):
         return []
-    return ["No health check is in the store: of what the hardware ended only NODE_FAIL is known."]
+    return ["The store has no health checks: only NODE_FAIL shows which jobs the hardware ended."]

@@ -1,10 +1,9 @@
-"""What speaks against a node: jobs that failed by it, conditions, times out of service, tickets. SQL first, then pure.
+"""Evidence against a node: failed jobs, conditions, outages, tickets. SQL first, then pure functions.
 
-A failure of many nodes' jobs is its culprit's alone: of NODE_FAIL the node that went DOWN then, else the nodes on which
-a condition was seen in [end - 10 min, end + 5 min]: the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-2410.21680).
-Several culprits share it; where none is known all nodes share it, and below LEAST_SHARE nothing is made of it. A user's
-mistake is no node's: FAILED counts only with a condition that drains (degraded or critical), seen on this node.
+The failure of a job on many nodes counts only against its culprit: for NODE_FAIL the node that went DOWN at that time,
+else the nodes with a condition in [end - 10 min, end + 5 min]: the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
+2410.21680). Several culprits share the failure. If none is known, all nodes share it, and shares below MIN_SHARE are
+dropped. A user's mistake does not count: FAILED needs a condition that drains (degraded or critical) on this node.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from healthd.fleet.statistics.lemon_score import Sign, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
 LEAST_SHARE = 0.1
-# NODE_FAILs of one job by so many nodes: the job kills them (a crash loop), and all are one evidence.
+# NODE_FAILs of one job on this many nodes: the job kills the nodes (a crash loop), and all count as one failure.
 LOOP_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
@@ -28,9 +27,14 @@ R = TypeVar("R", "Moment", "State", "Planned", "Noted")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """kind: failed (a job), out (of service), condition, ticket, failure (of another tool). code: of a condition;
-    how it was taken out (a code of ours, "down", "person", "unknown"). weight: 0 to 1, that it is this node's failure.
-    words: what others wrote. gpus, nodes: of the job."""
+    """One piece of evidence against a node.
+
+    kind         failed (a job), out (of service), condition, ticket, failure (recorded by another tool)
+    code         of a condition; for `out` the reason (a healthd code, "down", "person", "unknown")
+    weight       0 to 1, probability that it is this node's failure
+    text         text by others
+    gpus, nodes  of the job
+    """
 
     kind: str
     start_time: int
@@ -51,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A spell out of service. end_time: None = not yet. by_whom: healthd, slurm, person, unknown."""
+    """A time out of service. end_time: None = not over yet. by_whom: healthd, slurm, person, unknown."""
 
     start_time: int
     end_time: int | None
@@ -64,7 +68,7 @@ class Outage:
 
 
 class Met(NamedTuple):
-    """Columns of lemons_met.sql and lemons_node_fails.sql: a failed job and what was seen on one of its nodes."""
+    """Columns of lemons_met.sql and lemons_node_fails.sql: a failed job and a sighting on one of its nodes."""
 
     cluster: str
     db_index: int
@@ -114,7 +118,7 @@ class Planned(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Columns of lemons_noted.sql: a ticket, or a failure that another tool recorded."""
+    """Columns of lemons_noted.sql: a ticket, or a failure recorded by another tool."""
 
     cluster: str
     node: str
@@ -143,8 +147,8 @@ class Begin(NamedTuple):
 class Known:
     """Evidence against each node, and its outages.
 
-    first_seen  when each node was first seen
-    begins      the first time of each cluster: it counts where only failures name a node
+    first_seen  first time of each node
+    begins      first time of each cluster, used for nodes that only failures name
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -154,7 +158,7 @@ class Known:
 
 
 def known(study: Study, begin: int, end: int) -> Known:
-    """Return what the store has of [begin, end), epoch seconds."""
+    """Load the evidence of [begin, end), epoch seconds."""
     window = {"window_from": begin, "window_to": end}
     around = {**window, "after_seconds": AFTER_SECONDS}
     moments = study.ask("lemons_moments", Moment, **around)
@@ -192,7 +196,7 @@ def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
 
 
 def code_of(state: str, reason: str, by_whom: str) -> str:
-    """How a node was taken out: our code ("gpu_xid/79"), "down", or who did it."""
+    """Return how a node was taken out: a healthd code ("gpu_xid/79"), "down", or who did it."""
     if "DOWN" in state:
         return "down"
     if by_whom == "healthd":
@@ -202,8 +206,10 @@ def code_of(state: str, reason: str, by_whom: str) -> str:
 
 
 def outages_of(states: Iterable[State], maintenance: Iterable[Planned]) -> dict[Key, list[Outage]]:
-    """Spells apart: records that overlap or touch are one, named by its first; a node that went DOWN in it is "down".
-    What lies in a reservation for maintenance is none."""
+    """Merge records that overlap or touch into outages, named by the first record; "down" if the node went DOWN in it.
+
+    Records within a maintenance reservation are skipped.
+    """
     planned = _by_node(maintenance)
     found: dict[Key, list[Outage]] = {}
     for key, rows in _by_node(states).items():
@@ -233,10 +239,11 @@ def _within(start: int, end: int | None, planned: Planned) -> bool:
 def came_with_failures(moments: Iterable[Moment], met: Iterable[Met]) -> dict[str, float]:
     """Return for each code how often a job of the node failed when it was seen or the node was drained for it.
 
-    A code that is never seen beside a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
-    node. Moments without a job on the node do not count: the same fault fails no job on an idle node, and an idle fleet
-    would give each code a low share. Drains by people count always, since people prefer idle nodes for their work.
-    Laplace's rule, (k + 1) / (n + 2): 1/2 if nothing is known."""
+    A code that never coincides with a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
+    node. Times without a job on the node do not count: the same fault fails no job on an idle node, and an idle fleet
+    would give each code a low share. Drains by people always count, since people prefer idle nodes for their work.
+    Laplace's rule, (k + 1) / (n + 2): 1/2 without data.
+    """
     seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for moment in moments:
@@ -259,7 +266,7 @@ def _code(row: Moment | Met) -> str:
 
 
 def culprits(met: Iterable[Met], node_fails: Iterable[Met]) -> dict[Key, list[Evidence]]:
-    """The failed jobs, each with the nodes that did it, of equal shares."""
+    """Return the failed jobs as evidence, divided equally among the nodes to blame."""
     blamed: dict[tuple[str, int], dict[str, Met]] = defaultdict(dict)
     for row in met:
         if _blames(row):
@@ -291,7 +298,7 @@ def culprits(met: Iterable[Met], node_fails: Iterable[Met]) -> dict[Key, list[Ev
 
 
 def _blames(row: Met) -> bool:
-    """Whether this moment can have ended that job: a drain by a person did not."""
+    """Return True if this sighting can have ended the job. A drain by a person cannot."""
     if row.kind != "condition":
         return bool(row.severity == "down" and row.state in ("NODE_FAIL", "REQUEUED"))
     return bool(row.state != "REQUEUED" or row.severity == "critical")
@@ -327,8 +334,11 @@ def conditions(moments: Iterable[Moment], shares: Mapping[str, float]) -> list[E
 def taken_out(
     outages: Iterable[Outage], failed: Iterable[Evidence], shares: Mapping[str, float], end: int
 ) -> list[Evidence]:
-    """A node that went down failed, whether or not a job was on it; but one that a job killed in its loop has no more
-    weight than the job gives it."""
+    """Return the outages as evidence.
+
+    A node that went down counts as failed even without a job on it. In a crash loop the outage weighs no more than the
+    job's evidence.
+    """
     loops = [one for one in failed if one.code == "down"]
     found = []
     for outage in outages:
@@ -342,12 +352,12 @@ def taken_out(
 
 
 def _noted(row: Noted) -> Evidence:
-    # How often tickets are a node's own failure no store tells; one that is comes with a failure or an outage.
+    # The store does not show which tickets are failures of the node; those that are come with a failure or an outage.
     return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
 def in_service(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:
-    """When the node could fail: [first_seen, end) without its outages, spells apart."""
+    """Return when the node could fail: [first_seen, end) without its outages."""
     found, at = [], first_seen
     for outage in sorted(outages, key=lambda one: one.start_time):
         if outage.start_time > at:

@@ -1,13 +1,14 @@
-"""Nodes that keep making jobs fail and that no repair has helped: which to take out, and why.
+"""Nodes that keep ending jobs despite repairs: which to take out of service, and why.
 
-The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale
-Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. Ours: what comes
-of one event is one evidence (lemon_score.incidents), and a node is a lemon if its rate is more than MANY_TIMES the
-fleet's with a probability of SURE at least (lemon_score). Never more than MOST of the nodes.
+The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
+Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd's: observations
+of one event count once (`lemon_score.merge_incidents`), and a node is a lemon if its rate exceeds LEMON_RATE_FACTOR
+times the fleet's with a probability of at least DEFAULT_PROBABILITY (lemon_score). Never more than MAX_LEMON_SHARE of
+the nodes.
 
-A drain takes a node out of service without a person's look at it, so `--apply` requires more: events that weigh
-FLOOR together, and one signal other than excl_jobid_count, which the paper found to tell little, that is FLOOR at
-least and above the fleet's QUANTILE.
+A drain takes a node out of service without review, so `--apply` requires more: events with a total weight of
+MIN_APPLY_EVENTS, and one signal of at least MIN_APPLY_EVENTS that is above the fleet's HIGH_SIGNAL_QUANTILE.
+excl_jobid_count does not qualify: the paper found it a poor predictor.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ NEVER_ALONE = "excl_jobid_count"
 FLOOR = 2
 QUANTILE = 0.95
 MANY_TIMES = 3.0
-# One in three: to look at a good node costs less than the jobs that a lemon ends. On made histories (busy, idle, few
-# faults) one in five named more good nodes than lemons where faults are few.
+# One in three: inspecting a good node costs less than the jobs that a lemon ends. In simulated histories (busy, idle,
+# few faults) one in five named more good nodes than lemons where faults are few.
 SURE = 1 / 3
 MOST = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
-LARGE = (128, 512)  # GPUs: what jobs of more would gain
+LARGE = (128, 512)  # the gain is given for jobs with more GPUs than these
 LITTLE_OBSERVED = 0.5
 # Below this share of the lemons the answer reports that its window is too short, and offers a longer one.
 FEW_NAMED, MORE_NAMED = 2 / 3, 0.05
 LONGER_DAYS = 180
 
-NOT_DRAINED = "--apply drains it only with --probability: its events are few, or of little weight"
+NOT_DRAINED = "--apply drains it only with --probability, because its events are few or weak"
 
 
 class Newest(NamedTuple):
@@ -93,10 +94,11 @@ class Jobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What is known of one node in the window.
+    """Data of one node in the window.
 
-    record    all of its past; counted: the same, discounted at the end of the window
-    evidence  of the window, in the order of time
+    record    its whole history
+    counted   the same, discounted at the end of the window
+    evidence  of the window, sorted by time
     """
 
     cluster: str
@@ -111,7 +113,7 @@ class Suspect:
 
     @property
     def out(self) -> Outage | None:
-        """The outage that is not over yet."""
+        """The outage that is not over yet, if any."""
         return next((outage for outage in self.outages if outage.end_time is None), None)
 
 
@@ -120,12 +122,18 @@ def found(lemons: Document) -> bool:
 
 
 def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: float | None = None) -> Document:
-    """window_days   of the time that is asked for, its last days, or of what is known of it; None: all of it
-    least         the probability from which a node is named and drained (`--probability`); None: SURE and `certain`
+    """Return the document of `healthd fleet lemons`.
 
-    Raises Unanswerable where nothing in the store tells of a node's failures."""
+    Args:
+        window_days: the last days of the requested or known period; None: the whole period.
+        min_probability: probability from which a node is named and drained (`--probability`); None:
+        DEFAULT_PROBABILITY, and only
+        certain lemons are drained.
+
+    Raises Unanswerable if nothing in the store shows failures of nodes.
+    """
     if not any(study.has(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
-        raise Unanswerable("the store has nothing that tells of failing nodes: healthd fleet ingest --sacct, --events")
+        raise Unanswerable("the store has no data about failing nodes: healthd fleet ingest --sacct, --events")
     newest = _newest(study)
     begin, end = _window(study, window_days, newest)
     all_known = known(study, begin - HISTORY_SECONDS, end)
@@ -174,8 +182,10 @@ def _newest(study: Study) -> dict[str, int]:
 
 
 def known_until(newest: Mapping[str, int]) -> int | None:
-    """Until when a store tells of everything. Conditions and nodes' states may be silent for days where nothing
-    breaks; jobs come every day."""
+    """Return until when the store is complete.
+
+    Conditions and node states may have no rows for days without faults; jobs arrive every day.
+    """
     return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
 
 
@@ -222,7 +232,8 @@ def _suspects(of_nodes: Iterable[Signals], all_known: Known, begin: int, end: in
 def signals_of(evidence: Iterable[Evidence], outs: int, of_node: Signals) -> dict[str, float | None]:
     """Return the seven signals by the paper's names.
 
-    A failed job counts if this node is likelier the culprit than all others together."""
+    A failed job counts if this node is more likely the culprit than all other nodes together.
+    """
     failed = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5]
     single = sum((one.nodes or 1) == 1 for one in failed)
     return {
@@ -237,7 +248,7 @@ def signals_of(evidence: Iterable[Evidence], outs: int, of_node: Signals) -> dic
 
 
 def counting(of_node: Iterable[Incident]) -> float:
-    """How many events, each by its weight."""
+    """Return the sum of the events' weights."""
     return math.fsum(sorted(one.weight for one in of_node))
 
 
@@ -245,11 +256,11 @@ def counting(of_node: Iterable[Incident]) -> float:
 class Judged:
     """Judgement of one cluster.
 
-    fleet    None: no node failed
-    least    the probability from which a node is a lemon
-    high     what a signal must be above
-    ranked   nodes with an event in the window, the likeliest lemon first
-    certain  the lemons that --apply drains
+    fleet            None: no node failed
+    min_probability  probability from which a node is a lemon
+    high_signals     threshold of each signal
+    ranked           nodes with an event in the window, most likely lemon first
+    certain          lemons that --apply drains
     """
 
     fleet: Fleet | None
@@ -264,12 +275,12 @@ class Judged:
 
 
 def most_lemons(nodes: int) -> int:
-    """2 % of a fleet, and one node of a small one."""
+    """Return 2 % of the nodes, and at least one node of a fleet of two or more."""
     return max(1, math.floor(nodes * MOST + 1e-9)) if nodes > 1 else 0
 
 
 def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
-    """Compare the nodes of one cluster. least: as of `lemons`."""
+    """Compare the nodes of one cluster. min_probability: as in `lemons`."""
     fleet = fleet_of(one.counted for one in suspects)
     from_probability = SURE if least is None else least
     high = {name: quantile([one.signals[name] or 0.0 for one in suspects], QUANTILE) for name in SIGNALS}
@@ -286,12 +297,15 @@ def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
 
 
 def is_certain(one: Suspect, high: Mapping[str, float]) -> bool:
-    """Return True if --apply drains this lemon: its events weigh FLOOR together and a signal stands out."""
+    """Return True if --apply drains this lemon: its events have enough weight and a signal is high."""
     return counting(one.incidents) >= FLOOR - 1e-9 and stands_out(one.signals, high, one.evidence)
 
 
 def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], evidence: Sequence[Evidence]) -> bool:
-    """Whether one signal alone says so, and not what users exclude. What another tool told is none of the seven."""
+    """Return True if one signal alone is high, other than the users' exclusions.
+
+    Failures recorded by another tool are not among the seven signals but count here too.
+    """
     if sum(one.kind == "failure" for one in evidence) >= FLOOR:
         return True
     return any(
@@ -302,13 +316,13 @@ def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], e
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The least value that so large a part of the values does not exceed; 0 of none."""
+    """Return the smallest value that a share `fraction` of the values does not exceed, or 0 if empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
 def cdf(values: Iterable[float]) -> list[list[float]]:
-    """[[value, share of the nodes with so much or less]], each value once: figure 11 of the paper."""
+    """Return [[value, share of the nodes with at most this value]], each value once: figure 11 of the paper."""
     ordered = sorted(values)
     return [
         [value, (place + 1) / len(ordered)]
@@ -325,8 +339,11 @@ def _gain(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """What jobs of more GPUs would gain if other nodes stood where the lemons are: those fail too, at the fleet's rate,
-    1 / score of the lemon's. "14 % to 4 %" of 512+ GPU jobs in arXiv 2410.21680."""
+    """Return how many failures of jobs with more GPUs average nodes in place of the lemons would have avoided.
+
+    An average node fails at 1 / score of the lemon's rate. The paper: "14 % to 4 %" of 512+ GPU jobs (arXiv
+    2410.21680).
+    """
     window = {"window_from": begin, "window_to": end}
     ((jobs,),) = study.ask("lemons_large_jobs", Jobs, **window, more_than_gpus=more_than)
     failed = by_lemons = spared = 0.0
@@ -370,7 +387,9 @@ def _fleet(judged: Judged, suspects: Sequence[Suspect], cluster_nodes: int) -> d
 def _expected(judged: Judged, suspects: Sequence[Suspect], known_from: int, begin: int, end: int) -> dict[str, Any]:
     """Return the share of lemons that the answer is expected to name.
 
-    If that is little and the store holds more, `longer` is the same of a window of up to LONGER_DAYS that ends then."""
+    If it is small and the store has more history, `longer` is the same for a window of up to MAX_LONGER_DAYS with the
+    same end.
+    """
     if judged.fleet is None:
         return {"share_named": None, "longer": None}
     nodes = [one.counted for one in suspects]
@@ -387,7 +406,7 @@ def _expected(judged: Judged, suspects: Sequence[Suspect], known_from: int, begi
 
 
 def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -> list[str]:
-    """Report for each cluster whose window holds too few failures, and the longer window that the store allows."""
+    """Return a note for each cluster whose window has too few failures, with the longer window that is possible."""
     found = []
     for fleet in fleets:
         named, longer = fleet["share_named"], fleet["longer"]
@@ -402,8 +421,8 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
         )
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
-            f"The window of {lasting((end - begin) / DAY)} holds few failures of {cluster}: of nodes that fail "
-            f"{least:g} to {most:g} times as often as others, this answer names about {named:.0%}. {advice}"
+            f"The window of {lasting((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
+            f"{named:.0%} of the nodes that fail {least:g} to {most:g} times as often as others. {advice}"
         )
     return [note.replace("%", " %") for note in found]
 
@@ -411,7 +430,7 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
 def _ranked(one: Suspect, judged: Judged) -> dict[str, Any]:
     """Return the keys that each ranked node has in the document."""
     fleet = judged.fleet
-    assert fleet is not None, "where nobody failed no node is ranked"
+    assert fleet is not None, "without failures no node is ranked"
     return {
         "cluster": one.cluster,
         "node": one.node,
@@ -441,7 +460,9 @@ def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
 
 
 def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], days: float) -> str:
-    """ "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d": numbers and our words alone."""
+    """Return "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d": only numbers and healthd's own
+    words.
+    """
     multi = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5 and (one.nodes or 1) > 1]
     largest = max((one.gpus or 0 for one in multi), default=0)
     of_largest = f" ({sum(one.gpus == largest for one in multi)} with {largest} GPUs)" if largest else ""
@@ -459,7 +480,7 @@ def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], d
 
 
 def lasting(days: float, unit: str = "days") -> str:
-    """ "28 days"; less than two of them in hours."""
+    """Format days as "28 days"; less than two days in hours."""
     return f"{days:.4g} {unit}" if days >= 2 else span(days * DAY)
 
 
@@ -472,7 +493,7 @@ def _times(count: float | None) -> str:
 
 
 def told_of(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
-    """One event, with all that was seen of it."""
+    """Return one event with all its evidence."""
     its = [one for one in evidence if incident.start_time <= one.start_time <= incident.end_time]
     seen = list(dict.fromkeys((_words(one), one.kind) for one in its))
     return {
@@ -497,7 +518,7 @@ def _words(one: Evidence) -> str:
             if one.weight >= 0.999
             else "the node that failed is not known"
         )
-        shared = "" if one.weight >= 0.999 else f", {percent(one.weight)} of the blame"
+        shared = "" if one.weight >= 0.999 else f", weight {percent(one.weight)}"
         return f"job {one.job_id} ({size} on {_many(one.nodes or 1, 'node')}) ended {one.state}: {how}{shared}"
     if one.kind == "out":
         by = {"down": "it went down", "person": "a person drained it", "unknown": "it was taken out of service"}.get(
@@ -516,8 +537,8 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     found = study.coverage_notes("jobs") if study.has("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons show in so short "
-            "a time."
+            f"The window is only {lasting((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found in "
+            "such a short time."
         )
     if not study.has("jobs"):
         found.append("The store has no jobs: jobs that failed because of a node are not counted.")
@@ -537,6 +558,6 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     if out:
         found.append(
             f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "
-            "time: a node that is out does not fail."
+            "period: a node that is out cannot fail."
         )
     return found

@@ -1,11 +1,12 @@
-"""Which links fail more than others: flaps, errors, lost speed, by port and by switch.
+"""Links that fail more than others: flaps, errors and lost speed, by port and by switch.
 
-The node's side of what Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for beside adaptive
-routing: to watch symbol errors and lost speed of links, and not only whether they are up. Their figure 12 is a
-benchmark of a network into which errors were injected; no store of events has it.
+The node's view of a demand of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) beside adaptive
+routing: monitor symbol errors and lost speed of links, not only whether they are up. Their figure 12 is a benchmark of
+a network with injected errors, which no event store contains.
 
-A port stands out if it has more episodes than its share of all ports' by chance; a switch, if its nodes have more than
-as many nodes drawn from the whole fleet. Both with Benjamini and Hochberg's control of how many findings are false.
+A port stands out if it has more episodes than chance gives its share of all ports. A switch stands out if its nodes
+have more than the same number of nodes drawn from the whole fleet. Both use Benjamini and Hochberg's control of the
+false discovery rate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from healthd.fleet.statistics.intervals import Spread, rate_estimate
 from healthd.fleet.statistics.multiplicity import benjamini_hochberg
 from healthd.fleet.tables import BOOLEAN, TEXT
 
-# What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
+# Codes of each kind of episode. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is not a link fault.
 KINDS = {
     "down": ("ib_link/down", "ib_link/missing", "eth_link/down", "eth_link/member_down", "eth_link/missing"),
     "flaps": ("ib_flap/link_downed", "ib_flap/carrier_lost", "eth_link/flapping"),
@@ -37,10 +38,10 @@ KINDS = {
     "pcie_downgrades": ("pcie_link/slow", "pcie_link/narrow", "gpu_pcie/lanes", "gpu_pcie/generation"),
 }
 KIND_OF = {code: kind for kind, codes in KINDS.items() for code in codes}
-NOT_SWITCHED = "pcie_downgrades"  # inside a node: no switch of the network has a part in it
-MERGE_SECONDS = 3600  # what one port tells of one kind within it, is one episode
-TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # so many nodes of a switch within that time are an event of the switch
-LEVEL = 0.05  # of what stands out, at most this share is false on average
+NOT_SWITCHED = "pcie_downgrades"  # inside a node: no network switch is involved
+MERGE_SECONDS = 3600  # sightings of one kind and port closer than this are one episode
+TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # this many nodes of a switch within that time are an event of the switch
+LEVEL = 0.05  # at most this share of the findings is false on average
 SEED = 12
 DRAWS, MORE_DRAWS = 1000, 50_000
 
@@ -59,7 +60,7 @@ class Sight(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Columns of links_nodes.sql. days: observed."""
+    """Columns of links_nodes.sql. days: observed days."""
 
     cluster: str
     node: str
@@ -77,8 +78,11 @@ class Ports(NamedTuple):
 
 
 def links(study: Study) -> Document:
-    """kinds: the fleet's rate of each kind, per 1000 port-days; ports and switches, those that stand out first;
-    together: moments at which several nodes of one switch lost their links. Raises Unanswerable without events."""
+    """Return the document of `healthd fleet links`. Raises Unanswerable without events.
+
+    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: those that stand out first. together:
+    times at which several nodes of one switch lost their links.
+    """
     if not study.has("scraped_conditions"):
         study.must_have("events")
     of_links = ((code, code in KINDS[NOT_SWITCHED]) for code in KIND_OF)
@@ -91,20 +95,20 @@ def links(study: Study) -> Document:
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
-        "How many ports a node has is what nodes of its model told of at least; one that was never in trouble on any "
-        "of them is not counted.",
+        "The number of ports of a node is the number that nodes of its model reported; ports without any problem on "
+        "these nodes are not counted.",
         *study.coverage_notes("events"),
     ]
     unnamed = sum(count for counted in its.values() for (_, _, port), count in counted.items() if not port)
     if unnamed:
         notes.append(
-            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these are counted by "
-            "node, as of one port."
+            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these count by node, as "
+            "one port."
         )
     unswitched = sum(row.switch is None for row in nodes)
     if unswitched:
         notes.append(
-            f"Of {unswitched:,} of {len(nodes):,} nodes the switch is not known: healthd fleet ingest --nodes."
+            f"The switch of {unswitched:,} of {len(nodes):,} nodes is not known: healthd fleet ingest --nodes."
         )
     return {
         **study.head("links", *notes),
@@ -124,7 +128,7 @@ def links(study: Study) -> Document:
 
 
 def episodes(sights: Iterable[Sight]) -> dict[str, Counter[Port]]:
-    """kind -> port -> how many episodes, of sights in any order. Pure."""
+    """Count episodes: kind -> port -> number. Sightings may be in any order. Pure."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
         port = (row.cluster, row.node, row.subject or "")
@@ -140,7 +144,7 @@ def episodes(sights: Iterable[Sight]) -> dict[str, Counter[Port]]:
 def rates(
     its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
 ) -> list[Row]:
-    """The fleet's rate of each kind, its interval with the spread between nodes. Pure."""
+    """Return the fleet's rate of each kind; its interval includes the spread between nodes. Pure."""
     made = []
     for kind, counted in its.items():
         by_node = Counter[Node]()
@@ -174,22 +178,22 @@ def _thousand(rate: float | None) -> float | None:
 def _port_days(
     kind: str, nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
 ) -> dict[Node, float]:
-    """Observed port-days of each node."""
+    """Return the observed port-days of each node."""
     inside = kind == NOT_SWITCHED
     return {(row.cluster, row.node): row.days * ports_of[row.cluster, row.node, inside] for row in nodes}
 
 
-# --- what stands out
+# --- ports and switches that stand out
 
 
 def worst_ports(
     its: Mapping[str, Counter[Port]], nodes: Sequence[Observed], ports_of: Mapping[tuple[str, str, bool], int]
 ) -> list[Row]:
-    """Ports with two episodes of a kind or more, the least likely first. Pure.
+    """Return ports with two or more episodes of a kind, least likely first. Pure.
 
-    p_value: of all episodes, given their number, each port has a binomial share by its days (Przyborowski and Wilenski,
-    Biometrika 31, 1940): how likely a port has so many. adjusted: over all ports of all kinds, also those that were
-    never in trouble.
+    p_value: given the number of all episodes, each port has a binomial share by its days (Przyborowski and Wilenski,
+    Biometrika 31, 1940); the probability of at least this many episodes. adjusted: over all ports of all kinds,
+    including those without an episode.
     """
     made: list[Row] = []
     tests = 0
@@ -221,11 +225,11 @@ def worst_ports(
 
 
 def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Observed]) -> list[Row]:
-    """Switches whose nodes had an episode, the least likely first. Pure; the draws have a fixed seed.
+    """Return switches whose nodes had an episode, least likely first. Pure; the draws have a fixed seed.
 
-    p_value: how often as many nodes, drawn from all of the cluster, have so many episodes more than their days let
-    expect. The node is what is drawn: a single bad one is no evidence against its switch. Source: a bootstrap test by
-    clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds its expected episodes by as many.
+    Nodes are drawn, so a single bad node is no evidence against its switch. Source: a bootstrap test by clusters (Efron
+    and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
     made: list[Row] = []
     tests = 0
@@ -269,8 +273,10 @@ def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Observed]) 
 
 
 def drawn_p_value(over: np.ndarray[Any, np.dtype[np.float64]], size: int, seen: float) -> float:
-    """How likely `size` of these numbers, drawn with replacement, sum up to `seen` or more. Where few of the first
-    draws do, many more are made."""
+    """Return the probability that `size` of these numbers, drawn with replacement, sum to at least `observed`.
+
+    If few of the first draws reach it, many more are made.
+    """
     if seen <= 0:
         return 1.0
     random = np.random.default_rng(SEED)
@@ -298,7 +304,11 @@ def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
 
 
 def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> list[Row]:
-    """When TOGETHER_NODES nodes or more of one switch lost a link (down, flaps) within TOGETHER_SECONDS. Pure."""
+    """Return the times at which SWITCH_EVENT_MIN_NODES nodes of one switch lost a link within SWITCH_EVENT_SECONDS.
+    Pure.
+
+    Only the kinds down and flaps count.
+    """
     by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for row in sights:
         switch = switch_of.get((row.cluster, row.node))
@@ -322,5 +332,5 @@ def together(sights: Iterable[Sight], switch_of: Mapping[Node, str | None]) -> l
 
 
 def found(links: Document) -> bool:
-    """Whether a port or a switch stands out, or a switch took several nodes at once."""
+    """Return True if a port or switch stands out, or several nodes of a switch lost links at once."""
     return bool(links["together"]) or any(row["outlier"] for row in (*links["ports"], *links["switches"]))

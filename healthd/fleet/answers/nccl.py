@@ -1,6 +1,6 @@
-"""Which rank holds up a stuck job: from what its ranks wrote of their NCCL collectives. No store is needed.
+"""The rank that holds up a stuck job, from the ranks' records of their NCCL collectives. Needs no store.
 
-The rule stands in healthd/fleet/collectives/waits.py, what is read in files.py there.
+The rule is in healthd/fleet/collectives/waits.py, the input formats in files.py there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from healthd.fleet.collectives.rank_view import View, file_name
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 
 MOST_NAMED = 5
-MOST_WITHOUT_DUMP = 4096  # so many of them are listed
+MOST_WITHOUT_DUMP = 4096  # number of ranks to list
 
 
 def nccl(folder: str) -> Document:
-    """kind: missing, network, memory, hang, mismatch, none; suspects: ranks; groups: [{group, collective, entered,
-    missing, ...}]; failures: failed requests; hangs: ranks whose watchdog made no progress.
+    """Return the document of `healthd fleet nccl`. Raises Unanswerable if the folder has no record of a rank.
 
-    Raises Unanswerable if nothing in the folder tells of a rank."""
+    kind: missing, network, memory, hang, mismatch, none. suspects: ranks. groups: [{group, collective, entered,
+    missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
+    """
     try:
         read = files.read(folder)
     except files.NoFolder as error:
@@ -35,21 +36,21 @@ def nccl(folder: str) -> Document:
     if not (read.views or read.failures or read.hangs):
         first = next((f" ({file_name(one.file)} {one.why})" for one in read.unread), "")
         raise Unanswerable(
-            f"{file_name(folder)}: no file in it is a dump of PyTorch's flight recorder, or a log in which NCCL's "
-            f"watchdog or NCCL_DEBUG tells of collectives or failed requests{first}"
+            f"{file_name(folder)}: it has no dump of PyTorch's flight recorder, and no log with collectives or "
+            f"failed requests by NCCL's watchdog or NCCL_DEBUG{first}"
         )
     return of(judge(read.views), read)
 
 
 def of(judged: Judgement, read: files.Folder) -> Document:
-    """The document of a judgement. Pure."""
+    """Return the document of a judgement. Pure."""
     views = {view.rank: view for view in read.views}
     used = [view for rank, view in views.items() if rank not in judged.aside]
     reasons = [_reason(blame, judged, views) for blame in judged.suspects]
     failures, hangs = failure_rows(read.failures), hang_rows(read.hangs)
     suspects = [blame.rank for blame in judged.suspects]
     kind = judged.kind
-    if kind in ("none", "network"):  # the ranks' own records name nobody
+    if kind in ("none", "network"):  # the ranks' own records name no suspect
         singled = single_out(hangs, len({*views, *judged.unseen, *(row["rank"] for row in hangs)}))
         kind = kind_of(failures) or ("hang" if singled or (hangs and kind == "none") else kind)
         suspects = singled if kind == "hang" else suspects
@@ -75,15 +76,15 @@ def of(judged: Judgement, read: files.Folder) -> Document:
 
 
 def found(nccl: Document) -> bool:
-    """Also where ranks wait, and what was read does not tell for whom."""
+    """Return True if there is a verdict, or ranks wait for an unknown reason."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
 
 
-# --- its parts
+# --- parts of the document
 
 
 def _group(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
-    """entered, missing: of whom it is known. left: who is through; unknown: of whom neither is known."""
+    """Return a group's ranks. left: ranks that finished. unknown: ranks that may have entered or missed it."""
     group, place = groups[stall.place.group], stall.place
     return {
         "group": group.name,
@@ -117,7 +118,9 @@ def _reason(blame: Blame, judged: Judgement, views: dict[int, View]) -> dict[str
 
 
 def _mismatch(judged: Judgement) -> dict[str, Any] | None:
-    """Where ranks enter different collectives under one number; or the ring in which they wait for each other."""
+    """Return the ranks that entered different collectives under one number, or the ring of ranks that wait for each
+    other.
+    """
     if judged.difference is not None:
         group = judged.groups[judged.difference.place.group]
         said = [{"message": words, "ranks": list(ranks)} for words, ranks in judged.difference.said.items()]
@@ -137,28 +140,28 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
     notes = []
     if judged.unseen:
         notes.append(
-            f"Nothing was read of {ranks_of(judged.unseen)}. PyTorch writes a dump of every rank whose process still "
-            "lives when one of them times out: who wrote none was dead by then, or its file was not collected."
+            f"There is no record of {ranks_of(judged.unseen)}. When a rank times out, PyTorch writes a dump of every "
+            "rank that is still alive: the others were dead by then, or their files were not collected."
         )
     if judged.kind == "network" and any(not judged.groups[stall.place.group].told for stall in judged.stalls):
         notes.append(
-            "Who is in these groups is not told: if a rank beyond those that were read is in one, that rank may be the "
-            "cause, and not the network."
+            "The members of these groups are not recorded: if a group has a rank without a record, that rank may be "
+            "the cause, not the network."
         )
     for rank, why in sorted(judged.aside.items())[:MOST_NAMED]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judged.aside) > MOST_NAMED:
-        notes.append(f"So of {len(judged.aside) - MOST_NAMED:,} more.")
+        notes.append(f"{len(judged.aside) - MOST_NAMED:,} more dumps are not used for such reasons.")
     notes += [f"{file_name(one.file)} {one.why}." for one in read.unread[:MOST_NAMED]]
     if len(read.unread) > MOST_NAMED:
         notes.append(f"{len(read.unread) - MOST_NAMED:,} more files could not be used.")
     if any(not lane.sure for view in read.views for lane in view.lanes.values()):
         notes.append(
-            "NCCL's own log says which collective a rank entered, not which it left: whether all are stuck in one is "
-            "not known from it."
+            "NCCL's own log records which collective a rank entered, not which it left, so it does not show whether "
+            "all ranks are stuck in it."
         )
     if any(not view.version and not view.pairs for view in read.views if view.lanes):
-        notes.append("A log of the watchdog names only groups in which something timed out: a dump tells of all.")
+        notes.append("A watchdog log names only groups with a time-out; a dump has all groups.")
     return notes
 
 
@@ -166,13 +169,13 @@ def _notes(judged: Judgement, read: files.Folder) -> list[str]:
 
 
 def ranks_of(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0-11, 13"."""
+    """Return "rank 3" or "ranks 0-11, 13"."""
     ordered = sorted(set(ranks))
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges(ordered)}" if ordered else "no rank"
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """ "0-11, 13" of what is ordered; of very many pieces the first ones."""
+    """Format sorted ranks as "0-11, 13". Of more than 12 ranges only the first 10 are written."""
     pieces: list[list[int]] = []
     for rank in ranks:
         if pieces and pieces[-1][1] == rank - 1:

@@ -1,4 +1,4 @@
-"""What logs of ranks have beside their collectives: failed InfiniBand requests and hanging watchdogs. Pure."""
+"""Failed InfiniBand requests and hanging watchdogs in the logs of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.fleet.collectives.rank_log import Failure, Hang
 from healthd.fleet.collectives.rank_view import file_name
 
 MOST_SHOWN = 16
-# The cause first: at the other end of a connection that broke, requests are flushed or their retries are exhausted.
+# Causes first: when a connection breaks, the other end flushes its requests or exhausts their retries.
 _ORDER = (
     transport.MEMORY,
     transport.ADAPTER,
@@ -25,7 +25,7 @@ FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transpo
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Return a row for each kind of failed request, the cause before what follows from it."""
+    """Return a row for each kind of failed request, causes before consequences."""
     rows = [_failure(one) for one in failures]
     return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
 
@@ -63,9 +63,9 @@ def _failure(one: Failure) -> dict[str, Any]:
 
 
 def kind_of(failures: Sequence[dict[str, Any]]) -> str:
-    """Return the source of the first failed request, one of FAILURE_KINDS, and "" for none.
+    """Return the source of the first failed request, one of FAILURE_KINDS, or "" for none.
 
-    A flushed request and one without a more exact source are "network".
+    A flushed request, and one without a more specific source, are "network".
     """
     if not failures:
         return ""
@@ -74,7 +74,7 @@ def kind_of(failures: Sequence[dict[str, Any]]) -> str:
 
 
 def single_out(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
-    """Return the hanging ranks that are suspects: none if every one of several ranks hangs, for all may wait then."""
+    """Return the hanging ranks that are suspects. If all of several ranks hang, none is: they may all be waiting."""
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
 
@@ -85,13 +85,13 @@ def failures_verdict(nccl: Document) -> str:
     ends = f"{_local_end(first)} and {_remote_end(first)}"
     if first["source"] == transport.MEMORY:
         return (
-            f"The registration of memory with the network adapter, not the network: between {ends} {first['meaning']} "
+            f"Memory registration with the network adapter failed, not the network: between {ends} {first['meaning']} "
             f"({_status(first)})."
         )
     if first["source"] == transport.FLUSHED:
         return (
-            f"A connection between {ends} broke before: {first['meaning']} ({_status(first)}). The first error is in "
-            "the log of another rank."
+            f"The connection between {ends} broke earlier: {first['meaning']} ({_status(first)}). The first error is "
+            "in the log of another rank."
         )
     what = {
         transport.NETWORK: "The network, or the process at the other end",
@@ -107,8 +107,8 @@ def hangs_verdict(nccl: Document) -> str:
     names = ", ".join(map(str, hanging[:MOST_SHOWN])) + (", ..." if len(hanging) > MOST_SHOWN else "")
     if not nccl["suspects"]:
         return (
-            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL by their own monitors (ranks {names}): which one "
-            "they wait for is not known from that."
+            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL according to their monitors (ranks {names}); the "
+            "rank that they wait for is not known."
         )
     one = len(hanging) == 1
     return (
@@ -118,7 +118,7 @@ def hangs_verdict(nccl: Document) -> str:
 
 
 def failure_sentence(row: Document) -> str:
-    """Return a failed request with both of its ends, as a sentence."""
+    """Return a failed request with both its ends as a sentence."""
     times = f" ({row['count']:,} times)" if row["count"] > 1 else ""
     request = f"{row['request']}: " if row["request"] else ""
     vendor = f", vendor error {row['vendor_error']}" if row["vendor_error"] is not None else ""
@@ -126,7 +126,7 @@ def failure_sentence(row: Document) -> str:
 
 
 def hang_sentence(row: Document) -> str:
-    """Return which rank hangs for how long, as a sentence."""
+    """Return which rank hangs and for how long, as a sentence."""
     where = f" on {row['host']}" if row["host"] else ""
     since = f" for {row['seconds']:,} s" if row["seconds"] else ""
     stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"
@@ -134,7 +134,6 @@ def hang_sentence(row: Document) -> str:
 
 
 def failures_advice(nccl: Document) -> str:
-    """Return what to do about failed requests."""
     source = nccl["failures"][0]["source"]
     if source == transport.MEMORY:
         return (
@@ -142,7 +141,7 @@ def failures_advice(nccl: Document) -> str:
             "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the limit of locked memory."
         )
     if source == transport.FLUSHED:
-        return "Next: read the logs of the other end's ranks, which have the first error."
+        return "Next: read the logs of the ranks at the other end, which have the first error."
     return (
         "Next: check whether the process at the other end ended first. If not: `healthd fleet links` for the ports and "
         "switches between these two ends, and `healthd status` on both."
@@ -150,7 +149,6 @@ def failures_advice(nccl: Document) -> str:
 
 
 def hangs_advice() -> str:
-    """Return what to do about a hanging rank."""
     return (
         "Next: read the stack of such a process (`py-spy dump`, gdb) while it hangs, and run `healthd scan` on its "
         "node's kernel log."

@@ -1,4 +1,4 @@
-"""How often large jobs fail by their nodes, how sure that is, and what it means for a job of any size."""
+"""Failure rate of large jobs by their nodes, its uncertainty, and the resulting MTTF for a job of any size."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from healthd.fleet.answers.document import Document
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 
-MORE_THAN_GPUS = 128  # r_f is of jobs of more GPUs than that: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-GPUS_PER_NODE = 8  # where the store does not tell
+MORE_THAN_GPUS = 128  # r_f covers jobs with more GPUs: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
+GPUS_PER_NODE = 8  # if the store does not have it
 PER_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
-CLASSES = tuple(2**power for power in range(18))  # as in the question `states`
+CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-LONGEST_SECONDS = 1000 * 365 * DAY  # what no machine lives to see is no end of an interval
-# An attempt that failed in its first hour, after one that failed too: it got no further than the fault, or than the
-# start. Of a job of 2,000 GPUs whose failures are independent (MTTF 14 h) 7 in 100 look so by chance.
+LONGEST_SECONDS = 1000 * 365 * DAY  # a longer upper end of an interval is unbounded in practice
+# An attempt that failed in its first hour, after one that failed too, did not get past the fault or the start. For a
+# job of 2,000 GPUs with independent failures (MTTF 14 h), 7 in 100 look like this by chance.
 LOOP_SECONDS = 3600
 
 
@@ -63,15 +63,15 @@ found = document.never
 
 
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
-    """failures, by_end, node_days, r_f (per 1000 node-days), interval, by_size, projection, ... (docs/json.md).
+    """Return failures, by_end, node_days, r_f (per 1000 node-days), interval, by_size, projection, ... (docs/json.md).
 
-    gpus_per_node: of the projection; 0: what the large jobs had. Raises Unanswerable without jobs.
+    gpus_per_node: of the projection; 0: as measured on the large jobs. Raises Unanswerable without jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
-    Ours counts what `hardware_ends` does, which is more: a FAILED job beside a degraded condition too, since the
-    paper's critical checks include links that healthd calls degraded; and what healthd requeued for a fault, which had
-    it not acted would have been a FAILED or a NODE_FAIL.
+    healthd counts the jobs of `hardware_ends`, which are more: FAILED jobs with a degraded condition too, since the
+    paper's critical checks include links that healthd calls degraded; and jobs that healthd requeued for a fault, which
+    would otherwise have ended as FAILED or NODE_FAIL.
     """
     rows = ran(study, more_than_gpus)
     overall = rows.of_large()
@@ -95,7 +95,7 @@ class Cluster(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What the chosen jobs ran and how they failed."""
+    """Running times and failures of the chosen jobs."""
 
     sums: list[Sums]
     failures: list[Failure]
@@ -112,7 +112,7 @@ class Ran(NamedTuple):
 
 
 def ran(study: Study, more_than_gpus: int = MORE_THAN_GPUS) -> Ran:
-    """Raises Unanswerable without jobs."""
+    """Load the running times and failures of the chosen jobs. Raises Unanswerable without jobs."""
     study.must_have("jobs")
     return Ran(
         study.ask("rate_sums", Sums, more_than_gpus=more_than_gpus),
@@ -125,21 +125,21 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
     said = hardware_ends.notes(study)
     if not large["node_seconds"]:
         said.append(
-            f"No job of more than {plural(more_than_gpus, 'GPU')} ran: there is no r_f. Choose another size with "
+            f"No job with more than {plural(more_than_gpus, 'GPU')} ran, so there is no r_f. Choose another size with "
             "--more-than-gpus."
         )
     if overall["placed"] < overall["failures"]:
         said.append(
-            f"Of {overall['failures'] - overall['placed']} of {overall['failures']} failures the node is not known: "
-            "nothing critical was seen, and Slurm set no node of theirs down."
+            f"The node of {overall['failures'] - overall['placed']} of {overall['failures']} failures is not known: no "
+            "critical condition was seen, and Slurm set none of their nodes down."
         )
     clusters = study.ask("rate_clusters", Cluster)
     if len(clusters) > 1:
-        said.append(f"{len(clusters)} clusters are counted together: --cluster asks of one.")
+        said.append(f"{len(clusters)} clusters are counted together; select one with --cluster.")
     return said
 
 
-# --- what follows from the rows, pure
+# --- pure functions of the rows
 
 
 def totals(sums: Iterable[Sums]) -> Row:
@@ -150,12 +150,12 @@ def totals(sums: Iterable[Sums]) -> Row:
 
 
 def measured_gpus_per_node(sums: Row) -> int:
-    """What the jobs had, to the nearest whole number."""
+    """Return the jobs' mean GPUs per node, rounded."""
     return max(1, round(sums["gpu_seconds"] / sums["node_seconds"])) if sums["node_seconds"] else GPUS_PER_NODE
 
 
 def measured(sums: Row, failures: Sequence[Failure], exposures: Iterable[Exposure]) -> Row:
-    """What happened to some jobs: the rate per 1000 node-days with its interval, and how it was made."""
+    """Return the rate per 1000 node-days of these jobs with its interval and method."""
     node_days = sums["node_seconds"] / DAY
     whom = spread(failures, exposures, node_days)
     estimate = rate_estimate(whom)
@@ -180,8 +180,11 @@ def _per_1000(estimate: Estimate) -> list[float] | None:
 
 
 def spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days: float) -> Spread:
-    """Whom the failures befell. Units are nodes, each with the failures whose incident is of it and its node-days; what
-    no node is known of stands apart. A failure on a node without exposure (its job has no node list) is loose too."""
+    """Distribute the failures over nodes, each with its failures and node-days.
+
+    Incidents without a known node are counted apart. So is a failure on a node without exposure (its job has no node
+    list).
+    """
     days: dict[tuple[str, str], float] = {}
     for one in exposures:
         key = (one.cluster, one.node)
@@ -204,12 +207,14 @@ def spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days
 
 
 def incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
-    """(cluster, node, failures) of each incident: failures of one job that followed each other in a loop, each within
-    LOOP_SECONDS of its start. node: None where no node of them is known, or several are: a job that kills its nodes
-    dies on another one each time.
+    """Group failures into incidents (cluster, node, failures).
+
+    Failures of one job that follow each other in a loop, each within LOOP_SECONDS of its start, are one incident. node:
+    None if unknown, or if there are several: a job that kills its nodes dies on another node each time.
 
     Source: the crash loop of Kokolis, Kuchnik et al. (HPCA 2025), one job of 1,024 GPUs that NODE_FAILed and was
-    requeued 35 times; what ends a loop is ours."""
+    requeued 35 times. The rule for the end of a loop is healthd's.
+    """
     loops: list[list[Failure]] = []
     for one in sorted(failures, key=lambda one: (one.cluster, one.job_id, one.end_time, one.node or "")):
         last = loops[-1][-1] if loops else None
@@ -230,9 +235,10 @@ def incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
 
 
 def by_size(ran: Ran, r_f: float | None) -> list[dict[str, Any]]:
-    """Each class of size: what was measured there, and the MTTF that r_f would give jobs of its mean number of nodes.
+    """Return the measured rate of each size class, and the MTTF that r_f gives jobs with its mean number of nodes.
 
-    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured beside projected."""
+    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured beside projected.
+    """
     rows = []
     for size in sorted({one.gpus_up_to for one in ran.sums}):
         here = totals(one for one in ran.sums if one.gpus_up_to == size)
@@ -255,8 +261,10 @@ def by_size(ran: Ran, r_f: float | None) -> list[dict[str, Any]]:
 
 
 def projection(r_f: float | None, interval: Sequence[float] | None, gpus_per_node: int) -> list[dict[str, Any]]:
-    """The MTTF of a job of each of SIZES GPUs: [{gpus, nodes, mttf_seconds, interval_seconds}]. A size of less than a
-    node is a node."""
+    """Return the MTTF of a job of each of SIZES GPUs: [{gpus, nodes, mttf_seconds, interval_seconds}].
+
+    A size of less than a node counts as one node.
+    """
     rows = []
     for gpus in SIZES:
         nodes = max(1.0, gpus / gpus_per_node)
@@ -268,11 +276,12 @@ def projection(r_f: float | None, interval: Sequence[float] | None, gpus_per_nod
 def mttf_seconds(
     r_f: float | None, interval: Sequence[float] | Interval | None, nodes: float | None
 ) -> tuple[float | None, list[float | None] | None]:
-    """MTTF = 1 / (N r_f), and its interval, whose upper end is None where a rate of 0 is possible, or one of
-    more than LONGEST_SECONDS. r_f is per 1000
-    node-days. None: r_f is 0 or not known.
+    """Return MTTF = 1 / (N r_f) and its interval. None: r_f is 0 or unknown.
 
-    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). It takes failures of nodes as independent."""
+    r_f is per 1000 node-days. The upper end is None if a rate of 0 is possible, or if it exceeds MAX_MTTF_SECONDS.
+
+    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). It assumes that nodes fail independently.
+    """
 
     def of(one: float | None) -> float | None:
         return PER_NODE_DAYS * DAY / (nodes * one) if nodes and one else None

@@ -1,5 +1,4 @@
-"""What became of the jobs and of the GPUs' time: by state and size, what the infrastructure ended, how well the GPUs
-were used, and the outcome before and after a date."""
+"""Outcome of the jobs and use of the GPU time, by state and size, and before and after a date."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import BIGINT, TEXT
 
 LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
-ONE_SERVER_GPUS = 8  # of the classes of the paper's mix of sizes
+ONE_SERVER_GPUS = 8  # as in the paper's mix of job sizes
 
 
 class Ended(NamedTuple):
@@ -68,21 +67,20 @@ found = document.never
 
 
 def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
-    """by_state, by_size: jobs and GPU-seconds with their shares; size_mix; infrastructure: what the nodes ended; use:
-    utilisation and goodput; split: the outcome of jobs of `large` GPUs or more before and after that time, None without
-    one.
+    """Return the document of `healthd fleet states`.
 
-    Jobs are records of the accounting that ended in the time that is asked for, with all of their runtime, also what
-    lies before; a requeue is a record of its own. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-    2410.21680), its states, sizes and the outcome of large jobs.
+    by_state, by_size: jobs and GPU-seconds with their shares. infrastructure: jobs that nodes ended. use: utilisation
+    and goodput. split: the outcome of jobs of `large` GPUs or more before and after that time, None without one.
 
-    Raises Unanswerable without jobs, WrongChoice for a split that lies outside of the time that is asked for.
+    Jobs are accounting records that ended in the requested period, with their whole runtime, including time before it.
+    Each requeue is a record of its own. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680),
+    its states, sizes and the outcome of large jobs.
+
+    Raises Unanswerable without jobs, WrongChoice for a split outside the requested period.
     """
     if split is not None and not study.from_time < split < study.to_time:
         within_times = f"{moment(study.from_time)} and {moment(study.to_time)}"
-        raise WrongChoice(
-            f"--split: {moment(split)} does not lie between {within_times} UTC, the time that is asked of"
-        )
+        raise WrongChoice(f"--split: {moment(split)} is not within the requested period, {within_times} UTC")
     study.must_have("jobs")
     ended = study.ask("states_ended", Ended)
     if study.chosen.model or study.chosen.switch:
@@ -110,13 +108,13 @@ def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
 
 
 def by_state(ended: Iterable[Ended]) -> list[Row]:
-    """The most GPU time first."""
+    """Return the states, most GPU time first."""
     rows = with_shares(_grouped(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
 
 def by_size(ended: Iterable[Ended]) -> list[Row]:
-    """The smallest first; each with its states, and what the nodes ended of it."""
+    """Return the size classes, smallest first, each with its states and the jobs that nodes ended."""
     some = list(ended)
     rows = []
     for row in with_shares(_grouped(some, "gpus_up_to")):
@@ -129,8 +127,10 @@ def by_size(ended: Iterable[Ended]) -> list[Row]:
 
 
 def infrastructure(ended: Iterable[Ended]) -> Row:
-    """What the nodes ended (`hardware_ends`): its share of the jobs, of their runtime and of their GPU time, of all of
-    the runtime of those jobs; what of it is lost is the answer `goodput`."""
+    """Return the jobs that nodes ended (`hardware_ends`): their share of jobs, runtime and GPU time.
+
+    The whole runtime of these jobs counts; `goodput` estimates which part was lost.
+    """
     some = list(ended)
     whole = _summed(some)
 
@@ -150,7 +150,7 @@ def infrastructure(ended: Iterable[Ended]) -> Row:
 
 
 def size_mix(ended: Iterable[Ended]) -> Row:
-    """Of the jobs that had GPUs: those of one GPU, of at most a server, of 256 and more, as shares of jobs and time."""
+    """Return the shares of jobs with one GPU, with up to 8, and with 256 or more, among all jobs with GPUs."""
     some = [row for row in ended if row.gpus_up_to]
     jobs, gpu_seconds = sum(row.jobs for row in some), sum(row.gpu_seconds for row in some)
 
@@ -170,17 +170,18 @@ def size_mix(ended: Iterable[Ended]) -> Row:
 
 
 def used(there: float, seconds_known: float, gpus: int, its: float, lost: float, jobs: int) -> Row:
-    """Utilisation, goodput and normalised goodput, and how many jobs ended a day. None where nothing is there.
+    """Return utilisation, goodput, normalised goodput and jobs per day. None if nothing is available.
 
-        utilisation         GPU-seconds that jobs had / GPU-seconds there
-        goodput             (GPU-seconds that jobs had - lost) / seconds: the GPUs that did work that stayed done
-        normalised_goodput  goodput / GPUs there, the most that it could be
+        utilisation         used GPU-seconds / available GPU-seconds
+        goodput             (used GPU-seconds - lost) / seconds: GPUs whose work was kept
+        normalised_goodput  goodput / available GPUs, the maximum possible
 
-    there: GPU-seconds of the time that is known; seconds_known: the longest known time of a cluster; jobs: that ended.
+    available_gpu_seconds: available GPU-seconds of the known time. known_seconds: the longest known time of a cluster.
+    jobs: jobs that ended.
 
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
-    the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). What is productive is ours, since the accounting does
-    not say it: all but the work that was done again, since nodes or others' pre-emptions ended a job.
+    the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work;
+    healthd takes all work except that repeated because nodes or pre-emptions ended a job.
     """
     normalised = share(max(its - lost, 0.0), there)
     return {
@@ -197,7 +198,7 @@ def used(there: float, seconds_known: float, gpus: int, its: float, lost: float,
 
 
 def with_shares(rows: list[Row]) -> list[Row]:
-    """The rows with their share of all jobs and of all GPU time."""
+    """Add each row's share of all jobs and of all GPU time."""
     jobs, gpu_seconds = sum(row["jobs"] for row in rows), sum(row["gpu_seconds"] for row in rows)
     return [
         {
@@ -210,7 +211,7 @@ def with_shares(rows: list[Row]) -> list[Row]:
 
 
 def outcomes(rows: Sequence[Outcome], at: int, large: int) -> Row:
-    """Which share of the large jobs completed, and which the nodes ended, before and after; with 95 % intervals."""
+    """Return the shares of large jobs that completed and that nodes ended, before and after; with 95 % intervals."""
     before, after = ([row for row in rows if row.after is later] for later in (False, True))
     sides = [_outcome(side) for side in (before, after)]
     return {
@@ -241,7 +242,7 @@ def _counted(jobs: int, of: int) -> Row:
 
 
 def changed(before: Row, after: Row) -> Row:
-    """The second share less the first, and its 95 % interval: None where either is not known.
+    """Return the second share minus the first with its 95 % interval; None if either is unknown.
 
     Source: method 10 of Newcombe, "Interval estimation for the difference between independent proportions", Statistics
     in Medicine 17 (1998), of two intervals by Wilson.
@@ -270,12 +271,11 @@ def _grouped(rows: Iterable[Ended | Outcome], key: str, sums: Sequence[str] = ("
     return [{key: value, **_summed(some, sums)} for value, some in groups.items()]
 
 
-# --- what the store knows
+# --- coverage of the store
 
 
 def _use(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
-    """How many of these jobs ended a day and how the GPUs were used, and of each cluster the share of the time of which
-    no jobs were read."""
+    """Return the use of the GPUs, and for each cluster the share of the period without job records."""
     read: dict[str, list[Span]] = {}
     for row in study.ask("states_read", Read):
         read.setdefault(row.cluster, []).append((row.from_time, row.to_time))
@@ -307,15 +307,18 @@ def _notes(study: Study, ended: Sequence[Ended], use: Row, unread: dict[str, flo
     without = sum(row.jobs for row in ended if row.gpus_up_to is None)
     if without:
         found.append(
-            f"{plural(without, 'job')} never started, or nobody knows how many GPUs {'it' if without == 1 else 'they'} "
-            "had: counted among the jobs, without GPU time."
+            f"{plural(without, 'job')} never started, or {'has' if without == 1 else 'have'} an unknown number of "
+            "GPUs: counted as jobs, without GPU time."
         )
     if use["nodes_without_gpus"]:
         found.append(
-            f"Of {plural(use['nodes_without_gpus'], 'node')} the number of GPUs is not known (healthd fleet ingest "
-            "--nodes): no utilisation has them."
+            f"The number of GPUs of {plural(use['nodes_without_gpus'], 'node')} is not known (healthd fleet ingest "
+            "--nodes): they are excluded from the utilisation."
         )
     for cluster, missing in unread.items():
         if missing >= 0.0005:
-            found.append(f"Of {percent(missing)} of the time no jobs of {cluster} were read: it is in no utilisation.")
+            found.append(
+                f"No jobs of {cluster} were read for {percent(missing)} of the time, which is excluded from the "
+                "utilisation."
+            )
     return found

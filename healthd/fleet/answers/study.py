@@ -1,7 +1,7 @@
-"""A store that is open for one period and one choice of jobs and nodes: what the answers query.
+"""A store opened for one period and one choice of jobs and nodes, for the queries of the answers.
 
-SQL of an answer reads the store's tables and the questions, both whole, and what was chosen: `chosen_jobs` (with the
-class of their size, `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once, for all answers.
+The SQL of an answer reads the store's tables and the queries (both whole), and the choice: `chosen_jobs` (with their
+size class `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once for all answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from healthd.fleet.tables import BOOLEAN, TABLES, TEXT
 Row = dict[str, Any]
 R = TypeVar("R", bound=tuple[Any, ...])
 
-# What brings a table into the store.
+# The ingest option that fills each table.
 _FILLED_BY = {
     "jobs": "--sacct or --jobs",
     "job_nodes": "--sacct or --jobs",
@@ -39,7 +39,7 @@ _FILLED_BY = {
     "failures": "--failures",
     "scraped_conditions": "--prometheus",
 }
-# Where the names of a choice are; a list with commas has several.
+# The names that each choice may have; a list with commas has several.
 _NAMES = {
     "cluster": "SELECT cluster AS name FROM jobs UNION SELECT cluster FROM events UNION SELECT cluster FROM nodes "
     "UNION SELECT cluster FROM node_states UNION SELECT cluster FROM failures",
@@ -52,14 +52,14 @@ _KNOWN = " UNION ".join(
     f"SELECT cluster, node FROM {table} WHERE node IS NOT NULL AND cluster <> ''"
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
-# As long as the store's own table and as wide: of a view only the columns are read that are asked for.
+# These are as long and wide as the store's own table; a view reads only the columns that a query needs.
 _READ_EACH_TIME = ("lines", "placed_days", "rate_ran")
-# Tables that a study has beside the questions, or that an answer gives it.
+# Tables that a study has in addition to the queries, or that an answer adds.
 CHOSEN = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
     *("named_nodes", "named_checks"),
 )
-MOST_HINT = 400  # characters of what is known instead
+MOST_HINT = 400  # characters of suggested names
 
 
 class Place(NamedTuple):
@@ -86,11 +86,11 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which jobs and nodes; "" = all.
+    """Choice of jobs and nodes; "" = all.
 
-    partition  jobs of it (of several that a job names, one), nodes that are in it
-    account    jobs of it, nodes that one of them ran on
-    model, switch  nodes of that GPU model, behind that switch; jobs that ran on such a node at least in part
+    partition      its jobs (of several partitions of a job, one must match), and its nodes
+    account        its jobs, and nodes that one of them ran on
+    model, switch  nodes with that GPU model or behind that switch; jobs that ran at least partly on such a node
     """
 
     cluster: str = ""
@@ -105,12 +105,14 @@ class Chosen:
 
 
 class Study:
-    """from_time, to_time   the period, [from, to) in epoch seconds
-    database             where the SQL runs, for queries that are no file
+    """The open store with its period and choice.
+
+    from_time, to_time  the period, [from, to) in epoch seconds
+    database            runs the SQL, also for queries that are not files
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, chosen: Chosen | None = None) -> None:
-        """Raises WrongChoice for a name that nothing in the store has."""
+        """Raises WrongChoice for a name that does not occur in the store."""
         self.from_time, self.to_time, self.chosen = from_time, to_time, chosen or Chosen()
         self.database = database
         self._made: set[str] = set()
@@ -118,13 +120,13 @@ class Study:
         self.given("codes", {"code": TEXT, "of_node": BOOLEAN}, of_node)
         self._choose()
 
-    # --- what the answers ask
+    # --- queries of the answers
 
     def ask(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed before, each once. parameters: columns of the table
-        `parameters`, by name. Raises StoreError for a damaged file.
+        The tables that the SQL reads are computed first, each once. parameters: columns of the table `parameters`.
+        Raises StoreError for a damaged file.
         """
         *below, question = _needed(name)
         unknown = set(parameters) - set(question.parameters)
@@ -139,12 +141,12 @@ class Study:
         return [row(*values) for values in found.rows]
 
     def need(self, *names: str) -> None:
-        """Compute the tables of these questions, each once. In no order."""
+        """Compute the tables of these queries, each once."""
         for name in names:
             self._compute(_needed(name))
 
     def given(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
-        """Make a table of rows that Python has. columns: name -> type. It must have at least one column."""
+        """Create a table from rows in Python. columns: name -> type, at least one."""
         listed = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
@@ -153,18 +155,17 @@ class Study:
         self.database.view(name, some if listed else f"SELECT {nothing} WHERE FALSE")
 
     def must_have(self, *tables: str) -> None:
-        """Raises Unanswerable if one of these tables of the store has no row at all."""
+        """Raise Unanswerable if one of these tables of the store is empty."""
         for table in tables:
             if not self.has(table):
                 flag = _FILLED_BY[table]
                 raise Unanswerable(f"the store has no {table.replace('_', ' ')}: healthd fleet ingest {flag}")
 
     def has(self, table: str) -> bool:
-        """Whether a table of the store has a row at all."""
         return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
     def elsewhere_notes(self, places: Iterable[tuple[str, str | None]], what: str) -> list[str]:
-        """How many of these (cluster, node) were not chosen, in a sentence about `what`."""
+        """Return a note on how many of these (cluster, node) were not chosen. noun: a noun for them."""
         if not (self.chosen.model or self.chosen.switch):
             return []
         chosen = set(self.ask("chosen_places", Place))
@@ -173,18 +174,17 @@ class Study:
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(there):,} {what} were on nodes that were not chosen: a job is chosen whole, "
-            "for any of its nodes."
+            f"{outside:,} of these {len(there):,} {what} were on nodes that were not chosen: a job is chosen whole if "
+            "any of its nodes is."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
-        """The first keys of the answer's document."""
         return head(name, self.from_time, self.to_time, self.chosen.said, notes)
 
-    # --- what limits an answer
+    # --- limits of an answer
 
     def coverage_notes(self, *tables: str) -> list[str]:
-        """What of [from, to) the store does not know, in sentences: of jobs, events."""
+        """Return notes on the parts of [from, to) that the store does not cover, for jobs or events."""
         found = []
         if "jobs" in tables:
             for row in self.ask("jobs_known", JobsKnown):
@@ -200,10 +200,10 @@ class Study:
                 )
             if observed.step_seconds is not None:
                 step = f"every {observed.step_seconds} s at most"
-                found.append(f"Prometheus scraped {step}: a condition shorter than that is missing.")
+                found.append(f"Prometheus scraped {step}: shorter conditions are missing.")
         return found
 
-    # --- inside
+    # --- internals
 
     def _ask(self, parameters: Mapping[str, Value]) -> None:
         """Set the one-row table `parameters`: the period, and the parameters of the next query."""
@@ -212,11 +212,11 @@ class Study:
         self.database.view("parameters", f"SELECT {values}")
 
     def _compute(self, questions: Iterable[Question]) -> None:
-        """Make the tables of questions that are not there yet, with the parameters of their files."""
+        """Create the missing tables of these queries, with the default parameters of their files."""
         for question in questions:
             if question.name not in self._made:
                 self._ask(question.parameters)
-                # A table keeps no order, and to sort the 2.7 million runs of 4 million jobs took a sixth of their time.
+                # A table has no order, and sorting the 2.7 million runs of 4 million jobs took a sixth of their time.
                 ordered = engine.bare(question.sql)
                 sql = ordered.rpartition("\nORDER BY ")[0] or ordered
                 make = self.database.view if question.name in _READ_EACH_TIME else self.database.table
@@ -252,7 +252,7 @@ class Study:
         self.database.view("chosen_jobs", sql)
 
     def _of_nodes(self) -> str:
-        """Return the condition on the table nodes of --model and --switch."""
+        """Return the SQL condition of --model and --switch on the table nodes."""
         asked = (("gpu_model", self.chosen.model), ("switch", self.chosen.switch))
         return " AND ".join(f"nodes.{column} = {literal(value)}" for column, value in asked if value) or "TRUE"
 
@@ -274,15 +274,15 @@ class Study:
         )
 
     def _there_is(self, key: str, told: str) -> None:
-        """Raises WrongChoice if nothing in the store has this name."""
+        """Raise WrongChoice if the name does not occur in the store."""
         if key in ("model", "switch"):
             self.must_have("nodes")
         lists = self.database.rows(f"SELECT DISTINCT name FROM ({_NAMES[key]}) AS names WHERE name <> ''").rows
         known = {name for (text,) in lists for name in (text.split(",") if key == "partition" else [text])}
         if told not in known:
             near = nearest(told, known)
-            hint = near if len(near) < MOST_HINT else f"; {len(known)} others are known"
-            raise WrongChoice(f'--{key}: nothing in the store has the {key} "{told}"{hint}')
+            hint = near if len(near) < MOST_HINT else f"; the store has {len(known)} others"
+            raise WrongChoice(f'--{key}: the {key} "{told}" does not occur in the store{hint}')
 
 
 @contextmanager
@@ -297,7 +297,7 @@ def opened(
 ) -> Iterator[Study]:
     """Open a store. Raises StoreError, WrongChoice, spark.NoSpark.
 
-    on: duckdb, spark (on this machine) or spark://HOST:PORT.
+    engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
     """
     if on == "duckdb":
         with engine.connected(files, threads, memory_mib) as connection:
@@ -310,24 +310,24 @@ def opened(
 
 
 def tables_of(snapshot: store.Snapshot) -> engine.Files:
-    """table -> its files, of a store that is being read."""
+    """Return table -> its files, of a store that is open for reading."""
     return {table: snapshot.files(table) for table in TABLES}
 
 
 @cache
 def _questions() -> dict[str, Question]:
-    """Return the questions of the answers, which stay as they are while the process runs."""
+    """Return the queries of the answers, read once per process."""
     return for_answers()
 
 
 @cache
 def _needed(name: str) -> tuple[Question, ...]:
-    """Return the questions that a question reads, and itself as the last; their SQL is allowed."""
+    """Return the queries that a query reads, and itself last. Their SQL has passed the lint."""
     return tuple(needed(_questions()[name], _questions(), CHOSEN))
 
 
 def _ran_there(condition: str) -> str:
-    """Return the condition that a job like this ran on a node of all_nodes."""
+    """Return the SQL condition that a job with `condition` ran on a node of all_nodes."""
     return (
         "EXISTS (SELECT 1 FROM job_nodes "
         "JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index "
@@ -336,7 +336,7 @@ def _ran_there(condition: str) -> str:
 
 
 def _listed(column: str, name: str) -> str:
-    """Return the condition that a name is in a list with commas."""
+    """Return the SQL condition that a name is in a list with commas."""
     padded = f"',' || {column} || ','"
     return f"replace({padded}, {literal(f',{name},')}, '') <> {padded}"
 

@@ -1,1 +1,1 @@
-"""Collectives of a stuck job: what each rank recorded, and which rank the others wait for."""
+"""Collectives of a stuck job: the records of each rank, and the rank that the others wait for."""

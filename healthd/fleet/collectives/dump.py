@@ -1,9 +1,9 @@
-"""A dump of PyTorch's flight recorder, as plain data, to what its rank tells. Pure.
+"""Parser of dumps of PyTorch's flight recorder (plain data). Pure.
 
-The format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump): the entries of
-one ring buffer over all groups, in the order in which they were entered; `pg_config`, the groups of this rank;
-`pg_status`, by a group's number on this rank (`pg_id`), the last sequence numbers. A dump of what is active only has
-no entry that is done.
+The format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries`: one
+ring buffer over all groups, in the order in which they were entered. `pg_config`: the groups of this rank. `pg_status`:
+the last sequence numbers, by the number of a group on this rank (`pg_id`). A dump of active operations has no completed
+entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel,
 MOST_RANKS = 1 << 17
 MOST_MEMBERS = 1 << 22  # over all groups of a dump
 MOST_ELEMENTS = 1 << 63
-MOST_WAITING, MOST_DONE = 32, 4  # so many operations of a lane are kept, for what ranks differ in
+MOST_WAITING, MOST_DONE = 32, 4  # operations kept per lane, to find differences between ranks
 _POINT_TO_POINT = regex(r"(?:send (\d{1,7})->(\d{1,7})|recv (\d{1,7})<-(\d{1,7}))")
 _DONE = "completed"
 
@@ -27,11 +27,11 @@ Entry = Mapping[str, Any]
 
 
 class NoDump(HealthdError):
-    """Plain data that is no dump: how, in words that follow the file's name."""
+    """Plain data that is not a dump. The message follows the file's name."""
 
 
 class _Read(NamedTuple):
-    """An entry, and what it is. pair: of a send or a receive; beside: "coalesced", the batch that sends are in."""
+    """A parsed entry. pair: of a send or a receive. is_batch: "coalesced", the batch that contains sends."""
 
     entry: Entry
     group: str
@@ -43,8 +43,10 @@ class _Read(NamedTuple):
 
 
 def view(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> View:
-    """What the rank tells that wrote this; as a rule it does not say which one that is: -1. texts: lists of ranks that
-    were read before, for all dumps of a folder have the same ones. Raises NoDump."""
+    """Return the view of the rank that wrote this dump; the rank is usually not recorded: -1. Raises InvalidDump.
+
+    texts: cache of parsed lists of ranks, which are the same in all dumps of a folder.
+    """
     parts = dump if isinstance(dump, Mapping) else {"entries": dump}
     entries = parts.get("entries", [])
     if not {"entries", "pg_config", "pg_status"} & set(parts) or not isinstance(entries, list):
@@ -52,11 +54,11 @@ def view(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] |
     try:
         return _view(parts, entries, source, {} if texts is None else texts)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-        raise NoDump("has entries that are not a flight recorder's") from None
+        raise NoDump("has invalid entries of a flight recorder") from None
 
 
 def ranks_possible(view: View) -> frozenset[int] | None:
-    """The ranks that are in all groups of this dump: one of them wrote it. None: it names no groups."""
+    """Return the ranks that are in all groups of this dump, one of which wrote it. None: it names no groups."""
     told = {group.ranks for group in view.groups.values() if group.ranks}
     return frozenset.intersection(*map(frozenset, told)) if told else None
 
@@ -100,7 +102,7 @@ def _read(entry: Entry, at: int) -> _Read:
 
 
 def _group(entry: Entry) -> tuple[str, str]:
-    """The name and the description of an entry's group; in the first versions the name alone, or a number."""
+    """Return the name and description of an entry's group; the first versions have the name alone, or a number."""
     told = entry.get("process_group", entry.get("pg_name", entry.get("pg_id", "")))
     if isinstance(told, (tuple, list)):
         return str(told[0]), str(told[1]) if len(told) > 1 else ""
@@ -123,7 +125,7 @@ def _groups(config: Any, texts: dict[str, tuple[int, ...] | None]) -> dict[str, 
 
 
 def _ranks(told: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """ "[0, 1, 2]", or a list."""
+    """Parse "[0, 1, 2]", or a list."""
     if isinstance(told, (list, tuple)):
         if len(told) > MOST_RANKS or any(_count(rank) >= MOST_RANKS for rank in told):
             raise ValueError(len(told))
@@ -137,8 +139,11 @@ def _ranks(told: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ..
 
 
 def _progress(status: Any, read: Iterable[_Read], groups: Mapping[str, Membership]) -> dict[str, Progress]:
-    """Of the groups whose number is known: from an entry, or, since both are in the order in which this rank made its
-    groups, from their place, where there are as many numbers as groups and no entry says otherwise."""
+    """Return the progress of the groups whose number is known.
+
+    The number comes from an entry, or from the position: both lists are in the order in which this rank created its
+    groups, if there are as many numbers as groups and no entry contradicts.
+    """
     if not isinstance(status, Mapping):
         return {}
     told = {str(number): _last(about) for number, about in status.items() if isinstance(about, Mapping)}
@@ -154,13 +159,15 @@ def _last(about: Entry) -> Progress | None:
     entered, started, done = (
         _whole(int(about.get(f"last_{what}_collective", -1))) for what in ("enqueued", "started", "completed")
     )
-    if done > entered:  # some versions left them without a value
+    if done > entered:  # some versions left them uninitialised
         return None
     return Progress(entered, done, started if done <= started <= entered else -1)
 
 
 def _collectives(seen: View, read: Iterable[_Read]) -> None:
-    """A coalesced collective has several entries of one number, of which only the last one is told to be done."""
+    """Add the lanes. A coalesced collective has several entries with one number, of which only the last is marked
+    completed.
+    """
     lanes: dict[str, dict[int, tuple[_Read, bool]]] = {}
     for one in read:
         if one.pair is None and not one.beside:
@@ -184,7 +191,10 @@ def _collectives(seen: View, read: Iterable[_Read]) -> None:
 
 
 def _pairs(seen: View, read: Iterable[_Read]) -> None:
-    """A send in a batch (batch_isend_irecv) has the number of its batch and is never told to be done: its batch is."""
+    """Add the pending sends and receives.
+
+    A send in a batch (batch_isend_irecv) has the number of its batch and is never marked completed; its batch is.
+    """
     batches: dict[tuple[str, int], bool] = {}
     together: dict[tuple[str, int], int] = {}
     for one in read:
@@ -218,7 +228,7 @@ def _operation(one: _Read) -> Operation:
 
 
 def _numel(sizes: Any) -> int:
-    """Raises ValueError for more elements than a tensor has: texts of such a number would not end."""
+    """Return the number of elements. Raises ValueError for more than a tensor can have: such text would be too long."""
     total = 0
     for size in sizes:
         elements = 1

@@ -1,4 +1,4 @@
-"""The files of a folder with dumps or logs of ranks: what each is, whose it is, and what could not be read."""
+"""Files of a folder with dumps or logs of ranks: the kind and rank of each, and which could not be read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from healthd.fleet.collectives.dump import NoDump, ranks_possible, view
 from healthd.fleet.collectives.rank_log import Failure, Hang, RankLog
 from healthd.fleet.collectives.rank_view import View
 
-MOST_BYTES = 256 << 20  # of a dump: 20,000 entries with their stacks have 50 MiB
+MOST_BYTES = 256 << 20  # per dump: 20,000 entries with their stacks have 50 MiB
 MOST_LOG_BYTES = 4 << 30
 MOST_FILES = 200_000
-DEEPEST = 4  # folders below the one that is named: some collect a folder a host
+DEEPEST = 4  # levels below the given folder: some sites collect one folder per host
 BEGIN = 4096
 LONGEST_LINE = 1 << 16
 
@@ -32,9 +32,9 @@ _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
 _NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # a number, and the word before it
 _LONGEST_NUMBER = 7
-_OF_ELSE = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are no ranks
+_OF_ELSE = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are not ranks
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|log|txt|out|err|gz|xz|bz2|bin|dump|trace)$")
-# What file names of dumps are made of besides a host's name; PyTorch's own: nccl_trace_rank_, comm_lib_trace_rank_.
+# Words in file names of dumps that are not a host name; PyTorch's own: nccl_trace_rank_, comm_lib_trace_rank_.
 _NO_HOST = frozenset(
     (
         *("nccl", "comm", "comms", "lib", "torch", "pytorch", "distributed", "cuda", "fr", "flight", "recorder"),
@@ -46,19 +46,19 @@ _HOST = regex(r"[A-Za-z][A-Za-z0-9]*(?:[.-][A-Za-z0-9]+)*")
 
 
 class Unread(NamedTuple):
-    """A file, as it is named below the folder, and why nothing of it was used: a sentence without its end."""
+    """A file, named relative to the folder, and why it was not used: a sentence without a full stop."""
 
     file: str
     why: str
 
 
 class NoFolder(HealthdError):
-    """The folder cannot be read, or names ranks so that nobody knows whose its files are."""
+    """The folder cannot be read, or its file names do not identify the ranks."""
 
 
 @dataclass(slots=True)
 class Folder:
-    """views: one a rank. failures, hangs: of all logs. others: names of files that are no dump and no such log."""
+    """Contents of a folder. views: one per rank. failures, hangs: of all logs. other_files: unrelated files."""
 
     views: list[View]
     unread: list[Unread]
@@ -68,14 +68,16 @@ class Folder:
 
 
 def read(folder: str) -> Folder:
-    """All ranks of a folder. Raises NoFolder."""
+    """Read all ranks of a folder. Raises UnusableFolder."""
     with _no_collector():
         return _read(folder)
 
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """A dump is some ten thousand small dicts, none in a ring: Python would look for rings a hundred times a dump."""
+    """Disable the garbage collector: a dump has ten thousand small dicts without cycles, and would trigger it 100
+    times.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -110,7 +112,7 @@ def _read(folder: str) -> Folder:
 
 
 def _names(folder: str, found: Folder) -> Iterator[str]:
-    """The files below the folder, without following links to folders."""
+    """Yield the files below the folder, without following links to folders."""
     try:
         os.listdir(folder)
     except OSError as error:
@@ -129,20 +131,20 @@ def _names(folder: str, found: Folder) -> Iterator[str]:
 
 
 def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> RankLog:
-    """Return a dump's view, or what a log has of its ranks. Raises NotPlain, NoDump, OSError."""
+    """Return a dump's view, or the records of a log. Raises NotPlain, InvalidDump, OSError."""
     about = os.stat(path)
     if not stat.S_ISREG(about.st_mode):
-        raise NoDump("is no regular file")
+        raise NoDump("is not a regular file")
     if not about.st_size:
         raise NoDump("is empty")
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # it may have become a pipe
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NoDump("is no regular file")
+            raise NoDump("is not a regular file")
         begin = file.read(BEGIN)
         first = begin.lstrip()
         if begin[:1] == b"\x80" or first.startswith((b"{", b"[{")):
             if about.st_size > MOST_BYTES:
-                raise NoDump(f"has {about.st_size:,} bytes: a dump of more than {MOST_BYTES:,} is not read")
+                raise NoDump(f"has {about.st_size:,} bytes; dumps of more than {MOST_BYTES:,} are not read")
             data = begin + file.read(MOST_BYTES)
             seen = view(plain(data) if begin[:1] == b"\x80" else _json(data), name, texts)
             seen.host = _host(name)
@@ -151,7 +153,7 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
                 seen.rank = next(iter(possible))
             return RankLog([seen])
         if about.st_size > MOST_LOG_BYTES:
-            raise NoDump(f"has {about.st_size:,} bytes: a log of more than {MOST_LOG_BYTES:,} is not read")
+            raise NoDump(f"has {about.st_size:,} bytes; logs of more than {MOST_LOG_BYTES:,} are not read")
         if not any(begin) and about.st_blocks * 512 < about.st_size // 2:
             raise NoDump("has holes instead of content")
         file.seek(0)
@@ -161,7 +163,7 @@ def _of_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> 
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Of a log, plain or gzip; a very long one comes in pieces. Raises NoDump, OSError."""
+    """Yield the lines of a log, plain or gzip. Very long lines are split. Raises InvalidDump, OSError."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     left = MOST_LOG_BYTES
@@ -176,21 +178,24 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _json(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > MOST_CONTAINERS:
-        raise NoDump("is JSON that would take too much memory")
+        raise NoDump("is JSON that needs too much memory")
     try:
         return json.loads(data)
     except (ValueError, RecursionError, MemoryError):
-        raise NoDump("is damaged JSON, or breaks off") from None
+        raise NoDump("is damaged or incomplete JSON") from None
 
 
 def _name_ranks(views: Sequence[View], others: set[int], unread: list[Unread]) -> None:
-    """Sets the ranks of dumps that do not tell theirs, by the files' names: one place in all names has it. That is what
-    follows "rank" wherever all have that; else the number, no host's, that differs most between the files, then one
-    that gives ranks from 0 on, then the last. others: ranks that told theirs."""
+    """Set the ranks of dumps that do not record theirs, from one position in all file names.
+
+    That is the number after "rank" if all names have one. Otherwise it is the number (not a host's) that differs most
+    between the files, then one that yields ranks from 0 on, then the last one. known_ranks: ranks that are known
+    already.
+    """
     possible = [ranks_possible(one) for one in views]
 
     def ranks(numbers: Sequence[Sequence[int | None]], place: int) -> list[int | None]:
-        """Of each file what stands there, if that is a rank of its groups."""
+        """Return the number at this position of each file name, or None if it is not a rank of the file's groups."""
         found = []
         for some, among in zip(numbers, possible, strict=True):
             number = some[place] if -len(some) <= place < len(some) else None
@@ -209,23 +214,23 @@ def _name_ranks(views: Sequence[View], others: set[int], unread: list[Unread]) -
     best = max(ways, key=worth, default=[None] * len(views))
     for at, seen in enumerate(views):
         among, rank = possible[at], best[at]
-        if rank is None:  # a file that is named in another way than the most of them
+        if rank is None:  # a file whose name differs from most others
             likely = [*labelled[at][::-1], *numbers[at][::-1]]
             rank = next((one for one in likely if one is not None and (among is None or one in among)), None)
         if rank is None:
-            unread.append(Unread(seen.source, "is a dump of a rank that neither its name nor its groups tell"))
+            unread.append(Unread(seen.source, "is a dump whose rank neither its name nor its groups show"))
         else:
             seen.rank = rank
 
 
 def _places(numbers: Sequence[Sequence[int | None]]) -> list[int]:
-    """Counted from behind, then from the front; the last first."""
+    """Return positions counted from the end, last first, then from the start."""
     most = min(max(map(len, numbers), default=0), 8)
     return [*range(-1, -most - 1, -1), *range(most)]
 
 
 def _of_hosts(views: Sequence[View], place: int) -> bool:
-    """Whether the word before this number is a host's, or another one's that has no rank, in most names."""
+    """Return True if in most names the word before this number is a host's, or another word that precedes no rank."""
     count = 0
     for seen in views:
         words = [word.lower() for word, _ in _NUMBERED.findall(_bare(os.path.basename(seen.source)))]
@@ -235,8 +240,11 @@ def _of_hosts(views: Sequence[View], place: int) -> bool:
 
 
 def _no_local_ranks(folder: str, named: Sequence[View], known: set[int]) -> None:
-    """Dumps of one rank by their names, of one time, in different folders, while others have none, are of the first GPU
-    of each node, say: which is whose nobody can tell. Raises NoFolder."""
+    """Raise UnusableFolder if file names contain local ranks.
+
+    Dumps of one rank by their names, from the same time, in different folders, while other ranks have none, are for
+    example of the first GPU of each node. Their global ranks are unknown.
+    """
     members = {rank for seen in named for group in seen.groups.values() for rank in group.ranks or ()}
     before: dict[int, View] = {}
     for seen in named if members - known else ():
@@ -245,19 +253,19 @@ def _no_local_ranks(folder: str, named: Sequence[View], known: set[int]) -> None
         apart = os.path.dirname(seen.source) != os.path.dirname(other.source) or not _labelled(seen.source)
         if other is not seen and together and apart:
             raise NoFolder(
-                f"{folder}: {other.source} and {seen.source} are both of rank {seen.rank} by their names, and "
-                f"{len(members - known):,} other ranks have no file: name each file by the rank in the whole job, not "
-                "by the one in its node"
+                f"{folder}: {other.source} and {seen.source} both have rank {seen.rank} in their names, and "
+                f"{len(members - known):,} other ranks have no file: name each file by the global rank of the job, not "
+                "by the local rank of its node"
             )
 
 
 def _labelled(name: str) -> list[int]:
-    """What follows "rank" in a file's name."""
+    """Return the numbers after "rank" in a file's name."""
     return [int(number) for number in _RANK.findall(_bare(os.path.basename(name)))]
 
 
 def _numbers(name: str) -> list[int | None]:
-    """All numbers of a file's name; None for one that is no rank: a date, a time."""
+    """Return all numbers in a file's name; None for one that cannot be a rank: a date, a time."""
     found = _NUMBERED.findall(_bare(os.path.basename(name)))
     return [int(number) if len(number) <= _LONGEST_NUMBER else None for _, number in found]
 
@@ -269,7 +277,7 @@ def _bare(base: str) -> str:
 
 
 def _host(name: str) -> str:
-    """ "gpu-0412" of gpu-0412_rank3.pkl, or of gpu-0412/_dump_3; "" of dump-3.pkl, whose number is the rank."""
+    """Return "gpu-0412" for gpu-0412_rank3.pkl or gpu-0412/_dump_3, and "" for dump-3.pkl, whose number is the rank."""
     base = _bare(os.path.basename(name))
     words = _RANK.sub("_", base).split("_")
     alone = len(_NUMBER.findall(base)) == 1 and not _RANK.search(base)
@@ -282,11 +290,14 @@ def _host(name: str) -> str:
 
 
 def _one_a_rank(views: list[View], unread: list[Unread]) -> list[View]:
-    """Of several of one rank (a process that began anew, a log beside a dump): the dump, then the newest."""
+    """Keep one view per rank: a dump before a log, then the newest.
+
+    A process may restart, or write both a log and a dump.
+    """
     best: dict[int, View] = {}
     for seen in sorted(views, key=lambda view: (bool(view.version or view.pairs), view.last_ns, view.source)):
         older = best.get(seen.rank)
         if older is not None and older.source != seen.source:
-            unread.append(Unread(older.source, f"is of rank {seen.rank} too, and {seen.source} is newer"))
+            unread.append(Unread(older.source, f"is of rank {seen.rank} too, but {seen.source} is newer"))
         best[seen.rank] = seen
     return [best[rank] for rank in sorted(best)]

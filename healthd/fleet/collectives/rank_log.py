@@ -1,6 +1,6 @@
-"""Logs of ranks: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
+"""Parser of logs of ranks: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
 
-PyTorch (ProcessGroupNCCL.cpp), as it was written over the versions:
+Lines of PyTorch (ProcessGroupNCCL.cpp) over the versions:
 
     [E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=469508,
         OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1802212 milliseconds before timing out.          (1.13)
@@ -13,10 +13,10 @@ PyTorch (ProcessGroupNCCL.cpp), as it was written over the versions:
     ... Received a dump signal due to a collective timeout from  rank 7 and we will try our best to dump the debug
         info. Last enqueued NCCL work: 56116, last completed NCCL work: 56116.                          (2.6 on)
 
-"[rank2]:" is the global rank, "[Rank 2]" the one in the group; before 2.3 only this one stands there. NCCL numbers the
-operations of a communicator (opCount, hexadecimal) and says of each that it was entered, never that it was done.
+"[rank2]:" is the global rank, "[Rank 2]" the rank in the group; before 2.3 only the latter is printed. NCCL numbers the
+operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it was done.
 
-A second thread of PyTorch monitors the watchdog (2.2 on). It ends a process whose watchdog made no progress, since it
+A second thread of PyTorch monitors the watchdog (2.2 on). It ends a process whose watchdog made no progress because it
 hangs in a call of CUDA or NCCL, or waits for Python's lock:
 
     [rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] ... ProcessGroupNCCL's watchdog got stuck for 600 seconds
@@ -35,7 +35,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, View
 from healthd.fleet.collectives.transport import Failed
 
-NEVER = 1 << 62  # of a log it is not known from when on it has everything
+NEVER = 1 << 62  # it is unknown from when on a log is complete
 _GLOBAL = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _IN_GROUP = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
@@ -56,7 +56,7 @@ _PROCESS = regex(r"(?<![\w.-])([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[\d{1,10}\] "
 _STUCK = regex(
     r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|detected no heartbeat of its watchdog"
 )
-MOST_FAILED = 4096  # different ones of a log
+MOST_FAILED = 4096  # different failures per log
 _TIMED_OUT = "Watchdog caught collective operation timeout"
 _POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
 
@@ -70,7 +70,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Comm:
-    """A communicator of one process. rank, ranks: its rank there, and how many there are; -1: not told."""
+    """A communicator of one process. rank: its rank there; ranks: the number of ranks; -1: unknown."""
 
     rank: int = -1
     ranks: int = -1
@@ -81,7 +81,7 @@ class _Comm:
 
 @dataclass(slots=True)
 class Failure:
-    """Failed requests of one kind of a rank. rank: -1 if it is not known. count: how often."""
+    """Failed requests of one kind on one rank. rank: -1 if unknown. count: number of requests."""
 
     rank: int
     host: str
@@ -92,7 +92,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Hang:
-    """A rank whose watchdog made no progress. seconds: for how long; 0 if the log does not have it."""
+    """A rank whose watchdog made no progress. seconds: duration; 0 if the log does not have it."""
 
     rank: int
     host: str
@@ -102,7 +102,7 @@ class Hang:
 
 @dataclass(slots=True)
 class RankLog:
-    """What a log has of its ranks."""
+    """Records of the ranks in one log."""
 
     views: list[View] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -121,13 +121,15 @@ class _Process:
 def views(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
 ) -> list[View]:
-    """What the ranks of one log tell. rank: whose log it is by its name, for lines that do not say it; number: another
-    one in its name, where nothing else tells. A log without any such line tells nothing, and is no view."""
+    """Return the views of the ranks in one log. Ranks without such lines have none.
+
+    rank: the rank in the log's name, for lines without one. number: another number in its name, as a last resort.
+    """
     return read(lines, source, host, rank, number).views
 
 
 def read(lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None) -> RankLog:
-    """Return what a log has of its ranks. rank, number: as `views`."""
+    """Parse a log. rank, number: as in `parse_views`."""
     told: dict[object, _Process] = {}
     failures: dict[tuple[object, Failed], Failure] = {}
     hangs: dict[int, Hang] = {}
@@ -151,7 +153,7 @@ def read(lines: Iterable[bytes], source: str, host: str, rank: int | None = None
 
 
 def _rank_of(process: _Process | None, rank: int | None, number: int | None) -> int:
-    """Return the rank of a process by its communicators, else by the log's name; -1 if neither has it."""
+    """Return the rank of a process from its communicators, else from the log's name; -1 if neither has it."""
     comms = process.comms.values() if process is not None else ()
     widest = max(comms, key=lambda comm: comm.ranks, default=_Comm())
     known = (one for one in (rank, widest.rank if widest.rank >= 0 else None, number) if one is not None)
@@ -177,7 +179,7 @@ def _hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank: int |
 
 
 def _rank_in(line: str, rank: int | None) -> int | None:
-    """Return the rank of a watchdog's line: the global one, that of the log's name, or the one in the group."""
+    """Return the rank of a watchdog line: the global one, else that of the log's name, else the one in the group."""
     whole, in_group = _GLOBAL.search(line), _IN_GROUP.search(line)
     if whole is not None:
         return int(whole.group(1))
@@ -233,7 +235,7 @@ def _nccl(told: dict[object, _Process], host: str, pid: str, text: str, order: i
 
 
 def _view(process: _Process, source: str, number: int | None) -> View:
-    if process.unplaced and not process.groups:  # before 2.3: no line says of which group it is
+    if process.unplaced and not process.groups:  # before 2.3: no line names its group
         process.groups["default_pg"] = _Group("default_pg", None, {one.sequence: one for one in process.unplaced})
     elif process.unplaced and len(process.groups) == 1:
         (only,) = process.groups.values()
@@ -251,7 +253,7 @@ def _view(process: _Process, source: str, number: int | None) -> View:
     for comm in process.comms.values():
         name = f"commId {comm.name}" if comm.name else f"communicator of {comm.ranks} ranks"
         if name in seen.groups or (not comm.name and comm.ranks != widest.ranks) or comm.ranks < 2:
-            continue  # which communicators of two processes are the same is not told without an id
+            continue  # without an id, communicators of two processes cannot be matched
         seen.groups[name] = Membership(name, "", None)
         seen.lanes[name] = Lane(comm.last.sequence if comm.last else -1, comm.last, comm.kept, sure=False)
     return seen

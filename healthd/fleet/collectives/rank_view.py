@@ -1,7 +1,7 @@
-"""What one rank told of its collectives: values, the same from a flight recorder's dump and from a log.
+"""Records of one rank's collectives, in one form for flight recorder dumps and logs.
 
-A lane is what runs in order: the collectives of one process group on one rank. Sends and receives run beside them, in
-order only between two ranks.
+A lane contains operations that run in order: the collectives of one process group on one rank. Sends and receives run
+concurrently with them, and are ordered only between two ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ Dtypes = tuple[tuple[str, ...], tuple[str, ...]] | tuple[()]
 
 
 class Operation(NamedTuple):
-    """sequence     of its lane, as PyTorch numbers it
-    order           in what order this rank entered its operations, over all lanes
-    name            all_reduce, broadcast, send, ... (without "nccl:")
-    numel, dtypes   of input and output; () where they are not told
-    created_ns      when it was entered, epoch; 0: not known
-    started         whether its GPU is known to have come to it (only where TORCH_NCCL_ENABLE_TIMING was set)
+    """A collective, send or receive that a rank entered.
+
+    sequence       number within its lane, assigned by PyTorch
+    order          position among all operations of this rank, over all lanes
+    name           all_reduce, broadcast, send, ... (without "nccl:")
+    numel, dtypes  of input and output; () if not recorded
+    created_ns     when it was entered, epoch; 0: unknown
+    started        True if its GPU is known to have reached it (only with TORCH_NCCL_ENABLE_TIMING)
     """
 
     sequence: int
@@ -33,10 +35,12 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Lane:
-    """entered   the highest sequence number that was entered
-    first        the first operation that is not done; None: all that were entered are done
-    kept         sequence -> operation, of some: the first that are not done, and the last ones
-    sure         False: of a log that tells what was entered and never what was done; `first` is the last one entered
+    """State of a lane.
+
+    entered          the highest sequence number that was entered
+    first            the first operation that is not done; None: all entered operations are done
+    operations       sequence -> operation, for the first pending ones and the last ones
+    has_completions  False: from a log without completions; `first` is then the last one entered
     """
 
     entered: int
@@ -45,12 +49,12 @@ class Lane:
     sure: bool = True
 
     def left(self, sequence: int) -> bool:
-        """Whether this rank is through with it: the collectives of a group run in their order, on one stream."""
+        """Return True if this rank finished the operation: the collectives of a group run in order, on one stream."""
         return self.sure and self.entered >= sequence and (self.first is None or self.first.sequence > sequence)
 
 
 class Membership(NamedTuple):
-    """A process group as one rank knows it. ranks: global, in the order of their ranks in the group; None: not told."""
+    """A process group in the records of one rank. ranks: global, in the order of their group ranks; None: unknown."""
 
     name: str
     description: str
@@ -58,7 +62,7 @@ class Membership(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """From whom to whom is sent in a group: their ranks in the group."""
+    """Sender and receiver in a group, as ranks in the group."""
 
     group: str
     source: int
@@ -66,8 +70,9 @@ class Pair(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The last sequence numbers of a group, of collectives or of sends and receives, whichever came last. started: -1
-    where it is not told."""
+    """Last sequence numbers of a group, of collectives or of sends and receives, whichever was last. started: -1 if
+    unknown.
+    """
 
     entered: int
     done: int
@@ -76,15 +81,17 @@ class Progress(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """rank        -1: not known yet
-    source, host   the file, and the host that it names or ""
-    version        of the dump; "" of a log
+    """Records of one rank.
+
+    rank                     -1: unknown so far
+    source, host             the file, and the host in its name or ""
+    version                  of the dump; "" for a log
     groups, lanes, progress  by the group's name
-    pairs          sends or receives of this rank that are not done
-    with_pairs     groups in which it sends or receives
-    since_ns       the dump has all that was entered since then; what a ring buffer wrote over is not known
-    only_waiting   the dump has only what is not done
-    first_ns, last_ns        when it entered its first operation here and its last; 0: not known
+    pairs                    pending sends or receives of this rank
+    with_pairs               groups in which it sends or receives
+    since_ns                 the dump is complete since then; earlier entries of the ring buffer were overwritten
+    has_only_pending         the dump has only pending operations
+    first_ns, last_ns        when it entered its first and last operation here; 0: unknown
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""NCCL's lines about failed InfiniBand and RoCE requests, and what their status means. Pure.
+"""NCCL's lines about failed InfiniBand and RoCE requests, and the meaning of their status. Pure.
 
 NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work completion with an error:
 
@@ -9,8 +9,8 @@ NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work com
     NET/IB: ... remoteGidsB hca mlx5_2                                                                   (2.24 on)
     NET/IB: ... with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 localGid A ... (2.29 on)
 
-GIDs are there on Ethernet only. Of a failed request the status and the vendor's error are defined, the opcode and the
-length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
+GIDs are printed on Ethernet only. For a failed request the status and the vendor's error are defined, the opcode and
+the length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED, OTHER = "network", "memory", "remote"
 
 
 class Status(NamedTuple):
-    """meaning: a sentence without its end. source: NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED or OTHER."""
+    """Meaning of a completion status.
+
+    meaning: a sentence without a full stop. source: NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED or OTHER_SOURCE.
+    """
 
     name: str
     meaning: str
@@ -61,8 +64,11 @@ _ADAPTER = regex(r"\bhca ([\w.-]{1,64})")
 
 
 class Failed(NamedTuple):
-    """One failed request. peer: the other end's address, as NCCL's sockets have it. local, remote: GIDs. adapter: the
-    local device. request: Send, Recv, Flush, ... All are "" and vendor_error is None where the line has none."""
+    """One failed request. Missing values are "", or None for vendor_error.
+
+    peer: the other end's address, as in NCCL's sockets. local, remote: GIDs. adapter: the local device. request: Send,
+    Recv, Flush, ...
+    """
 
     status: int
     peer: str
@@ -97,5 +103,5 @@ def parse(line: str) -> Failed | None:
 
 
 def status_of(number: int) -> Status:
-    """Return what a status means; that of an unknown number is OTHER."""
+    """Return the meaning of a status. Unknown numbers have the source OTHER_SOURCE."""
     return STATUSES.get(number, Status(f"status {number}", "an unknown error", OTHER))

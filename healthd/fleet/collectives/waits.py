@@ -1,11 +1,11 @@
-"""Who waits for whom among the ranks of a stuck job, and so who is to blame. Pure.
+"""Find the ranks that hold up a stuck job, from the collectives that ranks wait in. Pure.
 
-The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section on NCCL time-outs): of each group the first
-collective that some ranks entered and others did not. A rank that misses one may itself wait, in another group's
-collective, for somebody else; so each rank's first operation that is not done points at those who are not in it, and
-a suspect is who misses one and points at nobody. If all programs enter their collectives in orders that agree, no rank
-can wait for itself this way: along the arrows the operations come earlier and earlier in that order. Sends and receives
-are entered early and out of order; where they alone close a ring, what a rank misses of a collective counts.
+The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section on NCCL time-outs): in each group, find the
+first collective that some ranks entered and others did not. A rank that misses it may itself be waiting in a collective
+of another group. So each rank's first pending operation points at the ranks that are missing from it, and a suspect is
+a rank that misses an operation and points at no rank. If all programs enter their collectives in consistent orders, no
+rank can wait for itself: along the arrows the operations come earlier and earlier in that order. Sends and receives are
+entered early and out of order; where only they close a ring, the collective that a rank misses counts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import NamedTuple
 from healthd.fleet.collectives.dump import MOST_RANKS
 from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, View
 
-OF_ANOTHER_RUN_SECONDS = 3600  # so long before all others: PyTorch's longest usual time-out is half of it
+OF_ANOTHER_RUN_SECONDS = 3600  # this long before all others: PyTorch's longest usual time-out is half of it
 BEGUN_ANEW_SECONDS = 60
-MOST_WITHOUT = 3  # so many ranks without a dump for one with: then dumps were not collected
-# Not all of their ranks need all others: one may be through while others have not come.
+MOST_WITHOUT = 3  # ratio of ranks without a dump to ranks with one, from which dumps were not collected
+# In these not every rank needs all others: one may finish before others arrive.
 _ONE_SIDED = ("broadcast", "reduce", "scatter", "gather")
 _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
 
 
 class Group(NamedTuple):
-    """ranks: those that are known to be in it, global; in the order of their ranks in the group if `told`."""
+    """A process group. ranks: its known global ranks, in the order of their group ranks if `has_rank_order`."""
 
     name: str
     description: str
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A collective of a group; a send or a receive: from source to target (global), else -1."""
+    """A collective of a group, or a send or receive from source to target (global ranks; else -1)."""
 
     group: int
     sequence: int
@@ -51,15 +51,15 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Stall:
-    """What is not done on some rank, and where the ranks of its group stand.
+    """A pending operation, and the state of its group's ranks.
 
-    operation   as one of them has it
-    waiting     ranks whose first operation this is that is not done
-    entered, missing, left   who is in it, who never came, who is through
-    later       who entered it and is still in an earlier one
-    unknown     of whom neither is known
-    behind      whose program entered it, which is their first, and whose GPU has not come to it as the GPUs of others
-                have: it is in a kernel before it
+    operation                   as recorded by one of the ranks
+    waiting                     ranks whose first pending operation this is
+    entered, missing, finished  ranks that entered it, never arrived, finished it
+    later                       ranks that entered it and still wait in an earlier one
+    unknown                     ranks without a record
+    behind                      ranks whose program entered it as their first pending operation, but whose GPU has not
+                                reached it, unlike other GPUs: it is still in an earlier kernel
     """
 
     place: Place
@@ -74,27 +74,32 @@ class Stall:
 
     @property
     def stuck(self) -> bool:
-        """All came and some are through: who is not is held up by nobody. (Who waits for data of one rank only may be
-        through before others come.)"""
+        """True if all ranks arrived and some finished: no rank holds up the others.
+
+        In a rooted operation a rank that waits for the root's data only may finish before others arrive.
+        """
         return not self.missing and bool(self.left) and (not self.later or not one_sided(self.operation.name))
 
     @property
     def points_at(self) -> list[int]:
-        """For whom its ranks wait."""
+        """Ranks that the waiting ranks wait for."""
         return self.missing or ([] if self.stuck else self.later or self.behind)
 
     @property
     def lost(self) -> bool:
-        """All entered it, it is the first for each of them, and none is through."""
+        """True if all ranks entered it as their first pending operation, and none finished."""
         return not (self.missing or self.left or self.later or self.unknown or self.behind)
 
 
 class Blame(NamedTuple):
-    """why: missing  it never entered `place`
-    stayed      it did not leave `place`, which all entered and others left
-    behind      it entered `place`, and its GPU did not come to it
-    no_dump     it wrote no dump, and who waits in `place` waits for it or for nobody
-    operation, waiting  what was entered there, and by whom; nobody for `stayed`
+    """Reason to suspect a rank.
+
+    missing  it never entered `key`
+    stayed   it did not leave `key`, which all entered and others left
+    behind   it entered `key`, but its GPU did not reach it
+    no_dump  it wrote no dump, and the ranks in `key` wait for it or for no rank
+
+    operation, waiting: the operation, and the ranks that entered it; empty for `stayed`.
     """
 
     rank: int
@@ -106,7 +111,7 @@ class Blame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks of which each says another collective. place: where; said: in words -> the ranks that say so."""
+    """Ranks with different collectives under one number. descriptions: description -> its ranks."""
 
     place: Place
     said: Mapping[str, tuple[int, ...]]
@@ -114,9 +119,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """kind: missing, network, mismatch, none. suspects: by rank. stalls: of each group the first, the cause's first.
-    unseen: ranks that are known and told nothing. aside: rank -> why its dump was not used.
-    ring: ranks that wait for each other. held_up: how many wait for a suspect, over however many others."""
+    """Result of the analysis.
+
+    kind                missing, network, mismatch, none
+    suspects            sorted by rank
+    stalls              the first of each group, that of the cause first
+    ranks_without_view  known ranks without a record
+    unused_dumps        rank -> why its dump was not used
+    ring                ranks that wait for each other
+    blocked_ranks       number of ranks that wait for a suspect, directly or indirectly
+    """
 
     kind: str
     suspects: tuple[Blame, ...]
@@ -135,18 +147,18 @@ def one_sided(name: str) -> bool:
 
 
 def judge(views: Iterable[View]) -> Judgement:
-    """Of one view a rank."""
+    """Judge views, one per rank."""
     return _World({view.rank: view for view in views}).judged()
 
 
 class _World:
-    """The views together: groups, stalls, arrows."""
+    """The views together: groups, stalls and who waits for whom."""
 
     def __init__(self, views: dict[int, View]) -> None:
         self.aside = _of_other_times(views)
         self.views = {rank: view for rank, view in sorted(views.items()) if rank not in self.aside}
         self.groups: list[Group] = []
-        self.group_of: dict[tuple[int, str], int] = {}  # (rank, name) -> its place in groups
+        self.group_of: dict[tuple[int, str], int] = {}  # (rank, name) -> index in groups
         self._find_groups()
         self._find_gaps()
         self.lanes: list[dict[int, Lane]] = [{} for _ in self.groups]
@@ -158,10 +170,10 @@ class _World:
         self.aligned: dict[tuple[str, int, int], bool] = {}
         self.first: dict[int, Stall | None] = {}
 
-    # --- what there is
+    # --- groups and lanes
 
     def _find_groups(self) -> None:
-        """Groups of one name whose ranks differ are different groups (split_group names them alike)."""
+        """Collect the groups. Groups of one name with different ranks are different (split_group reuses names)."""
         places: dict[tuple[str, tuple[int, ...] | None], int] = {}
         seen: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
         for rank, view in self.views.items():
@@ -178,8 +190,10 @@ class _World:
                 self.groups[place] = self.groups[place]._replace(ranks=tuple(sorted(seen[key])))
 
     def _find_gaps(self) -> None:
-        """Where no rank tells who is in its groups, and numbers of ranks are left out, those are in the groups that all
-        others are in. (Ranks are counted from 0.)"""
+        """If no rank records group members, add missing rank numbers to the groups that contain all others.
+
+        Ranks are counted from 0.
+        """
         highest = max(self.views, default=-1)
         if any(group.told for group in self.groups) or highest >= MOST_RANKS:
             return
@@ -189,7 +203,7 @@ class _World:
                 self.groups[place] = group._replace(ranks=tuple(sorted(gaps.union(group.ranks))))
 
     def _find_lanes(self) -> None:
-        """A group's last numbers stand for a lane where nothing is sent in it: else nobody knows of what they are."""
+        """Collect the lanes. A group's progress replaces a missing lane, unless the group also sends (ambiguous)."""
         with_pairs = {self.group_of[rank, name] for rank, view in self.views.items() for name in view.with_pairs}
         for rank, view in self.views.items():
             for name in view.groups:
@@ -202,10 +216,10 @@ class _World:
                 if lane is not None:
                     self.lanes[group][rank] = lane
 
-    # --- where the ranks stand
+    # --- state of the ranks
 
     def stall(self, group: int, operation: Operation) -> Stall:
-        """Where the group's ranks stand in a collective. `waiting` and `later` come once all first ones are known."""
+        """Return the stall of a collective. `waiting` and `later` are filled in by `_count_waiting`."""
         place = Place(group, operation.sequence)
         if place in self.places:
             found = self.places[place]
@@ -224,7 +238,7 @@ class _World:
                 found.entered.append(rank)
                 if self.lanes[group][rank].left(operation.sequence):
                     found.left.append(rank)
-        if found.left and not one_sided(operation.name):  # so all had come, whatever is not told of them
+        if found.left and not one_sided(operation.name):  # so all arrived, even those without a record
             kept = [rank for rank in found.missing if rank in self.lanes[group]]
             found.unknown += [rank for rank in found.missing if rank not in self.lanes[group]]
             found.missing = kept
@@ -241,7 +255,7 @@ class _World:
         return None
 
     def _find_first(self) -> None:
-        """Of each rank the first operation that is not done."""
+        """Find the first pending operation of each rank."""
         for rank, view in self.views.items():
             waits = list(self._collectives(rank, view))
             for pair, operations in view.pairs.items():
@@ -268,7 +282,7 @@ class _World:
                 first.waiting.append(rank)
         for stall in self.stalls:
             here, through = set(stall.waiting), set(stall.left)
-            if stall.place.source >= 0:  # the other side has a stall of its own
+            if stall.place.source >= 0:  # the other side has its own stall
                 firsts = ((rank, self.first.get(rank)) for rank in stall.entered)
                 here |= {rank for rank, first in firsts if first and first.place.between == stall.place.between}
             stall.later = [rank for rank in stall.entered if rank not in here and rank not in through]
@@ -287,11 +301,14 @@ class _World:
         return Place(group, 0, ranks[pair.source], ranks[pair.target])
 
     def _pair_stall(self, rank: int, place: Place, pair: Pair, position: int, operation: Operation) -> Stall:
-        """The numbers of sends and receives agree on both sides in some programs only (a pipeline whose stages send as
-        often); in others the first of one side belongs to the first of the other."""
+        """Return the stall of a send or receive.
+
+        Its numbers agree on both sides in some programs only (a pipeline whose stages send equally often). In others
+        the first pending one of each side belong together.
+        """
         place = place._replace(sequence=operation.sequence)
         stall = Stall(place, operation, entered=[rank])
-        self.stalls.append(stall)  # each side has its own: which of their numbers belong together is not always known
+        self.stalls.append(stall)  # one per side: their numbers cannot always be matched
         other = place.target if rank == place.source else place.source
         view = self.views.get(other)
         if view is None:
@@ -324,9 +341,11 @@ class _World:
             yield view.progress[name].entered
 
     def _numbers_agree(self, kind: str, asked: Pair) -> bool:
-        """Whether both sides number what is sent between these places of a group alike: wherever both have some in the
-        same stretch of numbers they have the same ones, and somewhere they do. Over all groups of the kind: what the
-        stages of one pipeline do, those of another do too."""
+        """Return True if sender and receiver use the same numbers between these positions of a group.
+
+        Wherever both have numbers in the same range, they must have the same ones, and at least once. All groups of the
+        kind are checked: the stages of one pipeline behave like those of another.
+        """
         key = kind, asked.source, asked.target
         if key not in self.aligned:
             agree, seen = True, False
@@ -347,7 +366,7 @@ class _World:
                     if theirs:
                         yield {one.sequence for one in operations}, {one.sequence for one in theirs}
 
-    # --- who is to blame
+    # --- suspects
 
     def judged(self) -> Judgement:
         self._find_first()
@@ -379,7 +398,7 @@ class _World:
         )
 
     def _missed(self) -> dict[int, Stall]:
-        """rank -> the collective it misses that was entered first; a send or receive if it misses no collective."""
+        """Return rank -> the first collective that it misses, or a send or receive if it misses no collective."""
         missed: dict[int, Stall] = {}
 
         def before(stall: Stall) -> tuple[bool, bool, int, Place]:
@@ -391,7 +410,7 @@ class _World:
         return missed
 
     def _ends(self, first: Mapping[int, Stall | None]) -> dict[int, Blame]:
-        """Who misses one, or did not leave one that others left, and waits for nobody."""
+        """Return the ranks that wait for no other and miss an operation, or did not leave one that others left."""
         found = {}
         missed = self._missed()
         for rank in self.views:
@@ -407,7 +426,10 @@ class _World:
         return found
 
     def _explained(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
-        """Who waits for them, over however many others. unseen: who is waited for where nobody else is known to be."""
+        """Return the ranks that wait for these, directly or indirectly.
+
+        unseen: ranks that count as waited for if they are among the unknown ranks of a stall.
+        """
         back: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:
             silent = unseen.intersection(() if stall.stuck else stall.unknown)
@@ -423,8 +445,11 @@ class _World:
         return found
 
     def _rings(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
-        """Ranks that wait in a ring, and nobody whom they reach is to blame: sends and receives are left aside, and
-        who then waits for nobody and misses a collective is; else, of who misses sends only, who was silent first."""
+        """Find suspects among ranks that wait in a ring none of whose members reaches a suspect.
+
+        Sends and receives are ignored first: a rank that then waits for no other and misses a collective is a suspect.
+        Otherwise, among ranks that miss sends only, the one that went silent first.
+        """
         ends = set(suspects)
         for stall in self.stalls:
             if stall.waiting and not stall.points_at and (stall.lost or stall.unknown):
@@ -447,9 +472,13 @@ class _World:
         return suspects | more, tuple(left)
 
     def _without_dump(self, suspects: dict[int, Blame]) -> dict[int, Blame]:
-        """Who wrote no dump is to blame where ranks wait in what everybody else entered, and nobody whom they reach is;
-        unless it is in a group that somebody else holds up, and so may only wait. A node that died takes all its ranks,
-        which may be half of them; where three of four wrote none, dumps were lost, or not collected."""
+        """Return suspects among ranks without a dump.
+
+        Such a rank is a suspect if ranks wait in an operation that all others entered, and no suspect explains the
+        wait. It is not if it belongs to a group that another suspect holds up, since it may only wait. A node that died
+        takes all its ranks, perhaps half of them. If three of four ranks have no dump, the dumps were lost or not
+        collected.
+        """
         if len(self.unseen) >= MOST_WITHOUT * len(self.views):
             return {}
         explained, gone = self._explained(set(suspects)), set(self.unseen)
@@ -462,10 +491,10 @@ class _World:
                         found.setdefault(rank, _blame(rank, "no_dump", stall))
         return found
 
-    # --- what is told of it
+    # --- results
 
     def _of_groups(self, suspects: Mapping[int, Blame]) -> list[Stall]:
-        """Of each group the first operation that some entered and others did not; else one that ranks are held in."""
+        """Return for each group the first operation that only some ranks entered, else one in which ranks wait."""
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):
             if len(self.groups[group].ranks) > 1 and lanes:
@@ -500,7 +529,7 @@ class _World:
         return min(told, key=lambda one: one.created_ns, default=Operation(sequence, -1, ""))
 
     def _difference(self) -> Difference | None:
-        """The first collective, among those that ranks wait in, of which ranks of its group say different things."""
+        """Return the first collective in which ranks wait and whose ranks recorded different operations."""
         waited = sorted(
             (stall for stall in self.stalls if stall.waiting and stall.place.source < 0),
             key=lambda stall: (stall.operation.created_ns, stall.place),
@@ -530,8 +559,10 @@ def _kind(group: Group) -> str:
 
 
 def _words(operation: Operation, typed: bool) -> str:
-    """What all ranks of a group must say alike: the name and, by the kind, how many elements; of which type, wherever
-    each of them says that (`typed`): a root alone may have an input or an output."""
+    """Describe what all ranks of a group must agree on: the name and, depending on the kind, the number of elements.
+
+    The type is included only if every rank recorded one (`typed`): a root alone may have an input or an output.
+    """
     words = [operation.name]
     alike_in, alike_out = _alike(operation.name)
     if operation.numel:
@@ -543,7 +574,7 @@ def _words(operation: Operation, typed: bool) -> str:
 
 
 def _alike(name: str) -> tuple[bool, bool]:
-    """Whether the input and the output have one size on all ranks: as torch/distributed/flight_recorder compares."""
+    """Return whether input and output have one size on all ranks, as in torch/distributed/flight_recorder."""
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
         return False, False
@@ -553,7 +584,7 @@ def _alike(name: str) -> tuple[bool, bool]:
 
 
 def _of_other_times(views: Mapping[int, View]) -> dict[int, str]:
-    """Dumps of an earlier run in the same folder, and of processes that began anew after the others stood still."""
+    """Find dumps of an earlier run in the same folder, and of processes that restarted after the others stopped."""
     times = [view.last_ns for view in views.values() if view.last_ns]
     if len(times) < 3:
         return {}
@@ -563,5 +594,5 @@ def _of_other_times(views: Mapping[int, View]) -> dict[int, str]:
         if view.last_ns and usual - view.last_ns > OF_ANOTHER_RUN_SECONDS * 10**9:
             found[rank] = "is of an earlier run: it ends over an hour before the others"
         elif view.first_ns - usual > BEGUN_ANEW_SECONDS * 10**9 and not view.since_ns and not view.only_waiting:
-            found[rank] = "begins after the others stood still: its process began anew"
+            found[rank] = "begins after the others stopped: its process restarted"
     return found

@@ -1,1 +1,1 @@
-"""Readers of the sources of the store."""
+"""Readers of the store's sources."""

@@ -1,4 +1,4 @@
-"""Slurm's commands, run by us: what they print, whole or not at all."""
+"""Commands of Slurm run by healthd; their output is complete or an error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO, cast
 from healthd.common.text import printable
 from healthd.fleet.ingest import IngestError
 
-SILENT_SECONDS = 300.0  # they print nothing until slurmdbd or slurmctld has answered
+SILENT_SECONDS = 300.0  # the commands print nothing until slurmdbd or slurmctld has answered
 ENDING_SECONDS = 10.0
-# Times in epoch seconds: no time zone, no hour twice. sacct 22.05 --json writes its own --starttime in that format and
-# cannot read it then: in JSON it is not needed.
+# Times in epoch seconds: no time zone, no repeated hour. sacct 22.05 --json formats its own --starttime this way and
+# then cannot parse it; JSON does not need the setting.
 EPOCH = {"SLURM_TIME_FORMAT": "%s"}
-# They take formats, filters, clusters and times from variables too: ours say all that they want.
+# Slurm's commands also read formats, filters, clusters and times from variables. healthd passes all as arguments.
 _NOT_OURS = (
     *("SACCT", "SCONTROL_", "SINFO_", "SQUEUE_"),
     *("SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"),
@@ -29,7 +29,7 @@ _NOT_OURS = (
 
 
 class _Pipe(io.RawIOBase):
-    """What a program prints, as long as it does not stop to for too long."""
+    """Output of a program that fails if the program is silent for too long."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
@@ -40,14 +40,17 @@ class _Pipe(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not select.select([self.descriptor], [], [], SILENT_SECONDS)[0]:
-            raise IngestError(f"{self.name}: said nothing for {SILENT_SECONDS:g} s, and was killed")
+            raise IngestError(f"{self.name}: printed nothing for {SILENT_SECONDS:g} s and was killed")
         return os.readv(self.descriptor, [buffer])
 
 
 @contextmanager
 def output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
-    """What one of Slurm's commands prints. Raises IngestError at the end: it failed, so that what it printed is not
-    all; in between: it hangs. It is killed and, if even that does not end it, left behind."""
+    """Yield the output of one of Slurm's commands.
+
+    Raises IngestError at the end if the command failed, so its output is incomplete; and during reading if it hangs.
+    The command is then killed; if even that does not end it, it is abandoned.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
     with tempfile.TemporaryFile() as errors:
         try:
@@ -81,7 +84,7 @@ def _await(process: subprocess.Popen[bytes], name: str) -> None:
     deadline = time.monotonic() + ENDING_SECONDS
     while process.poll() is None:
         if time.monotonic() > deadline:
-            raise IngestError(f"{name}: did not end, and was killed")
+            raise IngestError(f"{name}: did not end and was killed")
         time.sleep(0.02)
 
 

@@ -1,8 +1,7 @@
-"""Rows under a line that names their columns: CSV of people and of other tools, and what Slurm prints with
---parsable2.
+"""Rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
 
-The separator is the one of , ; | and tab that gives the columns their names. A row of another length, or one whose
-quotes do not close, is unread. Columns that nobody asked for are passed over.
+The separator is the one of , ; | and tab that yields the column names. A row with another number of fields, or with
+unclosed quotes, is unread. Unused columns are ignored.
 """
 
 from __future__ import annotations
@@ -15,15 +14,17 @@ from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
 SEPARATORS = ",;|\t"
-MOST_LINES = 50  # of one quoted field
+MOST_LINES = 50  # lines of one quoted field
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """wanted    names that must be there, in lower case
-    optional  names that may be there
+    """Columns of a table.
+
+    required  required names, in lower case
+    optional  optional names
     aliases   another spelling -> the name
-    free      the one column whose text may hold the separator, where nothing is quoted
+    free      the one column whose text may contain the separator if nothing is quoted
     """
 
     wanted: Sequence[str]
@@ -37,10 +38,10 @@ class Columns:
         return [aliases.get(name, name) for name in names]
 
     def check(self, names: Sequence[str], file: str) -> None:
-        """IngestError: a column is missing, or there twice."""
+        """Raise IngestError if a column is missing or duplicated."""
         for name in self.wanted:
             if name not in names:
-                raise IngestError(f'{file}: has no column "{name}": the first line must name {", ".join(self.wanted)}')
+                raise IngestError(f'{file}: no column "{name}": the first line must name {", ".join(self.wanted)}')
         for name in (*self.wanted, *self.optional):
             if names.count(name) > 1:
                 raise IngestError(f'{file}: names the column "{name}" {names.count(name)} times')
@@ -49,7 +50,7 @@ class Columns:
 def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """(number of the line, column -> text without blanks around it). IngestError: the columns are not there."""
+    """Yield (line number, column -> text without surrounding blanks). Raises IngestError for missing columns."""
     ahead = iter(lines)
     number, header = next(((n, line) for n, line in ahead if line.strip()), (0, ""))
     if not number:
@@ -65,7 +66,7 @@ def rows(
             more = len(fields) - len(names) + 1
             fields[free : free + more] = [separator.join(fields[free : free + more])]
         if len(fields) != len(names):
-            reading.unread(number, f"{_number(len(fields), 'column')} where {len(names)} are named")
+            reading.unread(number, f"{_number(len(fields), 'column')} instead of {len(names)}")
             continue
         yield number, {name: fields[place].strip() for name, place in places}
 
@@ -73,7 +74,10 @@ def rows(
 def _records(
     lines: Iterator[tuple[int, str]], separator: str, reading: Reading, quoted: bool
 ) -> Iterator[tuple[int, list[str]]]:
-    """A quoted field (RFC 4180) may hold separators and line ends. One that never closes takes no other row with it."""
+    """Yield the fields of each row. A quoted field (RFC 4180) may contain separators and line ends.
+
+    A field that is never closed does not affect other rows.
+    """
     again: list[tuple[int, str]] = []
     while True:
         number, line = again.pop() if again else next(lines, (0, ""))
@@ -97,7 +101,7 @@ def _records(
                     continue
                 if more[0]:
                     taken.append(more)
-                reading.unread(number, f"the quotes are wrong: {why}")
+                reading.unread(number, f"invalid quotes: {why}")
                 again.extend(reversed(taken))
                 break
             yield number, fields

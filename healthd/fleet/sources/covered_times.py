@@ -1,8 +1,8 @@
-"""Which times were read of what we ask ourselves, and which are to be asked: one rule for sacct, sacctmgr, Prometheus.
+"""Times already read from a server or command, and those still to query: one rule for sacct, sacctmgr, Prometheus.
 
-What was read is remembered as stretches of time. A rerun goes on at the end of the last, less what may still come late;
-a --from adds what was never read since then; what was read is not asked again. So the same line, with --from or
-without, reads only what is new.
+The times that were read are stored as spans. A rerun continues at the end of the last span, minus an overlap for late
+records. --from adds earlier times that were never read. Nothing is queried twice, so the same command line, with or
+without --from, reads only new data.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LATEST = 253_402_300_799  # the end of the year 9999
 
 
 def text_of(read: Runs) -> str:
-    """ "100-200 300-400": from, until."""
+    """Return the spans as text: "100-200 300-400" (from, until)."""
     return " ".join(f"{first}-{last + 1}" for first, last in read)
 
 
 def of_text(text: str) -> Runs:
-    """Return the stretches of such a text."""
+    """Parse the spans from text."""
     read = Runs()
     for word in text.split():
         first, _, until = word.partition("-")
@@ -32,13 +32,16 @@ def of_text(text: str) -> Runs:
 
 
 def until_of(read: Runs) -> int | None:
-    """The end of the last stretch."""
+    """Return the end of the last span, or None."""
     return max((last + 1 for _, last in read), default=None)
 
 
 def to_ask(read: Runs, begin: int | None, end: int, late: int, first: int) -> Iterator[tuple[int, int]]:
-    """(from, until), the oldest first. `begin`: --from; None: where the last reading ended, `first` if there is none.
-    `late`: seconds before the end of what was read that are asked again."""
+    """Yield the spans (from, until) to query, oldest first.
+
+    begin: --from; None: continue at the end of the last span, or at `default_begin` if there is none. overlap: overlap
+    in seconds with the end of the covered time.
+    """
     until = until_of(read)
     if until is None:
         if (start := first if begin is None else begin) < end:
@@ -52,14 +55,16 @@ def to_ask(read: Runs, begin: int | None, end: int, late: int, first: int) -> It
 
 
 def not_ahead(run: Run, read: Runs, whose: str) -> Runs:
-    """The same without what is not yet: a clock was ahead. How much of that stretch was over when it was asked for
-    nobody knows, so that it is read anew from where it began."""
+    """Return the spans without times in the future, which a wrong clock caused.
+
+    It is unknown how much of such a span had passed when it was read, so it is read again from its beginning.
+    """
     until = until_of(read)
     if until is None or until <= run.now:
         return read
     said = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
     run.say(
-        f"{run.source.name}: {whose}: the store says that it was read until {said:%Y-%m-%d %H:%M:%S} UTC, which is not "
-        "yet: a clock was ahead, and this stretch is read anew"
+        f"{run.source.name}: {whose}: according to the store it was read until {said:%Y-%m-%d %H:%M:%S} UTC, which is "
+        "in the future: a clock was ahead; this period is read again"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)

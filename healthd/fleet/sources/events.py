@@ -1,8 +1,8 @@
-"""The event streams of the nodes (docs/events.md): a folder with one for each node, as rsync or rsyslog filled it.
+"""Event streams of the nodes (docs/events.md): a folder with one folder per node, as rsync or rsyslog filled it.
 
-What is new is read, each line once; a line that another reader wrote again, or a file that was rotated, adds nothing.
-A schema or an event that is not known here is kept whole in `rest`. Holes are told: a line that is missing is not
-"nothing happened".
+Only new lines are read, each once. A line that another reader wrote again, or a rotated file, adds nothing. A line with
+an unknown schema or event is stored whole in `rest`. Missing lines are reported: a missing line does not mean that
+nothing happened.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from healthd.fleet.tables import EVENTS
 if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
-BATCH = 500_000  # events a step: each step writes the months that it touches anew
-MOST_MARKS = 64  # files of one stream that are remembered; a node has four, at the centre logrotate keeps 24
-MOST_STREAMS = 64  # and streams: a node begins a new one at each boot
+BATCH = 500_000  # events per step: each step rewrites the months that it touches
+MOST_MARKS = 64  # remembered files per stream; a node has four, logrotate at the centre keeps 24
+MOST_STREAMS = 64  # remembered streams per node, which begins a new one at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
 User: TypeAlias = "Callable[[str], str | None]"
@@ -63,7 +63,7 @@ def _ids(value: Any) -> str | None:
     return " ".join(value) if whole else None
 
 
-# A line's field -> the table's column, and what makes its value. What has none, or is of another type, is in `rest`.
+# A line's field -> the table's column and the conversion. Fields without a column, or of another type, go to `rest`.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "boot_id": ("boot_id", _text),
     "mono": ("mono", _number),
@@ -108,7 +108,10 @@ _AT, _SCHEMA, _TIMES, _DROPPED, _REST = (
 
 
 def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
-    """`cluster`: of a line that does not know its own yet. `user`: what is kept of a person's name."""
+    """Return a row of the table `events` for a parsed line.
+
+    cluster: for a line that does not name its own yet. user: maps a person's name to the stored text.
+    """
     made: list[Value] = [None] * len(_COLUMNS)
     fields = told.fields
     made[_SCHEMA] = _count(fields.get("schema"))
@@ -116,7 +119,7 @@ def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
     if told.key is not None:
         made[_CLUSTER], made[_NODE], made[_STREAM] = told.key.cluster or cluster, told.key.node, told.key.stream_id
         made[_SEQ] = told.seq
-    else:  # another schema numbers its lines in another way: the line names itself
+    else:  # another schema may number its lines differently: a hash of the line identifies it
         made[_CLUSTER], made[_NODE] = _text(fields.get("cluster")) or cluster, _text(fields.get("node"))
         made[_STREAM], made[_SEQ] = "?" + blake2b(told.line, digest_size=8).hexdigest(), 0
     if told.unknown:
@@ -126,7 +129,7 @@ def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
     counts = _DROPPED if fields["event"] == "dropped" else _TIMES
     if fields["event"] in OF_CONDITIONS:
         for place in _FLAGS:
-            made[place] = False  # a line says it only where it is so
+            made[place] = False  # lines have the field only if it is true
     rest: dict[str, Any] = {}
     for name, value in fields.items():
         if value is None or name in _HEAD:
@@ -142,18 +145,18 @@ def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
 
 
 def _person(text: Value, user: User) -> Value:
-    """ "root (uid 0)", "repaired by root (uid 0)": the daemon's word for whom it served (agent/control/server.py)."""
+    """Apply `user` to the name in "root (uid 0)" or "repaired by root (uid 0)" (from agent/control/server.py)."""
     found = _PERSON.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return text
     kept = user(found["name"])
     if kept == found["name"]:
         return text
-    return f"{found['did']}{kept or 'somebody'}" if found["did"] else kept
+    return f"{found['did']}{kept or 'a user'}" if found["did"] else kept
 
 
 def _whole(told: Told, user: User) -> str:
-    """The line as it is, but for persons in the fields that have some in the lines that are known."""
+    """Return the line unchanged, except for persons in the fields that may name some in known events."""
     kept: dict[str, Any] = {
         name: _person(told.fields[name], user) for name in ("who", "cleared_by") if name in told.fields
     }
@@ -168,7 +171,7 @@ def _nothing(value: Any) -> None:
 
 
 def text_of(cursor: Cursor) -> str:
-    """How far a stream was read, to be kept."""
+    """Return how far a stream was read, as text for the manifest."""
     marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
     keys = list(cursor.seen.runs)[-MOST_STREAMS:]
     seen = [[*key, list(cursor.seen.runs[key]), list(cursor.seen.dropped.get(key, ()))] for key in keys]
@@ -189,7 +192,7 @@ def cursor_of(text: str | None, key: bytes = b"") -> Cursor:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """Streams are read one after another; so many that they have BATCH new events are a step."""
+    """Read the streams one after another, in steps of BATCH_EVENTS new events."""
     where = Tally()
     streams = find(files, where)
     for sentence in where.problem:
@@ -203,7 +206,7 @@ def ingest(run: Run, files: list[str]) -> None:
         with run.steps() as step:
             some = Part(run, step, ahead)
             step.stage("events", some.rows())
-            # The generation is of this step alone: what was covered adds up.
+            # Each step has its own generation, so the coverage of the steps adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
             step.stage("ingests", some.covered(name))
         missing += some.missing
@@ -212,15 +215,15 @@ def ingest(run: Run, files: list[str]) -> None:
         if some.is_last:
             break
     for what, lines in sorted(all_of.unknown.items()):
-        run.say(f"events: {plural(lines, 'line')} of {what}, which is not known here, kept as it came")
+        run.say(f"events: {plural(lines, 'line')} of {what}, which this version does not know, stored unchanged")
     if cut:
-        run.say(f"events: {plural(cut, 'line')} torn or damaged, and no event is missing there")
+        run.say(f"events: {plural(cut, 'line')} torn or damaged, but no event is missing")
     if missing:
-        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or still under way")
+        run.say(f"events: {plural(missing, 'line')} of the streams missing: lost, or not yet copied")
 
 
 class Part:
-    """The streams of one step."""
+    """Streams of one step."""
 
     def __init__(self, run: Run, step: Step, ahead: Iterator[str]) -> None:
         self.run = run
@@ -233,7 +236,7 @@ class Part:
         self.unread: Counter[Value] = Counter()  # cluster -> lines of its streams
 
     def rows(self) -> Iterator[Row]:
-        """The new events of the next streams. What is wrong with one is told when it was read."""
+        """Yield the new events of the next streams. Problems of a stream are reported after it was read."""
         done = 0
         for stream in self.ahead:
             name = f"stream {os.path.abspath(stream)}"
@@ -248,11 +251,11 @@ class Part:
                     yield of_stream
                 else:
                     left_out += 1
-            # What --from and --to left out was not read: its files are looked through again, for it alone.
+            # Events skipped by --from and --to do not count as read: a later run searches the files for them again.
             self.step.cursor(name, text_of(kept if left_out else cursor))
             tally.events -= left_out
             missing = max(0, _missing(cursor) - holes)
-            # What a kill leaves of a line is no row: the daemon writes that line again, and its number is there.
+            # A line torn by a kill is not an unread row: the daemon writes the line again, with its number.
             unread = tally.unread if tally.stray or missing else 0
             self._tell(stream, tally, unread)
             if of_stream is not None:
@@ -265,7 +268,7 @@ class Part:
                 return
 
     def covered(self, name: str) -> Iterator[Row]:
-        """Of each cluster a row of `ingests`, with the times of the lines that were read."""
+        """Yield a row of `ingests` for each cluster, with the times of the lines that were read."""
         now = self.run.now
         for cluster, first, last, lines in self.step.times("events", now):
             yield cluster, self.run.source.name, name, first, last, now, lines, self.unread[cluster]
@@ -285,7 +288,7 @@ class Part:
 
 
 def _tally(run: Run) -> Tally:
-    """What is wrong at a time that was not asked for is not told."""
+    """Return a tally that ignores problems outside the requested period."""
     return Tally(
         -math.inf if run.from_time is None else run.from_time, math.inf if run.to_time is None else run.to_time
     )

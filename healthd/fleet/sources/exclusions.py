@@ -1,11 +1,11 @@
-"""Nodes that the user of a job excluded: as `squeue` shows them, and by the job's command and its script.
+"""Nodes that users excluded from their jobs: from `squeue`, and from each job's command and script.
 
-squeue has the jobs that slurmctld still has, and no DBIndex: a job's record is named by (job id, submit time). It
-prints the nodes of --exclude only; slurmctld does not add the nodes on which a prolog failed.
+squeue has the jobs that slurmctld still keeps, without a DBIndex: a job's record is identified by (job id, submit
+time). It prints only the nodes of --exclude; slurmctld does not add nodes on which a prolog failed.
 
-SubmitLine is the words of the command with blanks between them, without quotes (src/common/slurm_opt.c,
-slurm_option_get_argv_str). The words after the first word that is no option are the job's own. If a quoted text had
-blanks, that word may come too early: then a later "-x" makes the answer "not known".
+SubmitLine consists of the words of the command separated by blanks, without quotes (src/common/slurm_opt.c,
+slurm_option_get_argv_str). The words after the first non-option belong to the job. If a quoted argument contained
+blanks, that word may be found too early; a later "-x" then makes the result unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from healthd.fleet.sources.columns import Columns, rows
 from healthd.fleet.sources.pieces import called, of_here, whole_files
 from healthd.fleet.sources.reading import Reading
 
-# The names of `-o` and of `-O` (github.com/SchedMD/slurm, src/squeue/print.c; -O has ExcNodes since 24.05).
+# The column names of `-o` and `-O` (github.com/SchedMD/slurm, src/squeue/print.c; -O has ExcNodes since 24.05).
 COLUMNS = Columns(("jobid", "submit_time", "exc_nodes"))
 NO_NODES = ("", "(null)", "N/A")
 
@@ -28,14 +28,20 @@ Row: TypeAlias = "tuple[str, None, int, str, str, int]"
 
 
 def command() -> list[str]:
-    """All jobs that slurmctld knows, also those that ended in the last MinJobAge. %A is the raw id; without a width
-    nothing is cut (src/squeue/print.c, _print_str()). Run it with SLURM_TIME_FORMAT=%s."""
+    """Return the command for all jobs in slurmctld, including those that ended within MinJobAge.
+
+    %A is the raw id. Without a width nothing is cut (src/squeue/print.c, _print_str()). Run it with
+    SLURM_TIME_FORMAT=%s.
+    """
     return ["squeue", "--all", "--states=all", "--format=%A|%V|%x"]
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
-    """Of an array that waits there is one line, with the array's own id. Padded columns (squeue -O) are read where
-    nothing can have been cut off: each value has a blank behind it."""
+    """Yield the rows of `exclusions`.
+
+    A pending array has one line with the array's own id. Padded columns (squeue -O) are read only if nothing can have
+    been cut off: each value is followed by a blank.
+    """
     for number, row in rows(_separated(lines, reading), COLUMNS, reading, "|"):
         if row["exc_nodes"] in NO_NODES:
             continue
@@ -45,7 +51,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
             reading.unread(number, str(error))
             continue
         if not is_decimal(row["jobid"]):
-            reading.unread(number, f'"{row["jobid"]}" is no id of a job: use -o %A')
+            reading.unread(number, f'"{row["jobid"]}" is not a job id: use -o %A')
             continue
         reading.read(1)
         for node in nodes if reading.wants(submitted, None) else ():
@@ -53,7 +59,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
 
 
 def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[int, str]]:
-    """Lines of -O with a separator between the columns, all others as they are."""
+    """Insert separators between the columns of -O output; leave other lines unchanged."""
     starts: list[int] | None = None
     for number, line in lines:
         if starts is None:
@@ -67,7 +73,7 @@ def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[t
             ends = [*starts[1:], width]
             cells = [line[start:end] for start, end in zip(starts, ends, strict=True)]
             if len(line) > width or any(cell and not cell.endswith(" ") for cell in cells):
-                reading.unread(number, "a column may be cut: ask for it wider, or use -o '%A|%V|%x'")
+                reading.unread(number, "a column may be cut: make it wider, or use -o '%A|%V|%x'")
             else:
                 yield number, "|".join(cell.strip() for cell in cells)
 
@@ -92,8 +98,8 @@ SOURCE = Source(
 
 # --- the command and the script of a job
 
-# Options of sbatch, salloc and srun that take no word behind them: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
-# An optional argument stands in the same word.
+# Options of sbatch, salloc and srun without a following argument: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
+# An optional argument is part of the same word.
 _ALONE = frozenset(
     (
         *("async", "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test"),
@@ -112,7 +118,7 @@ _QUOTED = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
 
 
 class Exclusions(NamedTuple):
-    """`known`: whether `nodes` is all that was excluded when the job was submitted."""
+    """Excluded nodes. `is_complete`: True if `nodes` is complete for the time of submission."""
 
     known: bool
     nodes: tuple[str, ...] = ()
@@ -123,13 +129,16 @@ NONE = Exclusions(True)
 
 
 def of_submit_line(line: str) -> Exclusions:
-    """What the command excludes. A batch script may exclude more, unless the command does it itself, or has no script:
-    its options go before those in the script."""
+    """Return the exclusions of a job's command.
+
+    A batch script may exclude further nodes, unless the command has --exclude itself or no script: command options
+    override those in the script.
+    """
     program, _, options = line.partition(" ")
     program = program.rpartition("/")[2]
     if program not in ("sbatch", "srun", "salloc"):
         return UNKNOWN
-    if "x" not in options or not _SUSPECT.search(options):  # as most: there is nothing to be told apart
+    if "x" not in options or not _SUSPECT.search(options):  # most commands: nothing to parse
         if program != "sbatch":
             return NONE
         if "--wrap" not in options:
@@ -137,15 +146,17 @@ def of_submit_line(line: str) -> Exclusions:
     words = line.split()
     hosts, rest, wrapped = _option(words[1:], wait_is_alone=program == "sbatch")
     if (wrapped or hosts is None) and _SUSPECT.search(" ".join(rest)):
-        return UNKNOWN  # of the job, or of the command behind a name with a blank
+        return UNKNOWN  # an option of the job, or of the command after a name with a blank
     if hosts is not None:
         return _named(hosts)
     return NONE if wrapped or program != "sbatch" else UNKNOWN
 
 
 def of_script(script: str) -> Exclusions:
-    """What the #SBATCH lines of a batch script exclude: those above its first command (src/sbatch/opt.c,
-    _opt_batch_script). Of a script for several components it is not known whose they are."""
+    """Return the exclusions in the #SBATCH lines of a batch script, above its first command.
+
+    Source: src/sbatch/opt.c, _opt_batch_script. For a script with several components their owner is unknown.
+    """
     words: list[str] = []
     for line in script.split("\n"):
         if line.startswith(("#SBATCH", "#SLURM")):
@@ -159,7 +170,7 @@ def of_script(script: str) -> Exclusions:
 
 
 def _named(hosts: str) -> Exclusions:
-    if "/" in hosts:  # a file with the names, which nobody kept
+    if "/" in hosts:  # a file with the names, which was not stored
         return UNKNOWN
     try:
         return Exclusions(True, expand(hosts))
@@ -168,7 +179,7 @@ def _named(hosts: str) -> Exclusions:
 
 
 def _option(words: list[str], wait_is_alone: bool) -> tuple[str | None, list[str], bool]:
-    """The last --exclude among the options, the words that are no options, and whether --wrap is one of them."""
+    """Return the last --exclude among the options, the words after the options, and whether --wrap is one of them."""
     hosts: str | None = None
     wrapped = False
     at = 0
@@ -191,7 +202,7 @@ def _option(words: list[str], wait_is_alone: bool) -> tuple[str | None, list[str
             continue
         for place, letter in enumerate(word[1:], 2):
             if letter in _SHORT_ALONE or (letter == "W" and wait_is_alone):
-                if letter in "IKk":  # what follows in this word is its argument
+                if letter in "IKk":  # the rest of this word is its argument
                     break
                 continue
             value = word[place:]
@@ -205,7 +216,7 @@ def _option(words: list[str], wait_is_alone: bool) -> tuple[str | None, list[str
 
 
 def _words(text: str) -> list[str]:
-    """The words of a #SBATCH line: quotes and backslashes as in a shell; "#" begins a comment."""
+    """Split a #SBATCH line into words: quotes and backslashes as in a shell; "#" begins a comment."""
     words: list[str] = []
     word: str | None = None
     for single, double, escaped, plain, blank in _QUOTED.findall(text):

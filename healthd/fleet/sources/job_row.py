@@ -1,7 +1,7 @@
-"""A job as sacct's fields have it, to clean text of a row of `jobs`, and to the nodes that its user excluded.
+"""Conversion of a job's sacct fields to clean text of a row of `jobs`, and to the nodes that its user excluded.
 
-`JOBS` in tables.py says what each column means; what sacct prints in each field: src/sacct/print.c of
-https://github.com/SchedMD/slurm. Most fields hold one of a few texts: each is read once and remembered.
+`JOBS` in tables.py describes each column. Format of sacct's fields: src/sacct/print.c of
+https://github.com/SchedMD/slurm. Most fields have few different texts, so each text is converted once and cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthd.fleet.privacy import Private
 from healthd.fleet.sources.exclusions import of_script, of_submit_line
 from healthd.fleet.staging_text import field as clean
 
-# What is read of a job, in this order. A field that a source does not have is "".
+# Fields of a job, in this order. A field that a source lacks is "".
 FIELDS = (
     *("JobIDRaw", "JobID", "DBIndex", "Cluster", "State", "ExitCode", "Submit", "Eligible", "Start", "End"),
     *("Suspended", "NNodes", "NodeList", "AllocCPUS", "NCPUS", "AllocTRES", "Partition", "Account", "QOS", "Priority"),
@@ -31,35 +31,35 @@ REMEMBERED = 20_000
 LONG = 1_000  # characters
 # The state of the copy of a job that a federation removed because a sibling cluster started it. It ran elsewhere.
 REVOKED = "REVOKED"
-NAMELESS = 20  # jobs without a cluster before the first with one: then the whole source has none
-NO_CLUSTER = "a job does not name its cluster: say --cluster NAME"
+NAMELESS = 20  # after this many jobs without a cluster the whole source is assumed to have none
+NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
 _STATE = regex(r"([A-Z][A-Z_]{2,30})(?: by \d{1,10})?")
 _JOB_ID = regex(r"(\d{1,10})(?:_(?:(\d{1,10})|\[[^\]]*\]))?(?:\+\d{1,5})?")
 _EXIT = regex(r"(\d{1,10}):(\d{1,3})")
-# Slurm divides by 1,024 only what has no other rest than a half (convert_num_unit2() in slurm_protocol_api.c).
+# Slurm divides by 1,024 only if the remainder is 0 or a half (convert_num_unit2() in slurm_protocol_api.c).
 _GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
-_OF_GPUS = regex(r"gres/gpu[:=].*")  # not gres/gpumem, gres/gpuutil, which are no number of GPUs
+_OF_GPUS = regex(r"gres/gpu[:=].*")  # not gres/gpumem or gres/gpuutil, which do not count GPUs
 _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
 _NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
 
-_LATEST = str(times.MAX_SECONDS)  # of ten digits too
+_LATEST = str(times.MAX_SECONDS)  # ten digits, so that texts compare like numbers
 
 T = TypeVar("T")
 
 
 class NotReadable(HealthdError):
-    """A source cannot be read at all. One sentence that goes on behind its name."""
+    """A source cannot be read at all. The message follows the source's name."""
 
 
 class CutOff(NotReadable):
-    """It ends too early; what was read before stays."""
+    """A source ends too early. Rows before its end are kept."""
 
 
 class Remembered(dict[str, T], Generic[T]):
-    """What a function says of a text, asked once for each text. Bounded: what is not `small` is asked each time."""
+    """Bounded cache of a function of texts. Results that are not `is_small` are not cached."""
 
     def __init__(self, of: Callable[[str], T], small: Callable[[T], bool] = lambda found: True) -> None:
         self.of = of
@@ -75,38 +75,39 @@ class Remembered(dict[str, T], Generic[T]):
 
 
 class Row(NamedTuple):
-    """Clean text of the columns of JOBS and, behind them, the names of the nodes with blanks between them: `head`,
-    then exclusions_known, then `tail`. The others are values that the caller needs."""
+    """Converted job. `head`, exclusions_known and `tail` joined by tabs are clean text of the columns of JOBS, followed
+    by the names of the nodes, separated by blanks. The other fields are for the caller.
+    """
 
     head: str
     tail: str
-    known: bool  # whether `excluded` is all that was excluded
+    known: bool  # True if `excluded` is complete
     cluster: str  # clean text
     db_index: int
     job_id: str
     submit_time: int
-    first_time: int  # when it began, or else was submitted
+    first_time: int  # start time, else submit time
     end_time: int | None
     excluded: tuple[str, ...]
-    batch: bool  # a script may exclude what the command does not
+    batch: bool  # a script may exclude further nodes
     source: str = SUBMIT_LINE
 
     def with_script(self, script: str) -> Row:
-        """The same, as the script excludes what the command does not."""
+        """Return the row with the exclusions of the script, unless the command decides them."""
         known, excluded = of_script(script)
         return self._replace(known=known, excluded=excluded, source=SCRIPT) if self.batch else self
 
 
 class JobRows:
-    """Reads one job after another."""
+    """Converts jobs one after another."""
 
     def __init__(self, private: Private, zone: tzinfo | None, cluster: str, source: str) -> None:
-        """`cluster`, `zone`: of jobs that name none."""
+        """`cluster`, `zone`: for jobs that do not name theirs."""
         self.private = private
         self.zone = zone
         self.cluster = cluster
         self.source = source
-        self.named = False  # whether any job had a cluster
+        self.named = False  # True once a job had a cluster
         self.nameless = 0
         self._states = Remembered(_state)
         self._exits = Remembered(_exit)
@@ -121,13 +122,14 @@ class JobRows:
         self._tails = Remembered(_tail)
 
     def read(self, fields: Sequence[str]) -> Row | None:
-        """Read one record. `fields`: as FIELDS names them. None: a step, or the revoked copy of a federated job.
+        """Convert one record with the fields of FIELDS. None: a step, or the revoked copy of a federated job.
 
-        Raises ValueError: why it cannot be read; NotReadable: no job of this source names its cluster."""
+        Raises ValueError if the record cannot be read, UnreadableSource if no job of this source names its cluster.
+        """
         raw, shown, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
         suspended, nnodes, node_list, alloc_cpus, ncpus, tres, partition, account, qos, priority = fields[10:20]
         user, reservation, limit_raw, limit, restarts, name, work_dir, submit_line = fields[20:]
-        if raw == shown and is_decimal(raw) and len(raw) <= 10:  # as most
+        if raw == shown and is_decimal(raw) and len(raw) <= 10:  # most jobs
             job_id, array, task = raw, "", ""
         elif "." in raw or "." in shown:
             return None
@@ -140,21 +142,21 @@ class JobRows:
         began: int | None
         ended: int | None
         epochs = len(submit) == len(start) == len(end) == 10 and is_decimal(submit + start + end)
-        if epochs and max(submit, start, end) <= _LATEST:  # as most of ours
+        if epochs and max(submit, start, end) <= _LATEST:  # most jobs of healthd's own calls
             submitted, began, ended = int(submit), int(start), int(end)
         else:
             submitted, began, ended = self._seconds(submit), self._seconds(start), self._seconds(end)
         if submitted is None:
-            raise ValueError("Submit: a job without it")
+            raise ValueError("Submit: missing")
         count, names, nodes_text = self._nodes[node_list]
-        # Cancelled while it waited: its Start is its End, and nothing is allocated. A job that ran and whose nodes are
-        # not recorded any more (NODE_FAIL) keeps its times and its GPUs.
+        # Cancelled while pending: Start equals End, and nothing is allocated. A job that ran and whose nodes are no
+        # longer recorded (NODE_FAIL) keeps its times and GPUs.
         waited = not tres or began is None or ended is None or ended <= began
         if node_list == "None assigned" and waited:
             began = None
         if ended is not None:
             if word in NOT_ENDED:
-                raise ValueError(f"{word} with an End: was sacct asked to cut times (--truncate)?")
+                raise ValueError(f"{word} with an End: was sacct run with --truncate?")
             if began is not None and ended < began:
                 raise ValueError(f"End is {began - ended} s before Start")
         ran = began is not None
@@ -198,7 +200,7 @@ class JobRows:
         return times.seconds(text, self.zone)
 
     def _ten_minutes(self, text: str) -> int | None:
-        """When the ten minutes begin that "2026-11-22T12:1" names, if they are ten minutes of one meaning."""
+        """Return the start of the ten minutes of "2026-11-22T12:1", or None if they are ambiguous."""
         try:
             first, last = (times.seconds(text + rest, self.zone) for rest in ("0:00", "9:59"))
         except times.TimeError:
@@ -207,8 +209,11 @@ class JobRows:
 
 
 def hashed(cluster: str, job_id: str, submit_time: int) -> int:
-    """62 bits that stand for a DBIndex where there is none. A job's id and its submission name one row of Slurm's:
-    `unique index (id_job, time_submit)`, accounting_storage_mysql.c."""
+    """Return 62 bits in place of a missing DBIndex.
+
+    A job's id and submit time identify one row of Slurm: `unique index (id_job, time_submit)`,
+    accounting_storage_mysql.c.
+    """
     text = f"{cluster}\0{job_id}\0{submit_time}"
     return int(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16], 16) >> 2
 
@@ -218,35 +223,37 @@ def _or_none(number: int | None) -> str:
 
 
 def _tail(text: str) -> int | None:
-    """Seconds of "3:45"."""
+    """Return the seconds of "3:45"."""
     if len(text) == 4 and text[1] == ":" and is_decimal(text[0] + text[2:]) and text[2] < "6":
         return int(text[0]) * 60 + int(text[2:])
     return None
 
 
 def _ids(raw: str, shown: str) -> tuple[str, str, str]:
-    """Of a job: its raw id, of its array and in its array. JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a
-    component of a heterogeneous job)."""
+    """Return the job's raw id, its array's id and its index in the array.
+
+    JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component of a heterogeneous job).
+    """
     if raw and not (is_decimal(raw) and len(raw) <= 10):
-        raise ValueError(f"JobIDRaw: no number: {described(raw)}")
+        raise ValueError(f"JobIDRaw: not a number: {described(raw)}")
     if raw == shown or not shown:
         if not raw:
-            raise ValueError("JobID: a job without it")
+            raise ValueError("JobID: missing")
         return raw, "", ""
     found = _JOB_ID.fullmatch(shown)
     if found is None:
-        raise ValueError(f"JobID: no job: {described(shown)}")
+        raise ValueError(f"JobID: not a job id: {described(shown)}")
     if not raw and found[0] != found[1]:
-        raise ValueError(f"JobIDRaw: is not there, and JobID {described(shown)} does not tell it")
+        raise ValueError(f"JobIDRaw: missing, and JobID {described(shown)} does not contain it")
     return (raw or found[1]), (found[1] if "_" in shown else ""), (found[2] or "")
 
 
 def _db_index(text: str) -> int:
-    """Unsigned 64 bits as signed ones; 0: there is none."""
+    """Convert unsigned 64 bits to a signed number; 0: none."""
     if text in ("", "0"):
         return 0
     if not is_decimal(text) or len(text) > 20 or int(text) >= 1 << 64:
-        raise ValueError(f"DBIndex: no number of 64 bits: {described(text)}")
+        raise ValueError(f"DBIndex: not a 64-bit number: {described(text)}")
     number = int(text)
     return number - (1 << 64) if number >= 1 << 63 else number
 
@@ -254,7 +261,7 @@ def _db_index(text: str) -> int:
 def _state(text: str) -> str:
     found = _STATE.fullmatch(text)
     if found is None:
-        raise ValueError(f"State: no state of a job: {described(text)}")
+        raise ValueError(f"State: not a job state: {described(text)}")
     return found[1]
 
 
@@ -268,7 +275,7 @@ def _exit(text: str) -> tuple[str, str]:
 
 
 def _gpus(text: str) -> str:
-    """GPUs of AllocTRES: "gres/gpu=8", or else the sum of its types, of which a site may account only some."""
+    """Return the GPUs of AllocTRES: "gres/gpu=8", else the sum of its types, of which a site may account only some."""
     if not text:
         return ""
     if not _TRES.fullmatch(text):
@@ -282,12 +289,12 @@ def _gpus(text: str) -> str:
             else:
                 all_types += count
         elif _OF_GPUS.fullmatch(entry):
-            raise ValueError(f"AllocTRES: no number of GPUs: {described(entry.rpartition('=')[2])}")
+            raise ValueError(f"AllocTRES: not a number of GPUs: {described(entry.rpartition('=')[2])}")
     return str(all_types if total is None else total)
 
 
 def _nodes(text: str) -> tuple[int, str, str]:
-    """How many, their names, and the list as it is: clean text."""
+    """Return the number of nodes, their names, and the original list: clean text."""
     if text in NO_NODES:
         return 0, "", ""
     names = expand(text)
@@ -299,23 +306,23 @@ def _text(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """As sacct's text is put together where a field has line ends, so that JSON says the same."""
+    """Join lines as sacct's text output does, so that JSON gives the same text."""
     return text.replace("\r\n", " ").replace("\n", " ")
 
 
 def _number(text: str) -> str:
     if text and not (is_decimal(text) and len(text) <= 18):
-        raise ValueError(f"no number where one belongs: {described(text)}")
+        raise ValueError(f"not a number: {described(text)}")
     return "" if text in _NO_VALUES else text
 
 
 def _duration(text: str) -> str:
-    """Slurm prints INVALID of a time that is negative by a mistake of its own (secs2time_str() in parse_time.c)."""
+    """Return seconds as text. Slurm prints INVALID for a negative time (its bug: secs2time_str() in parse_time.c)."""
     return "" if text in ("", "INVALID", "UNLIMITED") else str(times.duration(text))
 
 
 def _limit(text: str) -> str:
-    """TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
+    """Parse TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
     if text == "INVALID":
         return ""
     return _or_none(times.duration(text) if ":" in text else times.limit(text))

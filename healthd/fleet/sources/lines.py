@@ -1,6 +1,6 @@
-"""Lines of a file that somebody else wrote, one after another, in bounded memory: what is no line of text is unread.
+"""Lines of a file from another program, in bounded memory. Lines that are not text are unread.
 
-A line that the file ends in, without a line end, may go on somewhere: it is unread, not taken for a whole one.
+A last line without a line end may be incomplete, so it is unread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
-MOST_BYTES = 1 << 20  # of a line
+MOST_BYTES = 1 << 20  # per line
 _PIECE = 1 << 16
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -23,21 +23,21 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass
 class Place:
-    """Where in a file, after the last whole line that was read: bytes, lines."""
+    """Position in a file after the last complete line: bytes, lines."""
 
     position: int = 0
     number: int = 0
 
 
 def lines_of(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """(number, line without its end) of a file, plain or gzip. IngestError: it cannot be opened or read."""
+    """Yield (number, line without its end) of a file, plain or gzip. Raises IngestError if it cannot be read."""
     with opened(path) as file:
         yield from lines_in(file, reading)
 
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """The file, unpacked. IngestError: it cannot be opened, or not be read further in the block."""
+    """Open a file and decompress it. Raises IngestError if it cannot be opened, or read further within the block."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
@@ -60,7 +60,9 @@ def is_gzip(path: str) -> bool:
 def lines_in(
     file: BinaryIO, reading: Reading, place: Place | None = None, live: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """`place` is moved on with what is read. `live`: a last line without an end is still being written, and is left."""
+    """Yield (number, line) and advance `position`. is_growing: a last line without an end is still being written, and
+    is skipped.
+    """
     place = place or Place()
     try:
         while line := file.readline(MOST_BYTES + 1):
@@ -73,7 +75,7 @@ def lines_in(
                 return
             place.number, place.position = number, place.position + size
             if not whole:
-                reading.unread(number, "the file ends in this line: it may be cut")
+                reading.unread(number, "the file ends within this line, which may be cut")
             elif size > MOST_BYTES + 1:
                 reading.unread(number, f"the line is longer than {MOST_BYTES} bytes")
             else:
@@ -81,14 +83,14 @@ def lines_in(
                 if text is not None:
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reading.cut(f"the compressed file goes no further: {error}")
+        reading.cut(f"the compressed file is cut: {error}")
 
 
 def _text(line: bytes, number: int, reading: Reading) -> str | None:
     try:
         text = line.removeprefix(_BOM).decode("utf-8") if number == 1 else line.decode("utf-8")
     except UnicodeDecodeError as error:
-        reading.unread(number, f"no UTF-8 at byte {error.start + 1} of the line")
+        reading.unread(number, f"not UTF-8 at byte {error.start + 1} of the line")
         return None
     if "\0" in text:
         reading.unread(number, "the line has a zero byte")
@@ -97,7 +99,7 @@ def _text(line: bytes, number: int, reading: Reading) -> str | None:
 
 
 def _to_its_end(file: BinaryIO) -> tuple[int, bool]:
-    """Pass over the rest of a line: its bytes, and whether it has an end. Nothing of it is kept."""
+    """Skip the rest of a line. Return its number of bytes, and whether it has a line end."""
     size = 0
     while piece := file.readline(_PIECE):
         size += len(piece)

@@ -1,8 +1,7 @@
-"""What a node is: its GPUs, partitions, switch and rack, from a table of the site, from `scontrol show node` or
-`sinfo`.
+"""Facts about nodes (GPUs, partitions, switch and rack) from a table of the site, `scontrol show node` or `sinfo`.
 
-Several sources may each know a part. What is not said there (an empty cell, no GPU in Gres) is not known, and keeps
-what another source said.
+Several sources may each provide a part. A missing value (an empty cell, no GPU in Gres) is unknown and keeps the value
+of another source.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """None: not known. Names and order as in the table `nodes`."""
+    """Facts about a node; None: unknown. Names and order as in the table `nodes`."""
 
     gpu_model: str | None = None
     gpus: int | None = None
@@ -35,11 +34,11 @@ class Facts:
     rack: str | None = None
 
 
-ON_SWITCH = ""  # instead of a node's name: what is told is so of all nodes on that switch
+ON_SWITCH = ""  # instead of a node's name: the facts apply to all nodes on that switch
 
 
 def merged(known: Mapping[str, Facts], told: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
-    """What is known after more was told: node -> facts, of the nodes that were told of only."""
+    """Return the merged facts of the nodes in `received`: node -> facts."""
     after: dict[str, Facts] = {}
     for name, facts in told:
         nodes = [name]
@@ -55,11 +54,11 @@ TABLE = Columns(("node",), ("gpu_model", "gpus", "partitions", "switch", "rack")
 
 
 def of_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """CSV: node (a host list), gpu_model, gpus, partitions (commas or blanks between them), switch, rack."""
+    """Parse CSV: node (a host list), gpu_model, gpus, partitions (separated by commas or blanks), switch, rack."""
     for number, row in rows(lines, TABLE, reading):
         gpus = row.get("gpus", "")
         if gpus and not (is_decimal(gpus) and len(gpus) <= 4):
-            reading.unread(number, f"gpus: no number of GPUs: {described(gpus)}")
+            reading.unread(number, f"gpus: not a number of GPUs: {described(gpus)}")
             continue
         try:
             nodes = expand(row["node"])
@@ -84,7 +83,7 @@ SWITCHES = Columns(("switch", "rack"))
 
 
 def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """CSV: switch (a host list), rack: where the nodes on a leaf stand."""
+    """Parse CSV: switch (a host list), rack: the rack of the nodes on a leaf switch."""
     for number, row in rows(lines, SWITCHES, reading):
         try:
             switches = expand(row["switch"])
@@ -92,20 +91,20 @@ def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
             reading.unread(number, str(error))
             continue
         if not switches or not row["rack"]:
-            reading.unread(number, "no switch, or no rack, is named")
+            reading.unread(number, "no switch or no rack is named")
             continue
         reading.read(1)
         yield from ((ON_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)
 
 
 def command() -> list[str]:
-    """One line a node; -a: hidden partitions too. `--oneliner` is `-o` in every version."""
+    """Return the command: one line per node; -a: hidden partitions too. `--oneliner` is `-o` in every version."""
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 
 # Comment, Extra and Reason are typed by people and come after Gres= and Partitions=, so the first of each counts
 # (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before: if they contain
-# another Gres=, Slurm's own cannot be told apart.
+# another Gres=, Slurm's own cannot be distinguished.
 _NAME = regex(r"NodeName=(\S+)")
 _GRES = regex(r"(?:^| )Gres=(\S+)")
 _PARTITIONS = regex(r"(?:^| )Partitions=(\S+)")
@@ -114,7 +113,7 @@ _ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
 
 
 def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """`scontrol show node`, also without -o: a record is all lines up to the next one that begins with NodeName=."""
+    """Parse `scontrol show node`, also without -o: a record extends to the next line that begins with NodeName=."""
     for number, record in _records(lines):
         name = _NAME.match(record)
         if not name:
@@ -134,7 +133,7 @@ SINFO = Columns(("nodelist", "gres"), ("partition",), {"hostnames": "nodelist", 
 
 
 def of_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """`sinfo -a -o '%N|%G|%R'`: host list, Gres, partition, a line for each kind of nodes of a partition."""
+    """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition; a line for each kind of node of a partition."""
     told: dict[str, Facts] = {}
     partitions: dict[str, dict[str, None]] = {}
     for number, row in rows(lines, SINFO, reading, "|"):
@@ -154,8 +153,11 @@ def of_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tup
 
 
 def gpus_of(gres: str) -> tuple[str | None, int | None]:
-    """(model, number) of "gpu:h100:8(S:0-1),shard:32". No model where there are several, or none is named; no number
-    where no GPU is listed: a node that lost them all reads the same as one that never had any."""
+    """Return (model, number) of "gpu:h100:8(S:0-1),shard:32".
+
+    The model is None if there are several, or none is named. The number is None if no GPU is listed: a node that lost
+    all of its GPUs looks the same as one that never had any.
+    """
     models: dict[str, None] = {}
     total = 0
     for entry in _ENTRY.findall(gres):
@@ -166,8 +168,11 @@ def gpus_of(gres: str) -> tuple[str | None, int | None]:
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Join the lines of each node. Only NodeName= begins a record: 24.05 prints a line of blanks inside one, before
-    Reason=, and a Reason may hold an empty line."""
+    """Join the lines of each node.
+
+    Only NodeName= begins a record: 24.05 prints a blank line inside one, before Reason=, and a Reason may contain an
+    empty line.
+    """
     first, parts = 0, list[str]()
     for number, line in lines:
         if line.startswith("NodeName=") and parts:
@@ -193,7 +198,7 @@ def read_files(run: Run, files: Sequence[str], parse: Callable[[Lines, Reading],
 
 
 def join(step: Step, reading: Reading, told: Told) -> None:
-    """What was told of nodes joins what is known of them."""
+    """Stage the facts of nodes, merged with those in the store."""
     cluster = reading.cluster_of()
     names = ", ".join(field.name for field in fields(Facts))
     live = step.execute(f"SELECT node, {names} FROM {step.live('nodes')} WHERE cluster = ?", [cluster]).fetchall()
@@ -202,14 +207,14 @@ def join(step: Step, reading: Reading, told: Told) -> None:
 
 
 def called_here(run: Run, argv: list[str], parse: Callable[[Lines, Reading], Told]) -> None:
-    """The same of what a command prints here."""
+    """Ingest the facts that a local command prints."""
     reading = of_here(run, " ".join(argv))
     with run.step(reading.name, run.now, run.now, reading.cluster) as step:
         join(step, reading, parse(called(argv, reading), reading))
 
 
 def any_of(lines: Lines, reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """What the file is, its first line says."""
+    """Parse a file in the format that its first line shows."""
     ahead = iter(lines)
     first = next(((number, line) for number, line in ahead if line.strip()), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""What sources have in common: a file that is read whole, and a command that we run ourselves."""
+"""Functions that sources share: files that are read whole, and local commands."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Parse: TypeAlias = "Callable[[Lines, Reading], Iterable[tuple[Value, ...]]]"
 MOST_NAMED = 5
 TOGETHER = 128 << 20  # bytes
 LATE_SECONDS = 3600
-EARLIEST = 1_000_000  # parse_time() takes none before
+EARLIEST = 1_000_000  # parse_time() rejects earlier times
 
 
 def whole_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> None:
-    """Each file is a step of rows of one table."""
+    """Ingest each file as one step of rows of one table."""
 
     def stage(step: Step, reading: Reading) -> None:
         step.stage(table, parse(lines_of(reading.name, reading), reading))
@@ -40,14 +40,17 @@ def whole_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> Non
 
 
 def watched(run: Run, files: Sequence[str]) -> Iterator[str]:
-    """The files, if none of them would come twice (`same_zone`). WrongCommand: nothing of any is read."""
+    """Yield the files with progress, after checking all time zones (`require_same_zone`).
+
+    Raises UsageError before any file is read.
+    """
     for path in files:
         same_zone(run, path, run.cursor(f"file {os.path.abspath(path)}"))
     yield from run.watch(files)
 
 
 def read_whole(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> None:
-    """A file is a step. One that was read before in the same way, and did not change, is passed over."""
+    """Ingest a file as one step. An unchanged file that was read with the same options is skipped."""
     name, state = f"file {os.path.abspath(path)}", _stamp(run, path)
     if run.cursor(name) == state:
         return
@@ -57,8 +60,10 @@ def read_whole(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> N
 
 
 def tell_unknown(run: Run, step: Step, table: str) -> None:
-    """Nodes of what is staged that their cluster has not, where the store knows its nodes: they are kept, but a name
-    that is written otherwise there joins with nothing."""
+    """Log staged nodes that are missing from the known nodes of their cluster.
+
+    They are kept, but a name with a different spelling there joins with nothing.
+    """
     if "node" not in TABLES[table].columns:
         return
     nodes = f"SELECT DISTINCT cluster, node FROM {step.staged(table)} WHERE node IS NOT NULL"
@@ -68,11 +73,11 @@ def tell_unknown(run: Run, step: Step, table: str) -> None:
     ).fetchall()
     if unknown:
         names = ", ".join(node for _, node in unknown[:MOST_NAMED]) + (", ..." if len(unknown) > MOST_NAMED else "")
-        run.say(f"{run.source.name}: nodes that are not known in their cluster are kept, {len(unknown):,}: {names}")
+        run.say(f"{run.source.name}: {len(unknown):,} nodes that are unknown in their cluster are kept: {names}")
 
 
 def covers_staged(run: Run, step: Step, table: str) -> None:
-    """The piece speaks of the times and clusters of its rows; of what --from and --to left out it does not."""
+    """Set the coverage of the piece to the times and clusters of its rows, limited to --from and --to."""
     told = step.times(table, run.now)
     found = (time for _, first, last, _ in told for time in (first, last) if time is not None)
     times = [min(max(time, run.from_time or 0), time if run.to_time is None else run.to_time) for time in found]
@@ -80,8 +85,10 @@ def covers_staged(run: Run, step: Step, table: str) -> None:
 
 
 def read_together(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
-    """The same of many files, some TOGETHER bytes a step: each step writes the months that it touches anew. `stage`
-    stages nothing of a file that it cannot read to its end: the others of the step are kept."""
+    """Ingest many files, about BATCH_BYTES per step, because each step rewrites the months that it touches.
+
+    `stage` stages nothing of a file that it cannot read to its end; the other files of the step are kept.
+    """
     left = watched(run, paths)
     path = next(left, None)
     while path is not None:
@@ -99,7 +106,7 @@ def read_together(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading
 
 
 def _stamp(run: Run, path: str) -> str:
-    """Another one if the file changed, or is to be read in another way. IngestError: it is not there."""
+    """Return a text that changes with the file or the options. Raises IngestError if the file is missing."""
     try:
         about = os.stat(path)
     except OSError as error:
@@ -109,35 +116,38 @@ def _stamp(run: Run, path: str) -> str:
 
 
 def same_zone(run: Run, path: str, before: str | None) -> None:
-    """`before`: the cursor of a text that was read, whose last words are zone, from and to. Most rows are named by a
-    time, so that in another zone each would stand beside itself. WrongCommand: they would; and files that are new would
-    stand in the store some hours off."""
+    """Raise UsageError if the file was read in another time zone before.
+
+    Most rows are identified by a time, so in another zone each row would be added again, and new files would be off by
+    some hours. before: the file's cursor, which ends in zone, from and to.
+    """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
-        now = f"with {run.zone}" if run.zone else "without one"
+        now = f"with {run.zone}" if run.zone else "without it"
         raise WrongCommand(
-            f"{path}: was read with --timezone {zone}; {now} its rows would be there twice: "
-            f"say {zone} again, or, if it was wrong, read everything into a new store"
+            f"{path}: was read with --timezone {zone}; {now} its rows would be stored twice: "
+            f"use {zone} again, or, if it was wrong, read everything into a new store"
         )
 
 
 def called(argv: Sequence[str], reading: Reading) -> Iterator[tuple[int, str]]:
-    """The lines that a command of Slurm prints, with times in epoch seconds. IngestError: it failed; then what it
-    printed is not all."""
+    """Yield the lines of a Slurm command, with times in epoch seconds. Raises IngestError if it failed: incomplete
+    output.
+    """
     with output(argv, EPOCH) as out:
         yield from lines_in(out, reading)
 
 
 def local_cluster() -> str:
-    """The name of the cluster whose commands these are. IngestError: it cannot be asked."""
+    """Return the name of the local cluster. Raises IngestError if Slurm does not answer."""
     cluster = configured("ClusterName").get("ClusterName")
     if cluster is None:
-        raise IngestError("scontrol show config: names no ClusterName: say --cluster NAME")
+        raise IngestError("scontrol show config: has no ClusterName: add --cluster NAME")
     return cluster
 
 
 def configured(*names: str) -> dict[str, str]:
-    """Of these settings those that slurmctld here has. IngestError: it cannot be asked."""
+    """Return those of these settings that the local slurmctld has. Raises IngestError if Slurm does not answer."""
     found = {}
     for _, line in called(["scontrol", "show", "config"], Reading("scontrol show config")):
         name, _, value = line.partition("=")
@@ -147,24 +157,24 @@ def configured(*names: str) -> dict[str, str]:
 
 
 def of_here(run: Run, name: str) -> Reading:
-    """A reading of what slurmctld's cluster here says. IngestError: another cluster was said."""
+    """Return a reading for output of the local slurmctld. Raises IngestError if another cluster was given."""
     here = local_cluster()
     if run.cluster not in ("", here):
         raise IngestError(
-            f"{name}: would tell of the cluster {here} here, not of {run.cluster}: run it there, into a file"
+            f"{name}: the local cluster is {here}, not {run.cluster}: run the command there and write a file"
         )
     return replace(Reading.of(run, name), cluster=here)
 
 
 def of_slurm(run: Run, name: str) -> Reading:
-    """A reading of what slurmdbd says: of the cluster that was said, or else the one here."""
+    """Return a reading for output of slurmdbd: for the given cluster, else the local one."""
     return replace(Reading.of(run, name), cluster=run.cluster or local_cluster())
 
 
 def since_last_time(
     run: Run, name: str, table: str, command: Callable[[int, int, str], list[str]], parse: Parse
 ) -> None:
-    """What slurmdbd tells of the times that were not read yet, and of the last LATE_SECONDS before."""
+    """Ingest the times that were not yet read from slurmdbd, and the last OVERLAP_SECONDS before them."""
     reading = of_slurm(run, name)
     cursor = f"until {reading.cluster}"
     read = not_ahead(run, of_text(run.cursor(cursor) or ""), cursor)

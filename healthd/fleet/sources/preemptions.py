@@ -1,22 +1,22 @@
-"""Who pre-empted whom: slurmctld's log is the only place that says it.
+"""Pre-emptions from slurmctld's log, the only place that records which job pre-empted which.
 
 The lines, the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
 src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02, slurm_job_preempt()):
 
     preempted %pJ has been requeued to reclaim resources for %pJ       info
     preempted %pJ has been killed to reclaim resources for %pJ         info
-    slurm_job_preempt: preempted %pJ had to be killed                  info, instead: for whom is not said
+    slurm_job_preempt: preempted %pJ had to be killed                  info, instead; the pre-emptor is not logged
     setting %u sec preemption grace time for %pJ to reclaim ...        debug (_job_check_grace_internal())
     preempted %pJ suspended by gang scheduler to reclaim ...           debug (src/slurmctld/node_scheduler.c)
     preempted %pJ has been killed / has been requeued                  info (src/slurmctld/gang.c)
 
-and of Slurm 19.05 and older "has been checkpointed to reclaim ..." (src/slurmctld/node_scheduler.c). %pJ is JobId=7,
-JobId=5_2(7) of an array's task, JobId=5+1(6) of a part of a heterogeneous job (src/common/log.c, _jobid2fmt()).
-Lines of debug are there from SlurmctldDebug=debug on.
+Slurm 19.05 and older also has "has been checkpointed to reclaim ..." (src/slurmctld/node_scheduler.c). %pJ is JobId=7,
+JobId=5_2(7) for a task of an array, JobId=5+1(6) for a component of a heterogeneous job (src/common/log.c,
+_jobid2fmt()). Debug lines exist from SlurmctldDebug=debug on.
 
-The time stands in front as LogTimeFormat says (log.c; slurm.conf(5)), or as syslog and journalctl put it there, or in
-the JSON that slurmctld writes where it is told so. `short` and `thread_id` have no year: it is the latest that is not
-after the file's last change. `clock` has no time at all.
+The time precedes the message, as LogTimeFormat defines (log.c; slurm.conf(5)), or as syslog and journalctl write it, or
+in slurmctld's JSON log format. `short` and `thread_id` have no year: the latest year is taken that is not after the
+file's last change. `clock` has no usable time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MODES = {"killed": "cancelled"}
 
 _ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
 _SHORT = r"[A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}"
-# "[TIME] ", or what syslog and journalctl write: "TIME HOST slurmctld[7]: ". Further behind it may be a user's words.
+# "[TIME] ", or the prefix of syslog and journalctl: "TIME HOST slurmctld[7]: ". Later text may come from a user.
 _PREFIXES = (
     regex(r"\[(?P<time>[^\]]{1,80})\] "),
     regex(rf"(?P<time>{_ISO}|{_SHORT}) \S{{1,255}} [\w./-]{{1,64}}(?:\[[0-9]{{1,10}}\])?: "),
@@ -64,7 +64,7 @@ Row: TypeAlias = "tuple[str, int, int, int | None, str, int | None]"
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) -> Iterator[Row]:
-    """`changed`: when the file was written last. Lines of other things are passed over."""
+    """Yield the rows of `preemptions`; other lines are ignored. changed: time of the file's last change."""
     for number, line in lines:
         if "preempt" not in line:
             continue
@@ -92,7 +92,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) ->
 
 
 def _parts(line: str) -> tuple[str, str]:
-    """(time as it stands there, message)."""
+    """Return (time as text, message)."""
     if line.startswith("{"):
         return _of_json(line)
     for prefix in _PREFIXES:
@@ -102,13 +102,13 @@ def _parts(line: str) -> tuple[str, str]:
 
 
 def _raw(parts: dict[str, str | None], side: str) -> int | None:
-    """The job's own id; of an array that waits as a whole the array's."""
+    """Return the job's own id; for an array that waits as a whole, the array's id."""
     text = parts[f"{side}raw"] or parts[f"{side}id"] or (parts[f"{side}of"] if parts[f"{side}task"] == "*" else None)
     return int(text) if text else None
 
 
 def _of_json(line: str) -> tuple[str, str]:
-    """What slurmctld writes as JSON (log.c, LOG_FILE_FMT_JSON): {"log":"...","stream":"stdout","time":"..."}."""
+    """Parse slurmctld's JSON log format (log.c, LOG_FILE_FMT_JSON): {"log":"...","stream":"stdout","time":"..."}."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -119,18 +119,16 @@ def _of_json(line: str) -> tuple[str, str]:
 
 
 def _iso(time: str, changed: float) -> str:
-    """ValueError: it is no time."""
+    """Return the time in ISO format. Raises ValueError if it is not a time."""
     if found := _ISO_TIME.match(time):
         return found[0].replace(" ", "T").replace(",", ".")
     if (found := _SHORT_TIME.match(time)) and found[0][:3] in _MONTHS:
         return _with_year(found[0], changed)
-    raise ValueError(
-        f'"{time}" in front of a pre-emption is no time' if time else "a pre-emption has no time before it"
-    )
+    raise ValueError(f'"{time}" before a pre-emption is not a time' if time else "a pre-emption has no time before it")
 
 
 def _with_year(short: str, changed: float) -> str:
-    """ "Nov 22 12:11:20" in the latest year that puts it no more than a day after `changed` (the time zones differ)."""
+    """Return "Nov 22 12:11:20" with the latest year at most a day after `changed` (time zones may differ)."""
     month, day, clock = _MONTHS.index(short[:3]) + 1, int(short[4:6]), short[7:]
     latest = datetime.fromtimestamp(changed, timezone.utc).replace(tzinfo=None) + timedelta(days=1)
     for year in range(latest.year, latest.year - 9, -1):  # the last leap day may be eight years ago
@@ -140,11 +138,11 @@ def _with_year(short: str, changed: float) -> str:
             continue
         if when <= latest:
             return when.isoformat()
-    raise ValueError(f'"{short}" is no day of any year')
+    raise ValueError(f'"{short}" is not a valid date')
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """A log is known by how it begins, whatever its name is now: of one that has grown what is new is read."""
+    """Read the new part of each log. A log is identified by its beginning, whatever its name is now."""
     for path in run.watch(files):
         with run.guard(), opened(path) as file:
             _log(run, path, file)
@@ -172,7 +170,7 @@ def _log(run: Run, path: str, file: BinaryIO) -> None:
     if place.position == begin and begin:
         return
     if not (begin or rows or unread) and ends and not any(_begins_with_a_time(line, about.st_mtime) for line in ends):
-        raise IngestError(f"{path}: neither its first nor its last line begins with a time, as those of slurmctld do")
+        raise IngestError(f"{path}: neither its first nor its last line begins with a time, unlike a log of slurmctld")
     times = [_seconds(line, reading, about.st_mtime) for line in ends]
     with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
         step.stage("preemptions", rows)
@@ -184,7 +182,7 @@ def _log(run: Run, path: str, file: BinaryIO) -> None:
 
 
 def _noting(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines; the first and the last go to `ends`: what time the log speaks of."""
+    """Yield the lines, and append the first and last one to `ends`, for the log's time span."""
     line = ""
     for number, line in lines:
         if not ends:

@@ -1,15 +1,16 @@
-"""healthd's conditions as Prometheus, VictoriaMetrics or Mimir kept them: the second source, where a stream is missing.
+"""healthd's conditions as scraped by Prometheus, VictoriaMetrics or Mimir: the second source, where a stream is
+missing.
 
-What is there are scrapes: of a condition the first and the last that showed it. One that came and went between two
-scrapes is not there, and `step_seconds` says how far apart the looks were. `timestamp()` of a metric gives the times of
-the scrapes themselves, where the metric alone is told again for five minutes where nothing marks its end
-(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query asks for that, for how bad it is
-and whether it counts, as one number (QUERY): they are of the same scrape, and are asked for once.
+Scrapes give the first and last scrape that showed a condition. A condition between two scrapes is missing;
+`step_seconds` is the distance of the queried points. `timestamp()` of a metric gives the times of the scrapes
+themselves; the metric alone repeats its value for five minutes if nothing marks its end
+(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query returns the scrape time, the
+severity and whether the condition is enforced as one number (QUERY), so that all are from the same scrape.
 
-A query may ask for 11,000 points of a series (github.com/prometheus/prometheus, web/api/v1/api.go: "exceeded maximum
-resolution of 11,000 points per timeseries"), so a long time is asked in pieces, and in smaller ones where the server or
-we say that it is too much. nocache=1 keeps VictoriaMetrics from moving the times of a query to multiples of its step
-(https://docs.victoriametrics.com/#prometheus-querying-api-enhancements); Prometheus passes over it.
+A query may return 11,000 points per series (github.com/prometheus/prometheus, web/api/v1/api.go: "exceeded maximum
+resolution of 11,000 points per timeseries"). A long period is therefore split, and split further if the server or
+healthd rejects an answer as too large. nocache=1 stops VictoriaMetrics from aligning the times of a query to multiples
+of its step (https://docs.victoriametrics.com/#prometheus-querying-api-enhancements); Prometheus ignores it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from healthd.fleet.tables import SCRAPED_CONDITIONS
 if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
-# floor(time) * 8 + 4 if it is enforced + severity.
+# floor(time) * 8, plus 4 if enforced, plus the severity.
 QUERY = (
     "floor(timestamp(healthd_condition_severity{%s})) * 8"
     " + 4 * healthd_condition_enforced{%s} + healthd_condition_severity{%s}"
@@ -43,7 +44,7 @@ QUERY = (
 SEVERITIES = ("info", "warning", "degraded", "critical")
 MOST_POINTS = 11_000
 STEP_SECONDS = 60  # Prometheus' default scrape_interval is a minute
-# What is younger may still come, and VictoriaMetrics repeats an older value for it (-search.latencyOffset, 30 s).
+# Newer samples may still arrive, and VictoriaMetrics repeats an older value there (-search.latencyOffset, 30 s).
 SETTLED_SECONDS = 60
 NODE_LABELS = ("node", "nodename", "instance")
 
@@ -54,11 +55,13 @@ Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A condition from the first scrape that showed it to the last; `looked`: the last point of a query that had it.
+    """A condition from the first scrape that showed it to the last.
 
-    severity         the worst, a place in SEVERITIES; first_severity: of the first scrape
-    worst            the first scrape that showed `severity`
-    observed         no scrape showed it as enforced
+    last_point      the last point of a query that had it
+    severity        the worst, an index of SEVERITIES
+    first_severity  of the first scrape
+    worst           time of the first scrape with `severity`
+    observed        no scrape showed it as enforced
     """
 
     first: int
@@ -75,7 +78,7 @@ class Span:
 
 
 class Point(NamedTuple):
-    """What a scrape showed of a condition."""
+    """One scrape of a condition."""
 
     scrape: int
     severity: int
@@ -84,7 +87,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Scraped:
-    """How far a server was read. `standing`: what stood at the last point, to go on with."""
+    """How far a server was read. open_spans: conditions that were open at the last point."""
 
     until: int
     standing: dict[Series, Span] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Scraped:
 
     @staticmethod
     def of_text(text: str) -> tuple[Scraped, str]:
-        """Return also the text of the stretches that were read."""
+        """Return the state, and the text of the spans that were read."""
         until, standing, stretches = json.loads(text)
         return Scraped(until, dict(map(_span_of, standing))), stretches
 
@@ -106,7 +109,7 @@ def _span_of(row: list[Any]) -> tuple[Series, Span]:
 
 
 def pieces(from_time: int, to_time: int, step: int, points: int = MOST_POINTS) -> Iterator[tuple[int, int]]:
-    """(first, last) point of each query: all points from..to, `step` seconds apart, each in one query."""
+    """Yield (first, last) point of each query: all points from_time..to_time, `step` seconds apart, each once."""
     first = from_time
     while first <= to_time:
         last = min(first + (points - 1) * step, first + (to_time - first) // step * step)
@@ -123,10 +126,10 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], Scraped]]:
-    """Rows, piece by piece, and how far it is read then. `ask`: (path, parameters) -> data.
+    """Yield rows, piece by piece, and how far they were read. `query_function`: (path, parameters) -> data.
 
-    `matchers`: 'job="healthd"', to take but these series. What still stands at the end has a row too, which a later
-    read replaces: it has the same first_time. ServerError.
+    matchers: 'job="healthd"' selects only these series. A condition that is still open at the end has a row too, which
+    a later read replaces, since its first_time is the same. Raises ServerError.
     """
     state = before or Scraped(from_time - step)
     query = QUERY.replace("%s", matchers)
@@ -153,10 +156,10 @@ def spans(
     step: int,
     reading: Reading,
 ) -> tuple[list[Row], dict[Series, Span]]:
-    """All spans that a piece adds to, and those of them that still stand at its last point.
+    """Return all spans that a piece extends, and those that are still open at its last point.
 
-    A span ends where a point of the query does not show it. Series of one condition (it became worse, another job
-    scraped it) are one.
+    A span ends at a point of the query without it. Series of one condition (it became worse, another job scraped it)
+    are joined.
     """
     seen: dict[Series, dict[int, Point]] = {}
     for number, one in enumerate(matrix, 1):
@@ -165,7 +168,7 @@ def spans(
             series = series_of(labels, reading)
             told = {_whole(at): _point(_whole(value)) for at, value in values}
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            reading.unread(number, f"a series that is none: {str(error)[:100]}")
+            reading.unread(number, f"an invalid series: {str(error)[:100]}")
             continue
         points = seen.setdefault(series, {})
         for at, point in told.items():
@@ -200,9 +203,9 @@ def spans(
 
 
 def series_of(labels: Mapping[str, str], reading: Reading) -> Series:
-    """ValueError: a label is missing."""
+    """Return the identity of a series. Raises ValueError if a label is missing."""
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
-        raise ValueError("its labels are no text")
+        raise ValueError("its labels are not text")
     name = next((labels[label] for label in NODE_LABELS if labels.get(label)), "")
     node = node_of(name)
     if not node or not labels.get("code"):
@@ -221,7 +224,7 @@ def _worse(one: Point, other: Point) -> Point:
 
 
 def node_of(instance: str) -> str:
-    """The node's name in Slurm of "gpu-1:9100" or "gpu-1.example.org:9100"; an IP address stays one."""
+    """Return the Slurm name of "gpu-1:9100" or "gpu-1.example.org:9100". An IP address is kept."""
     host = urllib.parse.urlsplit(f"//{instance}").hostname or ""
     try:
         ipaddress.ip_address(host)
@@ -233,15 +236,15 @@ def node_of(instance: str) -> str:
 def _matrix(data: Any) -> Sequence[Any]:
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list) or data.get("resultType") != "matrix":
-        raise ServerError("does not answer with a range of values: is it a Prometheus server's address?")
+        raise ServerError("does not return a range of values: is this the address of a Prometheus server?")
     return result
 
 
 def _whole(value: Any) -> int:
-    """A time in whole seconds."""
+    """Return a time in whole seconds."""
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time")
     return int(number)
 
 
@@ -249,7 +252,7 @@ SETTINGS = ("url", "tenant", "token_file", "basic_file", "ca_file", "step_second
 
 
 def settings(named: str) -> tuple[Server, int, str]:
-    """(server, step, matchers) of "http://HOST:PORT" or of a TOML file that has SETTINGS. IngestError."""
+    """Return (server, step, matchers) for "http://HOST:PORT" or a TOML file with SETTINGS. Raises IngestError."""
     if "://" in named:
         return server(named), STEP_SECONDS, ""
     try:
@@ -261,15 +264,15 @@ def settings(named: str) -> tuple[Server, int, str]:
         raise IngestError(f"{named}: {error}") from None
     for name in told:
         if name not in SETTINGS:
-            raise IngestError(f"{named}: no setting {name}{nearest(name, SETTINGS)}")
+            raise IngestError(f"{named}: unknown setting {name}{nearest(name, SETTINGS)}")
     step = told.pop("step_seconds", STEP_SECONDS)
     if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= 86_400:
-        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to a day, got {step!r}")
+        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to 86400, got {step!r}")
     for name, value in told.items():
         if not isinstance(value, str):
             raise IngestError(f"{named}: {name} must be text")
     if "url" not in told:
-        raise IngestError(f"{named}: names no url")
+        raise IngestError(f"{named}: url is missing")
     matchers = told.pop("matchers", "")
     try:
         return server(**told), step, matchers
@@ -278,7 +281,7 @@ def settings(named: str) -> tuple[Server, int, str]:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """A piece is a query: what was read of a server is committed with how far it was read."""
+    """Ingest the conditions of servers. Each query's rows are committed together with how far the server was read."""
     for named in files:
         with run.guard():
             try:
@@ -292,7 +295,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _server(run: Run, at: Server, step: int, matchers: str) -> None:
-    """All stretches that are to be asked (covered_times.py), counted from the first point to a step behind the last."""
+    """Query all uncovered spans (covered_times.py). A span counts from its first point to one step after its last."""
     reading, asked = Reading.of(run, at.url), partial(ask, at)
     cursor = f"{at.url} {matchers} {step}"
     if tenant := at.headers.get("X-Scope-OrgID"):
@@ -301,7 +304,7 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
     newest, stretches = Scraped.of_text(text) if text else (None, "")
     was_read = not_ahead(run, of_text(stretches), at.url)
     if until_of(was_read) is None and run.from_time is None:
-        raise IngestError(f"{at.url}: since when is it to be asked? Say --from")
+        raise IngestError(f"{at.url}: the start of the period is missing: add --from")
     until = run.now - max(step, SETTLED_SECONDS)
     until = until if run.to_time is None else min(run.to_time, until)
     for begin, end in to_ask(was_read, run.from_time, until + 1, 0, 0):
@@ -317,7 +320,7 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
                 run.read(len(rows))
                 if is_newest:
                     newest = state
-                if is_newest or state.until + step >= end:  # an older stretch counts when it is whole
+                if is_newest or state.until + step >= end:  # an older span counts once it is complete
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
                 one.cursor(cursor, newest.text(text_of(was_read)))
@@ -325,7 +328,10 @@ def _server(run: Run, at: Server, step: int, matchers: str) -> None:
 
 
 def _keep_longer(step: Step) -> None:
-    """A stretch that ends where another one begins has seen the first scrape of its conditions, and no more of them."""
+    """Delete staged rows of conditions for which the store has a longer span.
+
+    A span that ends where another one begins contains only the first scrape of the other span's conditions.
+    """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.replace_by)
     step.execute(

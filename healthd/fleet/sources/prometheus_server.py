@@ -1,7 +1,7 @@
-"""A Prometheus server that is asked over HTTP: what can go wrong with it is one sentence.
+"""HTTP client of a Prometheus server. Each error is one sentence.
 
-The token goes to the address that was named and nowhere else: no redirect is followed, no proxy is asked, certificates
-are checked.
+The token is sent to the given address only: redirects are not followed, proxies are not used, certificates are
+verified.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from typing import Any
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 
-MOST_BYTES = 16 << 20  # of one answer; as plain data it takes six times that
-SECONDS = 120.0  # for one answer
+MOST_BYTES = 16 << 20  # per response; the parsed data takes six times that
+SECONDS = 120.0  # per response
 
 
 class ServerError(HealthdError):
-    """A server cannot be asked: one sentence that goes on behind its address."""
+    """A server cannot be queried. The message follows its address."""
 
 
 class TooMuch(ServerError):
-    """The answer is too large, here or for the server: a shorter time may do."""
+    """The response is too large, here or for the server. A shorter period may work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """url      up to /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
-    headers  what is sent with each query: authorization, X-Scope-OrgID
-    ca_file  certificates to trust beside, or instead of, the system's; "" = the system's
+    """Address and credentials of a server.
+
+    url      up to /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
+    headers  sent with each query: authorization, X-Scope-OrgID
+    ca_file  certificates to trust; "" = the system's
     """
 
     url: str
@@ -47,16 +49,19 @@ class Server:
 
 
 def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
-    """`token_file` holds a bearer token, `basic_file` "user:password". ServerError: the address or a file is wrong."""
+    """Check the address and load the credentials. Raises ServerError if the address or a file is wrong.
+
+    token_file: a bearer token. basic_file: "user:password".
+    """
     try:
         parts = urllib.parse.urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isascii()
-    except ValueError:  # a bracket that does not close, a port that is none
+    except ValueError:  # an unclosed bracket, an invalid port
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise ServerError('is no address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
+        raise ServerError('is not the address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
     if parts.username is not None:
-        raise ServerError("a password in the address is seen by everybody on this machine: name a file with it")
+        raise ServerError("a password in the address is visible to all users of this machine: put it into a file")
     headers = {}
     if tenant:
         headers["X-Scope-OrgID"] = _header(tenant, "the tenant")
@@ -65,7 +70,7 @@ def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "
     if basic_file:
         text = _secret(basic_file)
         if ":" not in text:
-            raise ServerError(f'{basic_file} does not hold "user:password"')
+            raise ServerError(f'{basic_file} does not contain "user:password"')
         headers["Authorization"] = f"Basic {base64.b64encode(text.encode()).decode()}"
     return Server(url.rstrip("/"), headers, ca_file)
 
@@ -74,24 +79,24 @@ def _secret(path: str) -> str:
     try:
         return Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
 
 
 def _header(text: str, what: str) -> str:
     if not text or not text.isascii() or not text.isprintable():
-        raise ServerError(f"{what} is empty, or has characters that no HTTP header may have")
+        raise ServerError(f"{what} is empty, or has characters that are invalid in an HTTP header")
     return text
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Whoever sends us elsewhere does not get the token there."""
+    """Refuse redirects, so that the token is not sent to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float | None = None) -> Any:
-    """The `data` of an answer of /api/v1. `seconds`: how long it may take (SECONDS). ServerError: one sentence."""
+    """Return the `data` of a response of /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
     seconds = SECONDS if seconds is None else seconds
     try:
         context = ssl.create_default_context(cafile=server.ca_file or None)
@@ -113,8 +118,8 @@ def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float
         if isinstance(reason, TimeoutError):
             raise ServerError(f"did not answer within {seconds:g} s") from None
         raise ServerError(f"cannot be reached: {_why(reason)}") from None
-    except ValueError as error:  # it sends us to what is no address
-        raise ServerError(f"cannot be asked: it sends us elsewhere: {_why(error)}") from None
+    except ValueError as error:  # a redirect to an invalid address
+        raise ServerError(f"cannot be queried: it redirects to an invalid address: {_why(error)}") from None
     return _data(body)
 
 
@@ -124,22 +129,22 @@ def _bounded(response: Any, seconds: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MOST_BYTES:
-            raise TooMuch(f"answers with more than {MOST_BYTES >> 20} MiB")
+            raise TooMuch(f"returns more than {MOST_BYTES >> 20} MiB")
         if time.monotonic() > deadline:
-            raise ServerError(f"did not answer whole within {seconds:g} s")
+            raise ServerError(f"did not answer completely within {seconds:g} s")
     return b"".join(parts)
 
 
 def _refused(error: urllib.error.HTTPError) -> ServerError:
     if 300 <= error.code < 400:
         where = printable(str(error.headers.get("Location", "elsewhere")))[:200]
-        return ServerError(f"sends us to {where}: nothing was asked there; name that address if it is right")
+        return ServerError(f"redirects to {where}, which was not followed; use that address if it is right")
     try:
         said = json.loads(error.read(1 << 16)).get("error", "")
     except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
         said = ""
     words = printable(str(said))[:300]
-    # All three say so with 422, Prometheus of a query that takes too long with 503; a proxy with 413, 502 or 504.
+    # All three servers answer 422, Prometheus 503 for a query that takes too long; proxies answer 413, 502 or 504.
     too_much = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in words)
     kind = TooMuch if too_much else ServerError
     return kind(f"answers with status {error.code}" + (f": {words}" if words else ""))
@@ -149,9 +154,9 @@ def _data(body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise ServerError("does not answer with JSON: is it a Prometheus server's address?") from None
+        raise ServerError("does not answer with JSON: is this the address of a Prometheus server?") from None
     if not isinstance(answer, dict) or answer.get("status") != "success" or "data" not in answer:
-        raise ServerError("does not answer as Prometheus does: is it a Prometheus server's address?")
+        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
     return answer["data"]
 
 

@@ -1,4 +1,4 @@
-"""What the reader of a piece (a file, what a program printed) is given."""
+"""Context of the reader of one piece (a file, or the output of a program)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from healthd.fleet.ingest import IngestError, Run
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """name     of the piece
-    cluster  of rows that do not name theirs; "" = not said
-    zone     of times that do not name theirs; None: such a time is not read
-    begin    what ended before is not wanted; None: everything is
-    end      what began at it or later is not wanted; None: everything is
-    user     a user's name -> what is kept of it; None: nothing
-    unread   counts a row that cannot be read: the number of its line, from 1 (0: of no line), and why
+    """Options and callbacks for reading one piece.
+
+    name     of the piece
+    cluster  for rows that do not name theirs; "" = not given
+    zone     for times without a zone; None: such times are unread
+    begin    rows that ended before are skipped; None: no limit
+    end      rows that began at this time or later are skipped; None: no limit
+    user     maps a user's name to the stored text; None: not stored
+    unread   counts a row that cannot be read: its line number, from 1 (0: no line), and the reason
     read     counts rows that were read
-    cut      the piece cannot be read to its end, and why; what was before stays
+    cut      reports why the piece cannot be read to its end; earlier rows are kept
     """
 
     name: str
@@ -50,23 +52,23 @@ class Reading:
         )
 
     def cluster_of(self, named: str | None = None) -> str:
-        """IngestError: neither the row names it nor --cluster."""
+        """Return the cluster of a row. Raises IngestError if neither the row nor --cluster names one."""
         if not (named or self.cluster):
-            raise IngestError(f"{self.name}: does not tell the cluster: say --cluster NAME")
+            raise IngestError(f"{self.name}: does not name the cluster: add --cluster NAME")
         return named or self.cluster
 
     def seconds(self, text: str) -> int:
-        """A time, epoch or ISO. ValueError: it is none, or not one."""
+        """Parse a time, epoch or ISO. Raises ValueError if it is invalid or missing."""
         found = self.maybe_seconds(text)
         if found is None:
             raise ValueError("a time is missing")
         return found
 
     def maybe_seconds(self, text: str) -> int | None:
-        """None where the text says that there is no such time yet."""
+        """Parse a time; None if the text means that there is no such time yet."""
         return times.seconds(text, self.zone)
 
     def wants(self, begin: int, end: int | None) -> bool:
-        """Whether it touches the time that was asked for. `end`: None = it lasts."""
+        """Return True if the time overlaps the requested period. end: None = not over."""
         late = self.end is not None and begin >= self.end
         return not late and (self.begin is None or end is None or end >= self.begin)

@@ -1,8 +1,9 @@
 """Records of delimited text without quotes, as sacct --parsable2 writes them, in bounded memory.
 
-The delimiter is not escaped in any field, and a field may hold a line end. What can be put together again without a
-guess is: a record goes on until it has as many fields as its header, and one with too many is taken only if the columns
-whose form is known leave one way to divide it. Anything else is counted as unread, with the line in which it begins.
+The delimiter is not escaped, and a field may contain a line end. Records are reassembled only if the result is
+unambiguous: a record continues until it has as many fields as its header. A record with too many fields is accepted
+only if the columns with a known form leave one way to divide it. Anything else is counted as unread, with the line in
+which it begins.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import BinaryIO, Protocol
 
 from healthd.common.text import regex
 
-MOST_BYTES = 1 << 20  # of a record
+MOST_BYTES = 1 << 20  # per record
 MOST_LINES = 64
 MOST_WAYS = 256  # to divide a record with too many fields
 CHUNK = 1 << 20
@@ -24,32 +25,34 @@ Fields = list[str]
 
 
 class Format(Protocol):
-    """What is known of a kind of table."""
+    """Knowledge about a kind of table."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
-        """Return True if a line of these fields names columns. `is_first`: no line above it does. Free text may look
-        like a header, so a later one must name more."""
+        """Return True if a line with these fields names columns.
+
+        is_first: no earlier line does. Free text may look like a header, so a later header must have more names.
+        """
 
     def free(self, name: str) -> bool:
-        """Whether a column may hold any text, so also the delimiter and line ends."""
+        """Return True if a column may contain any text, including the delimiter and line ends."""
 
     def wanted(self, name: str) -> bool:
-        """Whether a column is used at all."""
+        """Return True if a column is used."""
 
     def fits(self, name: str, text: str) -> bool:
-        """Whether the text can stand in a column that is not free."""
+        """Return True if the text is valid in a column that is not free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`header` changes only where a file has another header further down. `rows`: (line, fields), as many as it has."""
+    """Rows with the same header. `header` changes only if a file contains another one. `rows`: (line, fields)."""
 
     header: tuple[str, ...]
     rows: list[tuple[int, Fields]]
 
 
 def records(file: BinaryIO, form: Format, unread: Callable[[int, str], None], delimiter: str = "") -> Iterator[Batch]:
-    """The records of a file, below its header or headers. `delimiter`: "" = as its header shows."""
+    """Yield the records of a file below its headers. delimiter: "" = taken from the header."""
     reader = _Reader(form, unread, delimiter)
     number = 1
     for lines, whole in _chunks(file, unread):
@@ -60,7 +63,7 @@ def records(file: BinaryIO, form: Format, unread: Callable[[int, str], None], de
 
 
 def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[list[str], bool]]:
-    """Lines, without their ends, and whether the last one has its end. A line that is too long is "" and unread."""
+    """Yield lines without their ends, and whether the last one has its end. An overlong line is "" and unread."""
     rest, number = b"", 1
     while chunk := file.read(CHUNK):
         chunk = rest + chunk
@@ -80,8 +83,10 @@ def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
 
 
 def _lines(chunk: bytes) -> list[str]:
-    """Lines that end in LF or CR LF. Bytes that are no UTF-8 stay visible as \\xff; the columns whose form matters
-    have none."""
+    """Split into lines that end in LF or CR LF.
+
+    Bytes that are not UTF-8 become \\xff; the columns with a known form contain none.
+    """
     return chunk.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace").split("\n")[:-1]
 
 
@@ -92,12 +97,12 @@ class _Reader:
         self.delimiter = delimiter
         self.known = bool(delimiter)
         self.header: tuple[str, ...] = ()
-        self.open: list[str] = []  # lines of a record that is not whole yet
+        self.open: list[str] = []  # lines of an incomplete record
         self.open_at = 0
-        self.lost = False  # lines above the first header were told
+        self.lost = False  # lines above the first header were reported
 
     def take(self, number: int, lines: list[str], whole: bool) -> Iterator[Batch]:
-        """`number`: of the first line; `whole`: the last one has its end."""
+        """Yield the complete records. number: of the first line; whole: the last line has its end."""
         rows: list[tuple[int, Fields]] = []
         width, split, first = len(self.header), self.delimiter, self.header[:1]
         last = number + len(lines) - 1
@@ -143,11 +148,11 @@ class _Reader:
             self.delimiter = found[2]
 
     def _irregular(self, at: int, line: str, whole: bool) -> Iterator[tuple[int, Fields]]:
-        """A line that is no whole record by itself, or follows one that is not."""
+        """Process a line that is not a complete record by itself, or follows an incomplete one."""
         if not self.header:
             if line.strip() and not line.startswith("#") and not self.lost:
                 self.lost = True
-                self.unread(at, "no line above it names the columns")
+                self.unread(at, "no header line above it")
             return
         if not self.open and not line.strip():
             return
@@ -155,7 +160,7 @@ class _Reader:
         alone = line.split(self.delimiter)
         if self.open:
             if len(alone) == width and whole and self._fits(alone):
-                self._give_up()  # a record of its own: what stood before was cut
+                self._give_up()  # a complete record: the previous one was cut
                 yield at, alone
                 return
             joined = " ".join([*self.open, line]).split(self.delimiter)
@@ -169,7 +174,7 @@ class _Reader:
                 return
             self._give_up()
         if not whole:
-            self.unread(at, "the file ends in this line: it may be cut")
+            self.unread(at, "the file ends within this line, which may be cut")
         elif len(alone) < width:
             self.open, self.open_at = [line], at
         elif len(alone) == width:
@@ -177,12 +182,12 @@ class _Reader:
         elif (fields := self._divided(alone)) is not None:
             yield at, fields
         else:
-            self.unread(at, f"{len(alone)} fields where the header names {width}")
+            self.unread(at, f"{len(alone)} fields, but the header has {width}")
 
     def _give_up(self) -> None:
         if self.open:
             fields = " ".join(self.open).count(self.delimiter) + 1
-            self.unread(self.open_at, f"{fields} fields where the header names {len(self.header)}")
+            self.unread(self.open_at, f"{fields} fields, but the header has {len(self.header)}")
             self.open = []
 
     def _fits(self, fields: Fields) -> bool:
@@ -190,9 +195,9 @@ class _Reader:
         return all(form.free(name) or form.fits(name, text) for name, text in zip(self.header, fields, strict=True))
 
     def _divided(self, fields: Fields) -> Fields | None:
-        """The one way to make as many fields as there are columns by joining neighbours in columns of free text.
+        """Return the only way to reach the number of columns by joining neighbouring fields in free-text columns.
 
-        None: there is no way, or there are several that differ in a column that is used.
+        None: there is no way, or several that differ in a used column.
         """
         form, header = self.form, self.header
         if len(fields) <= len(header) or not any(map(form.free, header)):

@@ -73,7 +73,7 @@ _FORMS = {
     "AveVMSize ConsumedEnergy ConsumedEnergyRaw Flags Layout MaxDiskRead MaxDiskReadNode MaxDiskReadTask MaxDiskWrite "
     "MaxDiskWriteNode MaxDiskWriteTask MaxPages MaxPagesNode MaxPagesTask MaxRSS MaxRSSNode MaxRSSTask MaxVMSize "
     "MaxVMSizeNode MaxVMSizeTask MinCPUNode MinCPUTask ReqMem SLUID OriginalSLUID",
-    "": "",  # behind the last delimiter of --parsable
+    "": "",  # after the last delimiter of --parsable
 }
 _FORM_OF = {name.lower(): regex(form) for form, names in _FORMS.items() for name in names.split() or [""]}
 _FIELD = {name.lower(): name for name in FIELDS}
@@ -102,7 +102,7 @@ def text_rows(
 ) -> Iterator[Row | None]:
     """Yield the jobs of a text, and None for each row that is not stored (a step).
 
-    Raises NotReadable if a column is missing.
+    Raises UnreadableSource if a column is missing.
     """
     header: tuple[str, ...] | None = None
     pick: Callable[[list[str]], tuple[str, ...]] = tuple
@@ -122,7 +122,7 @@ def _picked(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
     place = {name.lower(): at for at, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in place:
-            raise NotReadable(f"has no column {name}: ask sacct with --format={','.join(FIELDS[:10])},...")
+            raise NotReadable(f"has no column {name}: run sacct with --format={','.join(FIELDS[:10])},...")
     return itemgetter(*(place.get(name.lower(), len(header)) for name in FIELDS))
 
 
@@ -270,7 +270,7 @@ class _Asking:
                         found[str(job.get("job_id")), submitted] = script
         except (IngestError, NotReadable) as error:  # keep the jobs without their scripts
             self.scripts = False
-            self.run.say(f"sacct: the scripts are not looked through for nodes that they exclude: {error}")
+            self.run.say(f"sacct: the exclusions in job scripts are not read: {error}")
         return found
 
 
@@ -327,16 +327,16 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
         except NotReadable as error:
             raise IngestError(f"{reading.name}: {error}") from None
         except (EOFError, zlib.error) as error:
-            reading.cut(f"the compressed file goes no further: {error}")
+            reading.cut(f"the compressed file is cut: {error}")
         finally:
             reading.read(count)
 
 
-# --- jobs on their way into a step: clean text in the store's temporary folder, then rows of three tables
+# --- staging of jobs: clean text in the store's temporary folder, then rows of three tables
 
 
 class StagedJobs:
-    """What was read of one piece. `first`, `last`: the time that its jobs speak of; None: there is none."""
+    """Jobs read from one piece. first, last: time span of its jobs; None: no job."""
 
     def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
         self.clusters: set[str] = set()
@@ -374,7 +374,7 @@ class StagedJobs:
 
 @contextmanager
 def staged_jobs(step: Step) -> Iterator[StagedJobs]:
-    """Jobs that are added in the block are staged at its end. Raises StoreError."""
+    """Stage the jobs added in the block at its end. Raises StoreError."""
     folder = step.store.temporary
     paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
     try:

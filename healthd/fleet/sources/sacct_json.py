@@ -1,15 +1,15 @@
 """Jobs as `sacct --json` prints them, one after another, in bounded memory.
 
 The shape is that of slurmdb_job_rec_t in all versions: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
-src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. What differs:
+src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. Differences:
 
-- DBIndex is in none, but from v0.0.45 on as an SLUID in `sluid`. Before, a job's id and submission name it.
-- A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (in v0.0.39 too, but for times).
+- DBIndex is missing; from v0.0.45 on it is in `sluid` as an SLUID. Before, a job's id and submit time identify it.
+- A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (in v0.0.39 too, except for times).
 - `state.current` is a word until v0.0.39, then a list of the state and its flags.
-- `exit_code` says SUCCESS and 0 of every job that ended by itself until v0.0.39, whatever it returned: there, of a job
-  that is not COMPLETED, it is not known.
-- `reservation.name` is a number without meaning in v0.0.38. `submit_line` and `script` come with v0.0.39,
-  `restart_cnt` with v0.0.42.
+- `exit_code` is SUCCESS and 0 for every job that ended by itself until v0.0.39, whatever it returned. There the exit
+  code of a job that is not COMPLETED is unknown.
+- `reservation.name` is a meaningless number in v0.0.38. `submit_line` and `script` exist from v0.0.39, `restart_cnt`
+  from v0.0.42.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from healthd.common.text import printable, regex
 from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
 
 NAME = "sacct_json"
-MOST_CHARACTERS = 16 << 20  # of one job with its steps
+MOST_CHARACTERS = 16 << 20  # per job with its steps
 CHUNK = 1 << 20
-NO_VAL = 0xFFFFFFFE  # and INFINITE behind it: slurm.h
+NO_VAL = 0xFFFFFFFE  # INFINITE is the next number: slurm.h
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _BLANK = regex(r"[ \t\r\n,]*")
 _SLUID = regex(r"[sS][0-9A-HJ-NP-TV-Za-hj-np-tv-z]{13}")
@@ -38,7 +38,7 @@ _BASE = frozenset(
 
 
 def json_rows(file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None]) -> Iterator[Row | None]:
-    """The jobs of a document. Raises NotReadable: it is none of sacct's."""
+    """Yield the jobs of a document. Raises UnreadableSource if it is not sacct's."""
     for line, job in jobs_of(file, unread):
         try:
             row = rows.read(fields_of(job))
@@ -50,7 +50,7 @@ def json_rows(file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None])
 
 
 class _Text:
-    """A document in pieces: what was taken of it is forgotten."""
+    """JSON text that is read in pieces; consumed text is dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -61,10 +61,10 @@ class _Text:
         self.over = False
 
     def more(self) -> bool:
-        """Read on; False: there is no more."""
+        """Read another piece. Return False at the end."""
         if self.over:
             return False
-        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))  # doubled, so that one big value costs no square
+        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))  # doubled: one large value takes linear time
         self.over = not chunk
         self.line += self.text.count("\n", 0, self.at)
         self.text = self.text[self.at :] + self.decoder.decode(chunk, final=self.over)
@@ -72,16 +72,16 @@ class _Text:
         return not self.over
 
     def peek(self) -> str:
-        """The next character that is not blank, and no comma; "": there is none."""
+        """Return the next character that is neither blank nor a comma, or "" at the end."""
         while True:
-            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]  # it also matches ""
             if self.at < len(self.text):
                 return self.text[self.at]
             if not self.more():
                 return ""
 
     def value(self) -> Any:
-        """The next value. Raises ValueError: there is none, or it is too long."""
+        """Return the next value. Raises ValueError if there is none, or it is too long."""
         self.peek()
         while True:
             try:
@@ -90,9 +90,9 @@ class _Text:
                 if len(self.text) - self.at > MOST_CHARACTERS:
                     raise ValueError(f"more than {MOST_CHARACTERS} characters") from None
                 if not self.more():
-                    raise ValueError(f"no JSON: {error}") from None
+                    raise ValueError(f"not JSON: {error}") from None
                 continue
-            if end == len(self.text):  # a number may go on
+            if end == len(self.text):  # a number may continue
                 end -= self.at
                 if self.more():
                     continue
@@ -108,20 +108,23 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list, or it is empty and sacct reported an
-    error; CutOff: the list has no end, or sacct reported an error and may have left out jobs."""
+    """Yield (line, job) of the list `jobs`.
+
+    Raises UnreadableSource if there is no such list, or it is empty and sacct reported an error. Raises TruncatedSource
+    if the list has no end, or if sacct reported an error and may have left out jobs.
+    """
     text = _Text(file)
     text.more()
     text.text = text.text.removeprefix("\ufeff")
     if text.peek() != "{":
-        raise NotReadable("is no JSON object as sacct --json prints it")
+        raise NotReadable("is not a JSON object of sacct --json")
     text.at += 1
     seen, told, count = False, "", 0
     while text.peek() == '"':
         try:
             key = text.value()
             if text.peek() != ":":
-                raise ValueError("no value behind a name")
+                raise ValueError("a name without a value")
             text.at += 1
             if key != "jobs" or text.peek() != "[":
                 value = text.value()
@@ -139,12 +142,12 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
             try:
                 job = text.value()
             except ValueError as error:
-                raise CutOff(f"the document goes no further at line {line}: {error}") from None
+                raise CutOff(f"the document is cut at line {line}: {error}") from None
             count += 1
             if isinstance(job, dict):
                 yield line, job
             else:
-                unread(line, "a job that is no object")
+                unread(line, "a job that is not an object")
         if not character:
             raise CutOff(f"the document ends within its jobs, at line {text.line_here}")
         text.at += 1
@@ -153,7 +156,7 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
     if seen and told:
         raise CutOff(f"sacct reported an error, so jobs may be missing{told}")
     if not seen:
-        raise NotReadable(f'has no list of "jobs" as sacct --json prints it{told}')
+        raise NotReadable(f'has no list "jobs" of sacct --json{told}')
 
 
 def _short(error: Any) -> str:
@@ -162,7 +165,7 @@ def _short(error: Any) -> str:
 
 
 def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """What sacct would print in FIELDS. Raises ValueError: it has another shape."""
+    """Return the texts that sacct would print for FIELDS. Raises ValueError for another shape."""
     times, array, het = (_table(job, name) for name in ("time", "array", "het"))
     allocated = _tres(_table(job, "tres").get("allocated"))
     job_id = _number(job.get("job_id"))
@@ -208,7 +211,7 @@ def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
 def _table(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = of.get(name) or {}
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: no object")
+        raise ValueError(f"{name}: not an object")
     return value
 
 
@@ -216,18 +219,18 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("a text is something else")
+        raise ValueError("a text field has another type")
     return str(value)
 
 
 def _number(value: Any) -> str:
-    """Digits, or "" where there is no number, or no end of it."""
+    """Return digits, or "" if the number is unset or infinite."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value in (NO_VAL, NO_VAL + 1)):
         return ""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"no number where one belongs: {str(value)[:40]!r}")
+        raise ValueError(f"not a number: {str(value)[:40]!r}")
     return str(value)
 
 
@@ -236,10 +239,12 @@ def _duration(seconds: str) -> str:
 
 
 def _state(value: Any) -> str:
-    """One word: a flag goes before the state that it is set on, as in job_state_string() of slurm_protocol_defs.c."""
+    """Return one word: a flag takes precedence over the state it is set on, as in job_state_string() of
+    slurm_protocol_defs.c.
+    """
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise ValueError("state: no state of a job")
+        raise ValueError("state: not a job state")
     return str(next((word for word in words if word not in _BASE), words[0]))
 
 
@@ -258,12 +263,14 @@ def _exit_code(value: Mapping[str, Any], state: str) -> str:
 
 
 def _tres(entries: Any) -> dict[str, str]:
-    """Of CPUs and GPUs, type and name -> count: {"cpu": "16", "gres/gpu:h100": "8"}. Counts of other kinds may be
-    unset, in each version otherwise."""
+    """Return the counts of CPUs, nodes and GRES: {"cpu": "16", "gres/gpu:h100": "8"}.
+
+    Counts of other kinds may be unset, differently in each version.
+    """
     if entries is None:
         return {}
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("tres.allocated: no list of objects")
+        raise ValueError("tres.allocated: not a list of objects")
     found = {}
     for entry in entries:
         kind, name = _text(entry.get("type")), _text(entry.get("name"))
@@ -273,11 +280,11 @@ def _tres(entries: Any) -> dict[str, str]:
 
 
 def _sluid(value: Any) -> str:
-    """64 bits of an SLUID, "s" and 13 digits of 5 bits (src/common/sluid.c), as DBIndex has them."""
+    """Convert an SLUID, "s" and 13 digits of 5 bits (src/common/sluid.c), to its 64 bits as in DBIndex."""
     if value in (None, ""):
         return ""
     if not isinstance(value, str) or not _SLUID.fullmatch(value):
-        raise ValueError(f"sluid: none: {str(value)[:40]!r}")
+        raise ValueError(f"sluid: invalid: {str(value)[:40]!r}")
     number = 0
     for digit in value[1:].upper():
         number = number * 32 + _CROCKFORD.index(digit)

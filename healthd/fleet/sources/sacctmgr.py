@@ -1,4 +1,4 @@
-"""What slurmdbd keeps of nodes, as sacctmgr prints it: `show event` (node states) and `show reservation`.
+"""Node states and reservations of slurmdbd, as printed by sacctmgr: `show event` and `show reservation`.
 
 The text is that of --parsable2 with a header line. Columns are found by their names, which are the same in 22.05 to
 26.05 (github.com/SchedMD/slurm, src/sacctmgr/common.c, sacctmgr_process_format_list(); reservation_functions.c).
@@ -7,10 +7,9 @@ Node states: TimeEnd is "Unknown" while a state lasts (src/common/parse_time.c, 
 "root(0)", in 22.05 cut after 19 characters (src/sacctmgr/event_functions.c). Rows without a node are events of the
 whole cluster and are skipped.
 
-Reservations: there is one row for each node. slurmctld's own list (`scontrol show reservation`) forgets reservations
-that are over. The flags are separated by commas and begin with MAINT for maintenance
-(src/common/slurm_protocol_defs.c, reservation_flags_string()). A change of a reservation makes a new record with a
-later TimeStart.
+Reservations: there is one row for each node. slurmctld's own list (`scontrol show reservation`) drops reservations that
+are over. The flags are separated by commas and begin with MAINT for maintenance (src/common/slurm_protocol_defs.c,
+reservation_flags_string()). A change of a reservation makes a new record with a later TimeStart.
 
 The commands need SLURM_TIME_FORMAT=%s; parse_time() accepts a time as uts%s (src/common/parse_time.c).
 """
@@ -42,7 +41,7 @@ State: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None
 
 
 def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
-    """Return the command for all states of all nodes that lasted at any moment between the two times.
+    """Return the command for all node states that lasted at any moment between the two times.
 
     Without State= all states are included; without a Start= only yesterday's (src/sacctmgr/event_functions.c,
     _set_cond()). slurmdbd keys them by node and start (accounting_storage_mysql.c: primary key (node_name,
@@ -54,11 +53,11 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 
 
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
-    """Return who set a state: healthd, slurm or person; None if the text does not show it.
+    """Return the setter of a state: healthd, slurm or person; None if the text does not show it.
 
     `user`: None if there is no such column; "" if slurmctld named no user, which means slurmctld itself. Slurm's own
     states have the name of SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a person
-    who is root has that name too: then, and for any root, the Reason decides.
+    using root has that name too. Then, and for any root, the Reason decides.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -73,7 +72,7 @@ def slurm_user(cluster: str) -> str:
     """Return SlurmUser if slurmctld of this cluster answers on this machine, else "slurm"."""
     try:
         here = configured("ClusterName", "SlurmUser")
-    except IngestError:  # slurmdbd's machine needs no slurmctld, and its states are read nevertheless
+    except IngestError:  # slurmdbd's machine need not have a slurmctld; its states can be read nevertheless
         return SLURM
     user = here.get("SlurmUser", "").partition("(")[0]
     return user if user and here.get("ClusterName") == cluster else SLURM
@@ -104,7 +103,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 
 
 def _ingest_states(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time on: states that ended meanwhile now have an end."""
+    """Without files, query from an hour before the last time on, so that states that ended meanwhile get their end."""
     whole_files(run, files, "node_states", states)
     if not files:
         since_last_time(run, "sacctmgr show event", "node_states", states_command, _states_here)
@@ -156,7 +155,9 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 
 
 def _ingest_reservations(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time on: reservations that ended meanwhile now have an end."""
+    """Without files, query from an hour before the last time on, so that reservations that ended meanwhile get their
+    end.
+    """
     whole_files(run, files, "reservations", reservations)
     if not files:
         since_last_time(run, "sacctmgr show reservation", "reservations", reservations_command, reservations)

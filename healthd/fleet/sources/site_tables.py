@@ -1,10 +1,10 @@
-"""Tables that a site or another tool writes: tickets (--tickets), failures of nodes (--failures) and jobs (--jobs).
+"""Tables written by a site or another tool: tickets (--tickets), failures of nodes (--failures) and jobs (--jobs).
 
 The node of a ticket or failure may be a host list; the row then counts for each node in it.
 
-A history of jobs is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. What Slurm has and such a
-file lacks (partition, exit code, ...) is not known. A row's db_index is 62 bits of a hash of its cluster, job id,
-submit time and restarts: the same row read again replaces itself.
+A history of jobs is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. Slurm's other fields
+(partition, exit code, ...) are unknown. A row's db_index is 62 bits of a hash of its cluster, job id, submit time and
+restarts, so the same row read again replaces itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JOB_COLUMNS = Columns(
     {"submit_time": "submit", "start_time": "start", "end_time": "end", "node_list": "nodes", "user_name": "user"},
 )
 NAME = "jobs_file"
-NO_NODES = ("none assigned", "(null)", "none", "n/a")  # what Slurm's commands print for none
+NO_NODES = ("none assigned", "(null)", "none", "n/a")  # printed by Slurm's commands for no nodes
 _MOST = 2**62
 _SUBMIT, _END = (list(JOBS.columns).index(name) for name in ("submit_time", "end_time"))
 _PARQUET = b"PAR1"
@@ -84,7 +84,7 @@ def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Fai
 
 
 def is_parquet(path: str) -> bool:
-    """IngestError: it cannot be opened."""
+    """Return True for a Parquet file. Raises IngestError if it cannot be opened."""
     with opened(path) as file:
         return file.read(4) == _PARQUET
 
@@ -94,8 +94,11 @@ def of_csv(reading: Reading) -> Iterator[Row]:
 
 
 def of_parquet(reading: Reading) -> Iterator[Row]:
-    """Times may be numbers, text or timestamps; one without a zone is read in the zone that was said. Lists of names
-    are host lists. Columns in what they cannot be text of (a struct) are no times, numbers or names either: unread."""
+    """Yield the jobs of a Parquet file.
+
+    Times may be numbers, text or timestamps; without a zone they are read in the given zone. Lists of names are host
+    lists. Columns of other types (a struct) have invalid text, so their rows are unread.
+    """
     import duckdb
 
     try:
@@ -103,7 +106,7 @@ def of_parquet(reading: Reading) -> Iterator[Row]:
             open(reading.name, "rb") as opened_file,
             duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection,
         ):
-            # By its name it could be another: in "jobs[1].parquet" DuckDB sees a pattern, and reads jobs1.parquet.
+            # Not by its name: DuckDB treats "jobs[1].parquet" as a pattern and reads jobs1.parquet.
             file = [f"/proc/self/fd/{opened_file.fileno()}"]
             about = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
             names = JOB_COLUMNS.named([name for name, *_ in about])
@@ -125,7 +128,7 @@ def of_parquet(reading: Reading) -> Iterator[Row]:
 
 
 def _as_text(column: str, kind: str) -> str:
-    """SQL for the text of a column of Parquet."""
+    """Return SQL that converts a Parquet column to text."""
     name = '"' + column.replace('"', '""') + '"'
     if kind == "TIMESTAMP WITH TIME ZONE":
         return f"epoch({name})::BIGINT::VARCHAR"
@@ -149,7 +152,7 @@ def _rows(table: Iterable[tuple[int, dict[str, str]]], reading: Reading) -> Iter
 
 
 def _row(row: dict[str, str], reading: Reading) -> Row:
-    """ValueError: it cannot be read."""
+    """Convert a row. Raises ValueError if it cannot be read."""
     cluster = reading.cluster_of(row.get("cluster"))
     job, restarts = _count(row, "job_id"), _count(row, "restarts")
     if job is None:
@@ -193,7 +196,7 @@ def _count(row: dict[str, str], name: str) -> int | None:
 
 
 def db_index(cluster: str, job: int, submit: int, restarts: int) -> int:
-    """A number that names the row: below 2**62, so that it is a BIGINT."""
+    """Return a number below 2**62 (a BIGINT) that identifies the row."""
     text = "\0".join((NAME, cluster, str(job), str(submit), str(restarts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % _MOST
 
@@ -210,7 +213,7 @@ def _ingest_jobs(run: Run, files: list[str]) -> None:
 
 
 def _job_nodes(step: Step) -> Iterator[Row]:
-    """Of the jobs that are staged."""
+    """Yield the nodes of the staged jobs."""
     columns = "cluster, db_index, node_list, submit_time, start_time, end_time, gpus"
     jobs = step.execute(f"SELECT {columns} FROM {step.staged('jobs')} WHERE node_list IS NOT NULL")
     while some := jobs.fetchmany(10_000):

@@ -1,4 +1,4 @@
-"""Which switch a node hangs on: topology.conf, or what `scontrol show topology` prints (also of topology.yaml).
+"""Leaf switch of each node, from topology.conf or `scontrol show topology` (also for topology.yaml).
 
     SwitchName=leaf1 Nodes=gpu-[001-032]        topology/tree: the switch that names the node is its leaf
     SwitchName=spine Switches=leaf[1-4]
@@ -6,9 +6,9 @@
     RingName=ring1 Nodes=gpu-[001-008]          topology/ring
 
 (topology.conf(5) of Slurm 22.05 to 26.05; github.com/SchedMD/slurm, src/api/topo_info.c, slurm_print_topo_record(), and
-src/plugins/topology/). There a line of a higher switch names the nodes below it too, with its Level: the leaf is the
-switch of level 0. Names of parameters are read without case, as Slurm does; "#" begins a comment, "\\" at the end of a
-line joins it with the next.
+src/plugins/topology/). In scontrol's output the line of a higher switch also names the nodes below it, with its Level:
+the leaf is the switch of level 0. Parameter names are case-insensitive, as in Slurm; "#" begins a comment, "\\" at the
+end of a line joins it with the next.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from healthd.fleet.sources.reading import Reading
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")
-# What has no nodes of its own to say: sizes, blocks of blocks, the line between topologies, other settings.
+# Lines without nodes: sizes, blocks of blocks, the line between topologies, other settings.
 _OTHERS = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
 
 
 def command() -> list[str]:
-    """Run it without SLURM_TOPO_LEN, which cuts its lines."""
+    """Return the command. Run it without SLURM_TOPO_LEN, which cuts its lines."""
     return ["scontrol", "show", "topology"]
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """(node, leaf). A node that two leaves name is told twice; the last is what Slurm goes by (topology_tree.c)."""
+    """Yield (node, leaf). A node named by two leaves is yielded twice; the last one counts, as in Slurm
+    (topology_tree.c).
+    """
     for number, line in _joined(lines):
         words = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}
         leaf = next((words[name] for name in _LEAVES if name in words), "")
         if not leaf:
             if line.strip() and not any(name in words for name in _OTHERS):
-                reading.unread(number, "names no SwitchName=, BlockName= or RingName=")
+                reading.unread(number, "has no SwitchName=, BlockName= or RingName=")
             continue
         if words.get("level", "0") != "0" or "nodes" not in words:
             continue

@@ -1,18 +1,18 @@
--- What was wrong on which node, from when to when, and how often it was seen.
+-- Conditions of each node: from when to when, and how often they were seen.
 --
--- Conditions that were there in [from_time, to_time): from the first sight to the last, or until it was cleared. Only what was seen counts: between two sights of an edge
--- nothing is known to be wrong. The same fault may stand here twice, of our events and of what was scraped.
+-- Conditions that were open in [from_time, to_time): from the first sighting to the last, or until cleared. Only sightings count: between two sightings of an edge
+-- no fault is known. The same fault may appear twice, from healthd's events and from scrapes.
 --
 -- columns
 --   severity      the worst: info | warning | degraded (drains) | critical (requeues)
---   kind          edge: it happened at a moment; level: it is seen at each look
---   first_time, last_time, cleared_time   epoch seconds; cleared_time: empty = not yet, or not known
---   times         how often it was seen, as the node counted; empty for what was scraped
---   moments       at how many moments it is known to have been seen
+--   kind          edge: it happened at a moment; level: each run of the check finds it
+--   first_time, last_time, cleared_time   epoch seconds; cleared_time: empty = not yet, or unknown
+--   times         how often it was seen, as counted by the node; empty for scraped conditions
+--   moments       number of moments at which it is known to have been seen
 --   origin        events | scraped
---   observed      whether it rests only on a source that a user can forge, so that it decided nothing (or the store is older than this column)
---   history       whether it rests only on what the log held before healthd's first start there; empty for what was scraped
---   step_seconds  of what was scraped: what is shorter than this is missing
+--   observed      true if it rests only on a source that a user can forge, so that it triggered nothing (or the row is older than this column)
+--   history       true if it rests only on log lines from before healthd's first start there; empty for scraped conditions
+--   step_seconds  of scraped conditions: shorter conditions are missing
 -- source: docs/events.md
 
 WITH ranked AS (

@@ -1,14 +1,14 @@
--- Of how many jobs it is known which nodes their users did not want.
+-- For how many jobs the nodes that their users excluded are known.
 --
--- Jobs that were submitted in [from_time, to_time), each job_id once: a requeue keeps what was excluded. Where it is not known a node that nobody excludes may be one that everybody does.
+-- Jobs that were submitted in [from_time, to_time), each job_id once: a requeue keeps the exclusions. Without this coverage, a node that seems to be excluded by no job may be excluded by all.
 --
 -- columns
 --   jobs             that were submitted
---   known            of them: the submit line, the script or squeue could be looked at, or named a node
---   excluding        of them: at least one node is excluded
---   excluded_nodes   different nodes that somebody excluded
+--   known            jobs whose submit line, script or squeue entry could be read, or named a node
+--   excluding        jobs that exclude at least one node
+--   excluded_nodes   distinct nodes that jobs exclude
 --   share_known      known / jobs
--- source: excl_jobid_count of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which did not tell failing nodes well
+-- source: excl_jobid_count of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which predicted failing nodes poorly
 
 WITH named AS (
   SELECT exclusions.cluster, exclusions.job_id, count(DISTINCT exclusions.node) AS nodes

@@ -1,7 +1,7 @@
 -- Until when the jobs of each cluster are known.
 --
--- A job without an end ran at that time; whether it runs on, nobody has read. It is the end of the latest time that an ingest of jobs read, or the latest time of a
--- job's row, where that is later: a file does not say when it was made.
+-- A job without an end ran at that time; whether it still runs was not read. It is the end of the latest period that an ingest of jobs read, or the latest time in a
+-- job's row if that is later: a file does not contain the time it was made.
 --
 -- columns
 --   known_until   epoch seconds

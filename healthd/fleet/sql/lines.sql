@@ -1,9 +1,9 @@
--- The lines of the nodes' event streams, each with its stream's cluster.
+-- Lines of the nodes' event streams, each with its stream's cluster.
 --
--- A node does not know its cluster's name until slurm.conf was read, and writes "" until then; a stream is one node's alone also then (docs/events.md).
--- Lines of an unknown schema, which have no number, are left out. Not only those of the time that is asked for.
+-- A node does not know its cluster's name until slurm.conf was read, and writes "" until then; a stream belongs to one node even then (docs/events.md).
+-- Lines of an unknown schema, which have no number, are left out. Not limited to the requested period.
 --
--- columns: those of the table events that other questions need; stream_time: when the stream began, as far as it is here
+-- columns: those of the table events that other queries need; stream_time: the first time of the stream in the store
 -- source: docs/events.md
 
 WITH streams AS (

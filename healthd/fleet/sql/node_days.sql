@@ -1,18 +1,18 @@
--- How much the large jobs ran, and how often they failed by their nodes.
+-- Running time of large jobs, and how often they failed by their nodes.
 --
--- The two sides of a failure rate. Jobs of more than more_than_gpus GPUs. What they ran is the node-seconds between start and end that lie in [from_time, to_time), also of jobs that still ran when they were last read (`jobs_known`). What failed is the jobs that
--- ended in that time as NODE_FAIL, or as FAILED with a critical condition seen on a node of theirs (`seen_with_failures`). The time that a job was suspended is in it. A job
--- without an end ran until then, not until to_time: nobody has read whether it runs on.
--- These are the paper's words, with what healthd calls critical. The answer `rate` counts more: FAILED beside what healthd calls degraded too (a port that is down is
--- critical in the paper), and the jobs that healthd requeued for a fault, which would have failed had it not acted.
+-- The two sides of a failure rate, for jobs with more than more_than_gpus GPUs. Running time: the node-seconds between start and end within [from_time, to_time), including jobs that still ran when they were last read (`jobs_known`). Failures: jobs that
+-- ended in that period as NODE_FAIL, or as FAILED with a critical condition on one of their nodes (`seen_with_failures`). Suspended time is included. A job
+-- without an end counts until it was last read, not until to_time: whether it still runs is unknown.
+-- This is the paper's definition with healthd's meaning of critical. The answer `rate` counts more: FAILED with a degraded condition too (a port that is down is
+-- critical in the paper), and jobs that healthd requeued for a fault, which would otherwise have failed.
 --
 -- columns
 --   node_seconds          nodes x seconds
---   jobs                  that ran in that time
+--   jobs                  that ran in that period
 --   node_fails, failed_seen, failures   NODE_FAIL, FAILED with a critical condition, both
---   failures_per_1000_node_days   empty where nothing ran. A few failures make it no more than a guess: the report gives the interval
+--   failures_per_1000_node_days   empty if no job ran. With few failures it is a rough estimate: the report gives the interval
 -- parameters
---   more_than_gpus BIGINT = 128   jobs of more GPUs than that
+--   more_than_gpus BIGINT = 128   jobs with more GPUs
 -- source: r_f of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 
 WITH large AS (

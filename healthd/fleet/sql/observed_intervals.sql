@@ -1,11 +1,11 @@
 -- From when to when each node was observed, line by line of its stream.
 --
--- A node is observed from one line of its stream to the next, if no number is missing between them, it was not stopped, the next is not a start, no more than 25 hours lie between them (`alive` is written each day), and
--- the clock was not set; and from its last line before a start until the moment at which it is known to have run. Before the first line of a stream and after its last it is not.
--- Not only of the time that is asked for. `observed` has it by day.
+-- A node is observed from one line of its stream to the next if no number is missing between them, it was not stopped, the next line is not a start, at most 25 hours lie between them (`alive` is written each day), and
+-- the clock was not set; and from its last line before a start until the moment at which it is known to have run. It is not observed before the first line of a stream and after its last.
+-- Not limited to the requested period. `observed` has the same by day.
 --
 -- columns
---   begin_time, end_time   epoch seconds; those of a node do not overlap, and mostly touch
+--   begin_time, end_time   epoch seconds; the spans of a node do not overlap, and mostly touch
 -- source: docs/events.md, "Without alive a time is not observed"
 
 WITH followed AS (

@@ -1,16 +1,16 @@
--- When a node was out of service, and by whom; times of maintenance apart.
+-- When a node was out of service, and by whom; maintenance separately.
 --
--- Spells that overlap [from_time, to_time). What Slurm kept of a node's states (sacctmgr show event) and the drains and resumes that healthd saw confirmed are one spell where they overlap
--- or touch: a drain, the node down in it and its resume are once out of service. A drain whose resume no line tells (a node that is installed anew begins with an empty ledger) ends as
--- Slurm's state of that time does, if that was read. Reservations with the flag MAINT are spells of their own.
+-- Outages that overlap [from_time, to_time). Slurm's records of node states (sacctmgr show event) and the drains and resumes that healthd confirmed are one outage where they overlap
+-- or touch: a drain, the node going down during it and its resume count once. A drain without a line about its resume (a reinstalled node begins with an empty ledger) ends with
+-- Slurm's state of that time, if it was read. Reservations with the flag MAINT are separate rows.
 --
 -- columns
 --   what           outage | maintenance
---   by_whom        of its beginning: healthd (its Reason begins so, or its stream says it) | slurm (Slurm by itself) | person | unknown (the user was not read) | reservation
+--   by_whom        of its beginning: healthd (by its Reason or its stream) | slurm (Slurm itself) | person | unknown (the user was not read) | reservation
 --   start_time, end_time   epoch seconds; end_time empty = not yet
---   seconds        of it in the time that is asked for
---   first_state, first_reason, user_name   of its beginning, as Slurm kept it; first_reason of a reservation: its name
---   from_slurm, from_healthd   how many records of either are in it
+--   seconds        duration within the requested period
+--   first_state, first_reason, user_name   of its beginning, from Slurm; first_reason of a reservation: its name
+--   from_slurm, from_healthd   number of records of each origin
 -- source: sacctmgr(1), "show event"; docs/events.md, drain and resume; scontrol(1), reservations, MAINT
 
 WITH told AS (
@@ -41,7 +41,7 @@ moments AS (
   FROM ours
   WHERE event = 'drain'
 ),
--- How many states of Slurm had begun, the place of the last of them: the node's clock may be some minutes behind.
+-- Number of Slurm states that had begun, which is the place of the last one: the node's clock may be some minutes behind.
 begun AS (
   SELECT
     cluster, node, stream_id, seq,

@@ -1,19 +1,19 @@
--- Which jobs were one run: requeues, and jobs of one name one after another.
+-- Jobs that form one run: requeues, and successive jobs of one name.
 --
--- Runs of which an attempt was queued or ran in [from_time, to_time), each as a whole. Jobs of one run_key are a chain; without one, and for tasks of an array, the requeues of a job_id
--- are. An attempt that was submitted more than gap_seconds after all before it had ended begins another run: names are used again. Where attempts ran at the same time
--- (overlapping > 0) the jobs are no chain but a family, and only a person can tell.
+-- Runs with an attempt that was queued or ran in [from_time, to_time), each complete. Jobs with one run_key are a chain; without one, and for tasks of an array, the requeues of a job_id
+-- are. An attempt that was submitted more than gap_seconds after all previous attempts had ended begins another run, since names are reused. If attempts ran at the same time
+-- (overlapping > 0), the jobs are a family and not a chain; only a person can tell.
 --
 -- columns
 --   run              the job_id of its first attempt
 --   chained_by       run_key | job_id
---   attempts, jobs   rows of the accounting, and different job_ids
---   runtime_seconds, gpu_seconds   of all attempts; of those that still run: until to_time, or until they were last read (`jobs_known`) if that is earlier
+--   attempts, jobs   rows of the accounting, and distinct job_ids
+--   runtime_seconds, gpu_seconds   of all attempts; running attempts count until to_time, or until they were last read (`jobs_known`) if that is earlier
 --   queued_seconds   from when an attempt was eligible until it started, summed
 --   last_state       of the attempt that was submitted last
 -- parameters
---   gap_seconds BIGINT = 86400   how long after the end the next attempt may come
--- source: "job run" in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); what holds a run together here, and the gap, are ours
+--   gap_seconds BIGINT = 86400   maximum time between the end of an attempt and the next submission
+-- source: "job run" in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); the rule for chains and the gap are healthd's
 
 WITH attempts AS (
   SELECT
@@ -26,7 +26,7 @@ WITH attempts AS (
   CROSS JOIN parameters
   WHERE jobs.submit_time IS NOT NULL
 ),
--- A number for each chain: the windows below sort all attempts, and a number is sorted in two thirds of the time of its text.
+-- A number for each chain: the windows below sort all attempts, and sorting numbers takes two thirds of the time of texts.
 chains AS (
   SELECT cluster, chained_by, chain, min(db_index) AS chain_id
   FROM attempts
@@ -59,7 +59,7 @@ placed AS (
   FROM followed
   CROSS JOIN parameters
 ),
--- Most runs are one attempt, and are not summed.
+-- Most runs have one attempt and need no sum.
 alone AS (
   SELECT
     cluster, chained_by, job_id AS run, 1 AS attempts, 1 AS jobs, submit_time, start_time, end_time, state AS last_state, gpus,
@@ -78,7 +78,7 @@ cut AS (
     ) AS piece
   FROM placed WHERE NOT (is_first AND is_last)
 ),
--- A row for each job_id, and of these one for each run: count(DISTINCT ...) would hold all attempts twice.
+-- A row for each job_id, then one for each run: count(DISTINCT ...) would keep all attempts in memory twice.
 jobs_of_runs AS (
   SELECT
     cluster, chained_by, chain, piece, job_id, count(*) AS attempts, max(CASE WHEN is_first THEN job_id END) AS run,

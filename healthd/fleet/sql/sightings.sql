@@ -1,15 +1,15 @@
--- The moments at which a condition was seen: its onset, worse, or just seen.
+-- Moments at which a condition was seen: its onset, growth, or only seen.
 --
--- Of our events: first and last sight that a line tells. Of what was scraped (Prometheus): the first and the last scrape that showed it. What the lines
--- tell of a moment is what the worst of those says whose last sight it is, else the earliest line: a line tells how bad it was at its last sight; what a user can forge counts only where nothing else tells of it. Not only those of the time that is asked for.
+-- From healthd's events: the first and last sighting in each line. From scrapes (Prometheus): the first and last scrape that showed it. If several lines describe
+-- a moment, the worst line whose last sighting it is counts, else the earliest line, because a line has the severity of its last sighting. Sources that a user can forge count only if there is no other. Not limited to the requested period.
 --
 -- columns
---   time        of the sight, epoch seconds
---   what        onset | growth (it became worse than it ever was) | seen; of what is history always seen
+--   time        of the sighting, epoch seconds
+--   what        onset | growth (worse than ever before) | seen; for history always seen
 --   origin      events | scraped
---   kind        edge (it happened at that moment) | level (it is seen at each look); of what was scraped: level
---   observed    whether only a source that a user can forge tells of it (or the store is older than this column)
---   history     whether it was in the log before healthd's first start there; empty for what was scraped
+--   kind        edge (it happened at that moment) | level (each run of the check finds it); for scraped conditions: level
+--   observed    true if only a source that a user can forge reports it (or the row is older than this column)
+--   history     true if it was in the log before healthd's first start there; empty for scraped conditions
 -- source: docs/events.md, "The condition"
 
 WITH told AS (

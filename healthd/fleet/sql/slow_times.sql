@@ -1,12 +1,12 @@
--- When a node told of a slow job, and how slow it was.
+-- When a node reported a slow job, and its slowdown.
 --
--- Stretches of the conditions failslow/... that lie in [from_time, to_time), cut to it. A line tells how slow it was at its last sight: a stretch ends there, and begins at the sight before, or at the onset if that is later (another job).
--- What is between the last sight and the end of the condition is not slow. Two conditions of a node may tell of one slowness: their stretches overlap. What was scraped (Prometheus) is one stretch without numbers.
+-- Spans of the conditions failslow/... within [from_time, to_time). A line has the slowdown at its last sighting: a span ends there, and begins at the previous sighting, or at the onset if that is later (another job).
+-- The time between the last sighting and the end of the condition is not slow. Two conditions of a node may describe one slowness: their spans overlap. A scraped condition (Prometheus) is one span without numbers.
 --
 -- columns
 --   begin_time, end_time   epoch seconds
---   slowdown       how much longer an iteration took than before (0.26: 26 %); empty: not told
---   jobs           the jobs that were slow, ids with blanks between them; empty: not told
+--   slowdown       how much longer an iteration took than before (0.26: 26 %); empty: not reported
+--   jobs           the slow jobs, ids separated by blanks; empty: not reported
 --   origin         events | scraped
 -- source: docs/events.md, slowdown and onset
 

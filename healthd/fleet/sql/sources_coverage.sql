@@ -1,12 +1,12 @@
--- What was read, and of which times.
+-- Periods that were read from each source.
 --
--- A question about another time has no answer. What the ingests read of each source, put together where it overlaps or touches; of these, what overlaps [from_time, to_time), and what has no time (a list of nodes). A file was read from the first to the last time in it, event streams from the first to the last new line of each ingest: what lies before or behind is not known to be read.
+-- A query about another period has no answer. The periods of the ingests of each source, merged where they overlap or touch; of these, the ones that overlap [from_time, to_time), and those without a time (a list of nodes). A file covers its first to its last time, event streams the first to the last new line of each ingest; earlier and later times are not known to be read.
 --
 -- columns
---   from_time, to_time   the time without a gap that was read; empty: it has none
---   names                files, days of sacct, stretches of sacctmgr, ingests of event streams, servers
+--   from_time, to_time   the period without a gap; empty: it has none
+--   names                number of files, days of sacct, periods of sacctmgr, ingests of event streams, servers
 --   rows_read, rows_unread   lines that became rows, and lines that could not be read
---   read_time            when the newest of it was read
+--   read_time            time of the newest ingest
 -- source: docs/fleet.md
 
 WITH followed AS (

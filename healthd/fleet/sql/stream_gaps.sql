@@ -1,11 +1,11 @@
--- Which lines of a node's stream are missing.
+-- Missing lines of the nodes' streams.
 --
--- What happened then is not known. Holes that end in [from_time, to_time). Lost lines at the end of a stream cannot be seen, nor those before its first line that is here.
+-- It is unknown what happened meanwhile. Gaps that end in [from_time, to_time). Lost lines at the end of a stream cannot be detected, nor those before its first stored line.
 --
 -- columns
---   from_seq, to_seq, lost   the numbers that are missing, and how many
---   after_time, until_time   when the lines before and after the hole were written
---   reported      whether the node said that it lost them (its disk took no more), by a line dropped
+--   from_seq, to_seq, lost   the missing numbers, and how many
+--   after_time, until_time   when the lines before and after the gap were written
+--   reported      true if the node reported the loss (its disk was full) by a line dropped
 -- source: docs/events.md, "No silent hole"
 
 WITH followed AS (

@@ -1,1 +1,1 @@
-"""Statistics for the fleet's answers. Pure."""
+"""Statistics of the fleet's answers. Pure."""

@@ -1,8 +1,8 @@
-"""How much of its time a job makes progress, by formula and by simulation. Pure.
+"""Share of its time that a job makes progress, by formula and by simulation. Pure.
 
-A job needs all its nodes. It writes a checkpoint every so often; a failure of a node costs what was done since the last
-one, a wait in the queue and a restart. ETTR, the effective training time ratio, is its progress / all the time it was
-queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
+A job needs all its nodes and writes checkpoints at intervals. A failure of a node costs the work since the last
+checkpoint, a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by
+all the time it was queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86400
-# Attempts that a simulation draws: a second or two. Of so few intervals the outcome is no more than a guess.
+# Attempts that a simulation draws (one or two seconds). With fewer intervals than the second the result is a guess.
 ATTEMPTS, LEAST_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-NEVER = 1e-12  # failures: so few in a piece of work that they are lost in the arithmetic
+NEVER = 1e-12  # expected failures: fewer than this vanish in the arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job and where it runs. Durations in seconds.
 
-    nodes               N, from 1 on
-    rate                r_f, failures per 1000 node-days; 0: nothing fails
+    nodes               N, 1 or more
+    rate                r_f, failures per 1000 node-days; 0: no failures
     checkpoint_seconds  dt, progress between two checkpoints, more than 0
-    restart_seconds     u0, from its start to progress, each time
-    queue_seconds       q, each wait for its nodes: before it starts and after each failure
-    write_seconds       w, a checkpoint takes
-    productive_seconds  R, the progress that it needs; None: it runs for ever
+    restart_seconds     u0, from each start to progress
+    queue_seconds       q, each wait for nodes: before the first start and after each failure
+    write_seconds       w, time to write a checkpoint
+    productive_seconds  R, the progress that the job needs; None: unlimited
     """
 
     nodes: float
@@ -43,21 +43,23 @@ class Job:
 
     @property
     def failures_per_second(self) -> float:
-        """lam = N r_f, whose inverse is the MTTF."""
+        """lam = N r_f; its inverse is the MTTF."""
         return self.nodes * self.rate / 1000 / DAY
 
     @property
     def lost_share(self) -> float:
-        """lam L, L = u0 + dt/2: of all running time, what goes into restarts and work that is done again."""
+        """lam L, L = u0 + dt/2: share of the running time spent on restarts and repeated work."""
         return self.failures_per_second * (self.restart_seconds + self.checkpoint_seconds / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """ettr                the mean of the runs; 0 where next to no interval ends without a failure
-    standard_error      of the mean
-    low, high           of 100 runs 5 are below and 5 above; None: of a job that runs for ever
-    runs, productive_seconds   how many, and the progress of each
+    """Result of a simulation.
+
+    ettr                      the mean of the runs; 0 if almost no interval ends without a failure
+    standard_error            of the mean
+    low, high                 5th and 95th percentile; None for a job without end
+    runs, productive_seconds  number of runs, and the progress of each
     """
 
     ettr: float
@@ -69,13 +71,13 @@ class Simulated:
 
 
 def expected(job: Job) -> float:
-    """E[ETTR] from its definition: R / (wait + run), and its limit for a job that runs for ever.
+    """Return E[ETTR] by definition: R / (wait + run), or its limit for a job without end.
 
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
         E[ETTR] = R / ((R' + u0) / (1 - lam L) (1 + lam q) + q)  ->  (1 - lam L) / ((1 + w/dt) (1 + lam q))
 
-    0 from lam L = 1 on, where it loses more than it makes. Derived by us: the paper (HPCA 2025) gives definitions that
-    could be read and a formula that could not; with w = q = 0 the limit is its version 2's, `closed_form`.
+    0 from lam L = 1 on, where the job loses more than it makes. Derived by healthd: the paper (HPCA 2025) has readable
+    definitions and an unreadable formula. With w = q = 0 the limit is that of its version 2, `closed_form`.
     """
     left = 1 - job.lost_share
     if left <= 0:
@@ -89,18 +91,20 @@ def expected(job: Job) -> float:
 
 
 def closed_form(job: Job) -> float:
-    """E[ETTR] ~ (1 - N r_f (u0 + dt/2)) / (1 + w/dt): version 2 of the paper (arXiv 2410.21680v2), for a job that runs
-    for ever and never waits; not below 0."""
+    """Return E[ETTR] ~ (1 - N r_f (u0 + dt/2)) / (1 + w/dt), at least 0.
+
+    Version 2 of the paper (arXiv 2410.21680v2), for a job that runs without end and never waits.
+    """
     return max(0.0, 1 - job.lost_share) / (1 + job.write_seconds / job.checkpoint_seconds)
 
 
 def exact(job: Job) -> float:
-    """Progress / the expected time it takes, for failures that come at random (Poisson), also in restarts and writing.
+    """Return progress / expected time, for random failures (Poisson), also during restarts and writes.
 
-    An interval of s = dt + w is done again until no failure comes: (1/lam + q) e^(lam u0) (e^(lam s) - 1), the first
-    one with its own start and wait: q + (1/lam + q) (e^(lam (u0 + s)) - 1). After the last interval nothing is written.
+    An interval of s = dt + w is repeated until no failure occurs: (1/lam + q) e^(lam u0) (e^(lam s) - 1). The first one
+    includes its own start and wait: q + (1/lam + q) (e^(lam (u0 + s)) - 1). After the last interval nothing is written.
     Source: equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval", Future Generation
-    Computer Systems 22 (2006); the wait, the start and the end are ours.
+    Computer Systems 22 (2006). The wait, the start and the end are healthd's.
     """
     lengths = _intervals(job)
     if job.productive_seconds is None:
@@ -115,10 +119,12 @@ def exact(job: Job) -> float:
 
 
 def daly_young_seconds(job: Job) -> float | None:
-    """The interval of the least loss, dt* = sqrt(2 w / lam); None where writing costs nothing or nothing fails, and
-    where `writes_too_long`.
+    """Return the checkpoint interval of least loss, dt* = sqrt(2 w / lam).
 
-    Source: J. W. Young, Communications of the ACM 17 (1974); Daly (2006); in the paper sqrt(2 w_cp / (N r_f))."""
+    None if writing is free, nothing fails, or `writes_too_long`.
+
+    Source: J. W. Young, Communications of the ACM 17 (1974); Daly (2006); in the paper sqrt(2 w_cp / (N r_f)).
+    """
     lam = job.failures_per_second
     if job.write_seconds <= 0 or lam <= 0 or writes_too_long(job):
         return None
@@ -126,8 +132,10 @@ def daly_young_seconds(job: Job) -> float | None:
 
 
 def writes_too_long(job: Job) -> bool:
-    """Whether a checkpoint takes more than half the MTTF: the rule of `daly_young_seconds` takes it to be much less.
-    There the best interval would be shorter than two writes."""
+    """Return True if a checkpoint takes more than half the MTTF.
+
+    `daly_young_seconds` assumes that it takes much less. Otherwise the best interval would be shorter than two writes.
+    """
     return job.write_seconds * job.failures_per_second > 0.5
 
 
@@ -136,8 +144,7 @@ def at_interval(job: Job, checkpoint_seconds: float) -> Job:
 
 
 def simulate(job: Job, seed: int) -> Simulated:
-    """The job run again and again with failures drawn at random: a Monte Carlo beside the formulas, which knows only
-    what the job does. The same seed gives the same."""
+    """Run the job many times with random failures: a Monte Carlo check of the formulas. Deterministic for a seed."""
     random = np.random.default_rng(seed)
     full = job.checkpoint_seconds + job.write_seconds
     tries = math.exp(min(job.failures_per_second * (job.restart_seconds + full), 50.0))
@@ -156,7 +163,7 @@ def simulate(job: Job, seed: int) -> Simulated:
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
             return Simulated(*_mean(ratios), low, high, runs, job.productive_seconds)
-    # For ever, or so long that how it starts no longer counts: pieces of it.
+    # A job without end, or one so long that its start is negligible: simulate parts of it.
     batches = min(BATCHES, fitting // 10)
     lengths = np.full((batches, fitting // batches), full, dtype=float)
     times = _times(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
@@ -167,13 +174,12 @@ def simulate(job: Job, seed: int) -> Simulated:
 
 
 def _mean(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _intervals(job: Job) -> tuple[int, float]:
-    """How many whole intervals a job of R has, and what is left for the last one, which ends the job; it is more than
-    nothing."""
+    """Return the number of full intervals of a job, and the length of its last one, which is more than 0."""
     if job.productive_seconds is None:
         return 0, job.checkpoint_seconds
     whole = max(0, math.ceil(job.productive_seconds / job.checkpoint_seconds) - 1)
@@ -181,8 +187,10 @@ def _intervals(job: Job) -> tuple[int, float]:
 
 
 def _time_of(job: Job, length: float, restart: float) -> float:
-    """The expected time of a piece of `length`, which is begun anew after each failure. In its first attempt nothing
-    is started; the `restart` of all others is beside the length, or within it (0)."""
+    """Return the expected time of a piece of work of `length`, which starts again after each failure.
+
+    The first attempt has no restart. The `restart` of later attempts is added to the length, or already included (0).
+    """
     lam = job.failures_per_second
     if lam * (length + restart + job.queue_seconds) < NEVER:
         return length
@@ -195,8 +203,10 @@ def _time_of(job: Job, length: float, restart: float) -> float:
 def _times(
     job: Job, lengths: NDArray[np.float64], first: NDArray[np.bool_], random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """How long each interval took, all at once: failures come at random, so that intervals know nothing of each other.
-    first: intervals that begin with a start."""
+    """Return the time of each interval. Failures are random, so intervals are independent and are computed at once.
+
+    first: intervals that begin with a start.
+    """
     needed: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
     times: NDArray[np.float64] = needed.copy()
     lam = job.failures_per_second

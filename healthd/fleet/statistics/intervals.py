@@ -1,9 +1,9 @@
-"""How sure a rate is: intervals of counts over an exposure (node-days, GPU-hours), and of the ratio of two.
+"""Uncertainty of rates: intervals of counts over an exposure (node-days, GPU-hours), and of the ratio of two rates.
 
-Counts of independent failures have exact intervals. Failures of nodes are seldom independent: few nodes make many of
-them, and a job that is requeued into the same fault makes a loop. There the exact interval is too narrow (of counts
-whose variance is 5 times their mean it holds the true rate in 6 of 10 histories, where it says 95 of 100), and a
-bootstrap by node says how much wider it has to be.
+Counts of independent failures have exact intervals. Failures of nodes are seldom independent: few nodes cause many of
+them, and a job that is requeued into the same fault makes a loop. Then the exact interval is too narrow (for counts
+whose variance is 5 times their mean it contains the true rate in 6 of 10 histories instead of 95 of 100). A bootstrap
+by node determines how much wider it must be.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from scipy import stats
 Interval = tuple[float, float]
 
 LEVEL = 0.95
-SEED = 13  # of all draws here: the same counts have the same interval
+SEED = 13  # of all draws here: equal counts have equal intervals
 BOOTSTRAPS, TESTS = 2000, 999
 DRAWN_AT_ONCE = 4_000_000  # numbers: 32 MB
-# The test decides at 20 %, not at 5 %: to bootstrap independent counts costs 2 % of width, to take dependent ones for
-# independent costs a third of the coverage.
+# The test decides at 20 %, not at 5 %: bootstrapping independent counts costs 2 % of width, treating dependent counts
+# as independent costs a third of the coverage.
 DISPERSED_BELOW = 0.2
-# Incidents of several failures, of which no node is known: from this size on, as failures see it, they are no chance.
+# Mean size of the incidents without a known node, weighted by failures: from this value on they are not chance.
 LOOP_SIZE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Whom the failures befell: what the bootstrap draws from.
+    """Distribution of the failures over units, from which the bootstrap draws.
 
-    counts, exposures  of each unit (a node): its failures, and its part of the exposure; in one order
-    loose              incidents of no known unit: the failures of each (a requeue loop is one incident)
-    loose_exposure     exposure of no known unit
+    counts, exposures  failures and exposure of each unit (a node), in the same order
+    unplaced           failures of each incident without a known unit (a requeue loop is one incident)
+    unplaced_exposure  exposure without a known unit
     """
 
     counts: Sequence[int]
@@ -54,11 +54,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """interval    of the rate; None: there is no exposure
-    method      "poisson" or "bootstrap"
-    dispersion  variance of the count / its mean, at least 1, as the bootstrap has it; None: not looked for
-    p_value     of failures that fall on the units by their exposures alone and are as uneven as these; None: no unit
-    why         a sentence on the method
+    """Interval of a rate and how it was computed.
+
+    interval     of the rate; None: there is no exposure
+    method       "poisson" or "bootstrap"
+    dispersion   variance of the count / its mean by the bootstrap, at least 1; None: not computed
+    p_value      probability that independent failures are as uneven over the units as these; None: no unit
+    explanation  the reason for the method, as a sentence
     """
 
     interval: Interval | None
@@ -69,13 +71,13 @@ class Estimate:
 
 
 def poisson_interval(count: float, exposure: float, level: float = LEVEL) -> Interval | None:
-    """The exact (central) interval of count / exposure, for independent events. None without exposure.
+    """Return the exact (central) interval of count / exposure for independent events, or None without exposure.
 
-    With no event at all: from 0 to the rate at which none is seen with probability (1 - level) / 2. `count` need not be
-    whole: it may be an effective count.
+    Without events: from 0 to the rate at which none is seen with probability (1 - level) / 2. `count` may be fractional
+    (an effective count).
 
-    Source: F. Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28 (1936); as quantiles of chi2,
-    Ulm, Am. J. Epidemiol. 131 (1990).
+    Source: F. Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28 (1936); as quantiles of chi2, Ulm,
+    Am. J. Epidemiol. 131 (1990).
     """
     if not exposure > 0:
         return None
@@ -93,14 +95,15 @@ def rate_ratio_interval(
     level: float = LEVEL,
     dispersion: float = 1.0,
 ) -> tuple[float, float | None] | None:
-    """The exact interval of (count / exposure) / (base_count / base_exposure). Its end is None where base_count is 0:
-    no ratio is too large. None where an exposure is 0, or nothing happened at all.
+    """Return the exact interval of (count / exposure) / (base_count / base_exposure).
 
-    dispersion: variance / mean of the counts (`Estimate.dispersion`, the larger of the two): both counts are divided by
-    it, as quasi-likelihood does (Wedderburn, Biometrika 61, 1974).
+    Its end is None if base_count is 0: no ratio is too large. None if an exposure is 0, or without any event.
 
-    Source: given both together the one count is binomial, whose share has Clopper and Pearson's interval (Biometrika
-    26, 1934); Przyborowski and Wilenski, Biometrika 31 (1940).
+    dispersion: variance / mean of the counts (`Estimate.dispersion`, the larger of the two). Both counts are divided by
+    it, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
+
+    Source: given the sum, one count is binomial, whose share has Clopper and Pearson's interval (Biometrika 26, 1934);
+    Przyborowski and Wilenski, Biometrika 31 (1940).
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return None
@@ -115,8 +118,10 @@ def rate_ratio_interval(
 def rate_ratio_p_value(
     count: float, exposure: float, base_count: float, base_exposure: float, dispersion: float = 1.0
 ) -> float:
-    """Two-sided, of two equal rates: it is below 1 - level where `rate_ratio_interval` leaves 1 out. 1 where nothing
-    can be told. Source: the same; the smaller tail, doubled."""
+    """Return the two-sided p-value for equal rates, or 1 if undecidable.
+
+    It is below 1 - level if `rate_ratio_interval` excludes 1. Source: the same; the smaller tail, doubled.
+    """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return 1.0
     of, base = count / max(dispersion, 1.0), base_count / max(dispersion, 1.0)
@@ -129,19 +134,20 @@ def rate_ratio_p_value(
 def share_ratio_interval(
     found: float, of: float, base_found: float, base_of: float, effect: float = 1.0, level: float = LEVEL
 ) -> tuple[float, float | None] | None:
-    """The interval of (found / of) / (base_found / base_of), two shares of which each is at most 1. Its end is None
-    where the base may have next to nothing: no ratio is too large. None where nothing can be told: a side has no
-    cases, or on both sides none was found, or all.
+    """Return the interval of (found / of) / (base_found / base_of), two shares of at most 1 each.
 
-    Of what is rarer, the found or the others, the sum of both sides is taken as given; then a binomial says how it
-    falls on the sides, as of two Poisson counts (`rate_ratio_interval`), and each way to fall has its two shares. The
-    variance is that of cases that cannot be found twice: (N - k) / (N - 1) times the binomial's, of k in N; the
-    counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965), by which cases that hang
-    together count less, at least 1.
+    Its end is None if the base share may be almost 0: no ratio is too large. None if undecidable: a side has no cases,
+    or on both sides none or all were found.
+
+    The rarer of found and not found is counted, and its sum over both sides is taken as given. A binomial then
+    describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each split gives two
+    shares. The variance is that of sampling without replacement: (N - k) / (N - 1) times the binomial's, for k in N;
+    the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) of cases that depend on
+    each other, at least 1.
 
     Source: the hypergeometric variance, R. A. Fisher, J. R. Statist. Soc. 98 (1935), as a quasi-likelihood (Wedderburn,
-    Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). That it stands in for
-    Fisher's own tail, which non-integer counts do not have, is ours.
+    Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Its use in place of
+    Fisher's own tail, which fractional counts do not have, is healthd's.
     """
     if not _differ(found, of, base_found, base_of):
         return None
@@ -163,8 +169,10 @@ def share_ratio_interval(
 
 
 def share_ratio_p_value(found: float, of: float, base_found: float, base_of: float, effect: float = 1.0) -> float:
-    """Two-sided, of two equal shares: it is below 1 - level where `share_ratio_interval` leaves 1 out. 1 where nothing
-    can be told. Source: the same; the smaller tail, doubled."""
+    """Return the two-sided p-value for equal shares, or 1 if undecidable.
+
+    It is below 1 - level if `share_ratio_interval` excludes 1. Source: the same; the smaller tail, doubled.
+    """
     if not _differ(found, of, base_found, base_of):
         return 1.0
     rarer = found + base_found <= (of + base_of) / 2
@@ -174,29 +182,35 @@ def share_ratio_p_value(found: float, of: float, base_found: float, base_of: flo
 
 
 def _differ(found: float, of: float, base_found: float, base_of: float) -> bool:
-    """Whether two shares can differ at all."""
+    """Return True if two shares can differ at all."""
     return of > 0 and base_of > 0 and 0 < found + base_found < of + base_of
 
 
 def _variance(count: float, of: float, effect: float) -> float:
-    """Of how a sum of so many in `of` cases falls on two sides, as a part of the binomial one. Of fewer than two
-    independent cases nothing is taken away."""
+    """Return the variance of the split of `count` cases in `total` between two sides, relative to the binomial
+    variance.
+
+    With fewer than two independent cases it is not reduced.
+    """
     effect = max(effect, 1.0)
     k, cases = count / effect, of / effect
     return effect * min(1.0, (cases - k) / (cases - 1)) if cases > 1 else effect
 
 
 def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tuple[Interval | None, float]:
-    """The interval of count / exposure with the spread that a bootstrap by unit finds, and the dispersion of the count.
+    """Return the interval of count / exposure with the spread found by a bootstrap over units, and the count's
+    dispersion.
 
-    Units are drawn with replacement, each with all its failures and its exposure; an incident of no known unit comes a
-    Poisson number of times. What is taken of it is the variance: an interval of the draws' own quantiles holds the true
-    rate in only 79 to 93 of 100 such histories. The count counts as count / dispersion independent ones, in the exact
-    interval; the dispersion was itself estimated, of as many units as failed, so that Student's quantile stands in for
-    the normal one. If all was one unit's, that is nearly no information, and the interval says so.
+    Units are drawn with replacement, each with all its failures and its exposure. An incident without a known unit
+    occurs a Poisson number of times. Only the variance of the draws is used: an interval from their quantiles contains
+    the true rate in only 79 to 93 of 100 such histories. The count is treated as count / dispersion independent events
+    in the exact interval. The dispersion is itself estimated, from as many units as failed, so Student's quantile
+    replaces the normal one. If all failures are on one unit there is almost no information, and the interval is
+    accordingly wide.
 
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 8, for clusters; the effective
-    count is that of Fay and Feuer, Statistics in Medicine 16 (1997); the widening for an estimated dispersion is ours.
+    count is that of Fay and Feuer, Statistics in Medicine 16 (1997); the widening for an estimated dispersion is
+    healthd's.
     """
     count, exposure = spread.count, spread.exposure
     if not count or not exposure > 0:
@@ -211,7 +225,7 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
 
 
 def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Estimate:
-    """The interval of a rate: exact if the failures are as even as independent ones, else bootstrapped."""
+    """Return the interval of a rate: exact if the failures are as even as independent ones, else bootstrapped."""
     count, exposure = spread.count, spread.exposure
     if count < 2 or not exposure > 0:
         few = "no failure" if not count else "one failure"
@@ -235,11 +249,14 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
 
 
 def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: int = SEED) -> float | None:
-    """How likely independent failures, which fall on the units by their exposures, are as uneven as these counts: in
-    pairs of failures on one unit. An exact test by draws, given the sum. None if there is nothing to test.
+    """Return the probability that independent failures are as uneven over the units as these counts, or None if
+    untestable.
+
+    Failures fall on units in proportion to their exposures; unevenness is the number of pairs of failures on one unit.
+    An exact test by draws, given the sum.
 
     Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture; by draws
-    as Barnard, J. R. Statist. Soc. B 25 (1963), for the chi2 form is wrong where most units have none.
+    as Barnard, J. R. Statist. Soc. B 25 (1963), since the chi2 form is wrong where most units have no failure.
     """
     have = np.asarray(counts, dtype=np.int64)
     shares = np.asarray(exposures, dtype=np.float64)
@@ -260,14 +277,16 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
 
 
 def size_as_seen(incidents: Sequence[int]) -> float:
-    """How many failures the incident of a failure has, on average over failures: 1 if each is alone, or there is none.
-    It is variance / mean of a sum of independent incidents (compound Poisson)."""
+    """Return the mean size of the incident of a failure, averaged over failures: 1 if all are single, or there is none.
+
+    It equals variance / mean of a sum of independent incidents (compound Poisson).
+    """
     failures = sum(incidents)
     return sum(size * size for size in incidents) / failures if failures else 1.0
 
 
 def _resampled(spread: Spread, seed: int) -> NDArray[np.float64]:
-    """The rate of each draw; a draw without exposure is none."""
+    """Return the rate of each draw. Draws without exposure are skipped."""
     random = np.random.default_rng(seed)
     counts = np.asarray(spread.counts, dtype=np.float64)
     exposures = np.asarray(spread.exposures, dtype=np.float64)
@@ -287,6 +306,6 @@ def _resampled(spread: Spread, seed: int) -> NDArray[np.float64]:
 
 
 def _pieces(draws: int, units: int) -> list[int]:
-    """So many draws in pieces of which each fits."""
+    """Split the draws into batches that fit into memory."""
     each = max(1, min(draws, DRAWN_AT_ONCE // max(units, 1)))
     return [each] * (draws // each) + ([draws % each] if draws % each else [])

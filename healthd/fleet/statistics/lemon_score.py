@@ -1,17 +1,17 @@
-"""How much more often than the fleet's other nodes a node fails, by what was seen of it: pure, of times and weights.
+"""How much more often a node fails than the rest of the fleet. Pure functions of times and weights.
 
 A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure in half a year, twenty are. So
 each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson with the time in service as
-exposure; the prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978,
-by EM), since most nodes are alike and few are quite different, for which one gamma distribution has no room. A fleet of
-some hundred nodes with a few failures each month tells little of that spread: what is known of others is added to it,
-as if KNOWN_NODES of theirs were in the fleet, 24 in 2,000 of them lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv
-2410.21680). Nodes that were equally long in service are ranked by their failures, whatever the prior is.
+exposure. The prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978, by
+EM), since most nodes are alike and a few are very different, which one gamma distribution cannot express. A fleet of
+some hundred nodes with a few failures each month shows little of that spread. Data of other fleets is therefore added,
+as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680). Nodes with
+equal time in service are ranked by their failures, whatever the prior is.
 
-What happened in the window counts whole. What happened before it is a prior of less weight (a power prior, Ibrahim and
-Chen, Statistical Science 2000), HISTORY times exp(-age / MEMORY_DAYS): a node that has failed for a year is likelier to
-be one. HISTORY and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18, 19 and 20),
-where all of 0.5 to 1 and of 270 to 730 days do about as well.
+Failures in the window count fully. Earlier ones form a prior of less weight (a power prior, Ibrahim and Chen,
+Statistical Science 2000), HISTORY_WEIGHT times exp(-age / MEMORY_DAYS): a node that has failed for a year is more
+likely a lemon. HISTORY_WEIGHT and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18,
+19 and 20), where all of 0.5 to 1 and of 270 to 730 days do about equally well.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from healthd.fleet.statistics.weeks import at_least
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-# A failure so soon after another one is the same that was not mended, or a second record of it.
+# A failure this soon after another one is the same unrepaired fault, or a second record of it.
 GAP_SECONDS, AFTER_SECONDS = DAY // 2, 3600
 HISTORY, MEMORY_DAYS = 0.5, 365.0
-# The rates that a node may have, over the fleet's mean: each 12 % more than the one before.
+# Possible rates of a node over the fleet's mean, in steps of 12 %.
 RATES = tuple(0.1 * 1.12**step for step in range(58))
-# Of other fleets: most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
+# In other fleets most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
 KNOWN_NODES, USUAL, UNUSUAL, LEMONS = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
 MOST_EVENTS = 1 << 20  # of one node
-ROUNDS, ENOUGH = 500, 1e-7  # of EM, and which change of the shares is none
+ROUNDS, ENOUGH = 500, 1e-7  # EM: maximum rounds, and the change of the shares at which it stops
 
 Spell = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something that was seen of a node, from start_time to end_time (epoch seconds; the same for a moment). weight: 0
-    to 1, how likely it is the node's own failure."""
+    """Something seen on a node between start_time and end_time (epoch seconds; equal for a moment).
+
+    weight: 0 to 1, probability that it is the node's own failure.
+    """
 
     start_time: int
     end_time: int
@@ -53,7 +55,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What is one event: the signs of one node that `incidents` puts together."""
+    """One event: observations of one node that `merge_incidents` joined."""
 
     start_time: int
     end_time: int
@@ -62,7 +64,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of a node: its incidents, and when it was there to fail (spells of epoch seconds, apart)."""
+    """Incidents of a node, and when it was in service (separate spells of epoch seconds)."""
 
     incidents: Sequence[Incident]
     in_service: Sequence[Spell]
@@ -70,8 +72,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """failures   discounted, weights summed
-    days       in service, discounted alike
+    """Discounted history of a node.
+
+    failures  sum of the discounted weights
+    days      in service, discounted in the same way
     """
 
     failures: float
@@ -80,15 +84,20 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """rate: the mean, failures a node-day. shares: of the nodes, what part has each of RATES times it."""
+    """Prior of the fleet. rate: mean failures per node-day. shares: share of the nodes with each of RATE_FACTORS times
+    it.
+    """
 
     rate: float
     shares: tuple[float, ...]
 
 
 def incidents(signs: Iterable[Sign]) -> list[Incident]:
-    """Signs that come of one event are one evidence: one that begins no later than GAP_SECONDS after the beginning of
-    one before it, or AFTER_SECONDS after its end, belongs to that. The weight is that of the strongest."""
+    """Join observations of one event into incidents.
+
+    An observation belongs to an earlier one if it begins at most GAP_SECONDS after its beginning, or
+    GAP_AFTER_END_SECONDS after its end. The weight is the largest of the joined ones.
+    """
     found: list[Incident] = []
     until = 0
     for sign in sorted(signs, key=lambda sign: (sign.start_time, sign.end_time, sign.weight)):
@@ -103,7 +112,7 @@ def incidents(signs: Iterable[Sign]) -> list[Incident]:
 
 
 def counted(record: Record, window: Spell) -> Counted:
-    """What counts of a node at the end of the window [from, to): nothing of what comes later."""
+    """Return the discounted history of a node at the end of the window [from, to). Later events are ignored."""
     begin, end = window
     failures = [one.weight * _discount(begin - one.start_time) for one in record.incidents if one.start_time < end]
     days = [_discounted_days(start, min(until, end), begin) for start, until in record.in_service if start < end]
@@ -115,7 +124,7 @@ def _discount(seconds_before: float) -> float:
 
 
 def _discounted_days(start: int, until: int, begin: int) -> float:
-    """The integral of _discount over [start, until)."""
+    """Return the integral of _discount over [start, until)."""
     within = max(until - max(start, begin), 0) / DAY
     oldest, newest = (begin - start) / DAY, max(begin - until, 0) / DAY
     if oldest <= newest:
@@ -124,8 +133,10 @@ def _discounted_days(start: int, until: int, begin: int) -> float:
 
 
 def fleet_of(nodes: Iterable[Counted]) -> Fleet | None:
-    """The prior: the mean rate, and the shares of RATES that make what was counted likeliest, here and in others. None
-    where nobody failed or nobody was there."""
+    """Fit the prior: the mean rate, and the most likely shares of RATE_FACTORS, here and in other fleets.
+
+    None if no node failed or none was in service.
+    """
     known = sorted((one.failures, one.days) for one in nodes if one.days > 0)
     failures, days = math.fsum(count for count, _ in known), math.fsum(time for _, time in known)
     if not failures or not days:
@@ -133,7 +144,7 @@ def fleet_of(nodes: Iterable[Counted]) -> Fleet | None:
     rate = failures / days
     likely = _likelihoods([Counted(*one) for one in known], rate)
     others = KNOWN_NODES * ((1 - LEMONS) * _evenly(USUAL) + LEMONS * _evenly(UNUSUAL))
-    shares = np.full(len(RATES), 1 / len(RATES))  # none is 0: EM would leave it there
+    shares = np.full(len(RATES), 1 / len(RATES))  # all positive: EM never changes a 0
     for _ in range(ROUNDS):
         of_nodes = likely * shares
         sums = (of_nodes / of_nodes.sum(axis=1, keepdims=True)).sum(axis=0) + others
@@ -144,27 +155,28 @@ def fleet_of(nodes: Iterable[Counted]) -> Fleet | None:
 
 
 def _evenly(between: tuple[float, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Equal shares of those of RATES that lie there, 0 of the others."""
+    """Return equal shares for the factors between the bounds, 0 for all others."""
     least, most = between
     there = (np.array(RATES) > least) & (np.array(RATES) <= most)
     return np.asarray(there / there.sum())
 
 
 def score(node: Counted, fleet: Fleet) -> float:
-    """The node's expected rate over the fleet's mean: the posterior's mean."""
+    """Return the node's expected rate over the fleet's mean: the mean of the posterior."""
     return float(_posterior(node, fleet) @ np.array(RATES))
 
 
 def probability(node: Counted, fleet: Fleet, times: float) -> float:
-    """That the node's rate is more than `times` the fleet's mean, by the same posterior."""
+    """Return the posterior probability that the node's rate is more than `factor` the fleet's mean."""
     return float(_posterior(node, fleet)[np.array(RATES) > times].sum())
 
 
 def share_named(nodes: Sequence[Counted], fleet: Fleet, window_days: float, times: float, least: float) -> float:
     """Return the share of lemons that this fleet is expected to name, 0 to 1.
 
-    A lemon is in service as long as the median node, its rate is one of the UNUSUAL rates, and its events are Poisson.
-    It is named if it has an event in the window and is worse than `times` with a probability of `least`."""
+    A lemon is in service for as long as the median node, its rate is one of the lemon rates, and its events are
+    Poisson. It is named if it has an event in the window and exceeds `times` with a probability of `min_probability`.
+    """
     days = statistics.median(node.days for node in nodes)
     within = min(window_days, days)
     needed = _events_needed(days, fleet, times, least)
@@ -177,7 +189,7 @@ def share_named(nodes: Sequence[Counted], fleet: Fleet, window_days: float, time
 
 
 def _events_needed(days: float, fleet: Fleet, times: float, least: float) -> int:
-    """Return the fewest events with which a node is worse than `times` with a probability of `least`."""
+    """Return the fewest events with which a node exceeds `times` with a probability of `min_probability`."""
 
     def enough(events: int) -> bool:
         return probability(Counted(float(events), days), fleet, times) >= least
@@ -194,7 +206,7 @@ def _posterior(node: Counted, fleet: Fleet) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _likelihoods(nodes: Sequence[Counted], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """[node, one of RATES] -> how likely what was counted is then (Poisson), over its greatest."""
+    """Return [node, rate factor] -> Poisson likelihood of the counts, relative to the largest."""
     counts = np.array([one.failures for one in nodes])[:, None]
     means = np.array([one.days for one in nodes])[:, None] * rate * np.array(RATES)[None, :]
     logs = counts * np.log(np.array(RATES))[None, :] - means

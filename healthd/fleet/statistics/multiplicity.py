@@ -1,4 +1,4 @@
-"""Many tests at once: of a hundred true nothings, five have p < 0.05. What is left of each p then. Pure."""
+"""Multiple testing: of a hundred tests without an effect, five have p < 0.05. Adjustments of p-values. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted so that, at a level, the chance of even one false finding is at most the level, however the tests hang
-    together. Source: S. Holm, Scandinavian Journal of Statistics 6 (1979)."""
+    """Adjust p-values so that the probability of any false finding is at most the level, for any dependence of the
+    tests.
+
+    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
+    """
     tests, largest = len(p_values), 0.0
     adjusted = [1.0] * tests
     for place, at in enumerate(sorted(range(tests), key=lambda at: (p_values[at], at))):
@@ -17,9 +20,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> list[float]:
-    """Adjusted so that, at a level, at most that share of the findings is false on average. tests: how many there were,
-    where those left out had p = 1. Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57 (1995); it also holds where
-    the tests hang together positively (Benjamini and Yekutieli, Annals of Statistics 29, 2001)."""
+    """Adjust p-values so that on average at most a share `level` of the findings is false.
+
+    tests: total number of tests, if those left out had p = 1. Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57
+    (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of Statistics 29, 2001).
+    """
     of = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0
     order = sorted(range(len(p_values)), key=lambda at: (p_values[at], at))

@@ -1,4 +1,4 @@
-"""Stretches of time, [begin, end) in epoch seconds, as sorted lists of which none overlaps or touches another. Pure."""
+"""Time spans [begin, end) in epoch seconds, as sorted lists without overlapping or touching spans. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """What lies in any of these, in any order. One that ends before it begins has no time."""
+    """Return the union of these spans, which may be in any order. Spans that end before they begin are ignored."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if begin >= end:
@@ -21,7 +21,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def within(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What lies in both."""
+    """Return the intersection of both lists."""
     found, at = [], 0
     for begin, end in spans:
         while at < len(others) and others[at][1] <= begin:
@@ -34,7 +34,7 @@ def within(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What lies in `spans` and not in `others`."""
+    """Return the time in `spans` that is not in `others`."""
     found, at = [], 0
     for begin, end in spans:
         while at < len(others) and others[at][1] <= begin:

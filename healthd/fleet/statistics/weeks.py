@@ -1,7 +1,8 @@
-"""Failures by week: how often each cause, which weeks stand out, and whether a few nodes made them. Pure.
+"""Failures by week: frequency of each cause, weeks that stand out, and whether a few nodes are responsible. Pure.
 
 "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv 2410.21680, Kokolis, Kuchnik et al.,
-HPCA 2025): a rate that rises for the whole fleet is a driver or a new check, one of three nodes is three nodes.
+HPCA 2025): a rate that rises for the whole fleet points to a driver or a new check, a rise on three nodes to these
+nodes.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import NamedTuple
 
 WEEK = 7 * 86400
 MONDAY = 4 * 86400  # the epoch began on a Thursday
-# Jobs that one fault ended, one after another: the window of the attribution.
+# Jobs that one fault ended one after another: the window of the attribution.
 ONE_INCIDENT_SECONDS = 900
-# A week stands out at so many incidents and so many times what the rate of all other weeks gives, if chance alone gives
-# as many with less than this probability: one in a thousand, since a year has 52 weeks and each of them a dozen causes.
+# A week stands out with at least this many incidents, this many times the number expected from all other weeks, and a
+# chance probability below one in a thousand: a year has 52 weeks, each with a dozen causes.
 LEAST, RISE, UNLIKELY = 5, 2.0, 0.001
-# Few nodes made it: at most so many of them hold half of its incidents, and each at least four times what it had if no
-# node had two. Both are ours.
+# A few nodes are responsible if at most this many nodes have half of the incidents, with at least four incidents of
+# the week for each of these nodes. Both are healthd's.
 FEW, HALF, TIMES = 5, 0.5, 4
 
 
 class Incident(NamedTuple):
-    """Something broke on a node at a time, epoch seconds; `jobs`: how many it ended."""
+    """A fault of a node at a time, epoch seconds. jobs: number of jobs it ended."""
 
     cluster: str
     node: str
@@ -38,8 +39,8 @@ class Incident(NamedTuple):
 class Spike:
     """A week that stands out.
 
-    expected  incidents, by the rate of the other weeks
-    nodes     the fewest nodes that hold half of them, if they are few, as (cluster, node, incidents); else empty
+    expected  incidents at the rate of the other weeks
+    nodes     the fewest nodes with half of the incidents as (cluster, node, incidents), if they are few; else empty
     """
 
     cause: str
@@ -50,13 +51,16 @@ class Spike:
 
 
 def week_of(time: int) -> int:
-    """The Monday, 00:00 UTC, before a time; epoch seconds."""
+    """Return the Monday, 00:00 UTC, at or before a time; epoch seconds."""
     return (time - MONDAY) // WEEK * WEEK + MONDAY
 
 
 def incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
-    """Failures (cluster, node, cause, time) put together: those of one cause on one node, each within 15 minutes of
-    the one before, are one incident. By time, whatever the order of the failures."""
+    """Join failures (cluster, node, cause, time) into incidents, sorted by time.
+
+    Failures of one cause on one node, each within 15 minutes of the previous one, are one incident. The order of the
+    failures does not matter.
+    """
     of_node: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for cluster, node, cause, time in failures:
         of_node[cluster, node, cause].append(time)
@@ -75,7 +79,7 @@ def incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
 
 
 def spikes(happened: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
-    """The weeks in which a cause stands out; gpu_hours: of each week. By cause and week."""
+    """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: of each week."""
     by_cause: dict[str, dict[int, list[Incident]]] = defaultdict(lambda: defaultdict(list))
     for one in happened:
         by_cause[one.cause][week_of(one.time)].append(one)
@@ -94,7 +98,7 @@ def spikes(happened: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list
 
 
 def few(some: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """The fewest nodes that hold half of these incidents, the worst first; empty where they are not few."""
+    """Return the fewest nodes with half of these incidents, worst first; empty if they are not few."""
     counts = Counter((one.cluster, one.node) for one in some)
     held, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda it: (-it[1], it[0])):
@@ -106,7 +110,7 @@ def few(some: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
 
 
 def at_least(count: int, expected: float) -> float:
-    """P(X >= count) of a Poisson distribution with mean `expected`: 1 less the sum of its first terms."""
+    """Return P(X >= count) of a Poisson distribution with mean `expected`: 1 minus the sum of its first terms."""
     if count <= 0:
         return 1.0
     if expected <= 0:

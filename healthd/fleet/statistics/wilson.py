@@ -1,4 +1,4 @@
-"""How sure a share is that was counted."""
+"""Uncertainty of a counted share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from statistics import NormalDist
 
 
 def wilson(found: float, of: float, effect: float = 1.0, level: float = 0.95) -> tuple[float, float] | None:
-    """The interval of the share found / of, with the score of Wilson (1927, J. Am. Stat. Assoc. 22); None of nothing.
+    """Return Wilson's score interval of the share found / of (1927, J. Am. Stat. Assoc. 22), or None for no cases.
 
-    effect: the variance against that of independent cases, at least 1: `design_effect` of Kish, "Survey Sampling"
-    (1965), by which both numbers are divided. So a hundred jobs that one alarm met are one case, or nearly.
+    effect: variance relative to independent cases, at least 1: `design_effect` of Kish, "Survey Sampling" (1965). Both
+    numbers are divided by it, so that a hundred jobs that saw one alarm count as about one case.
     """
     if of <= 0:
         return None
@@ -18,13 +18,15 @@ def wilson(found: float, of: float, effect: float = 1.0, level: float = 0.95) ->
     share, z2 = found / of, z * z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    # At its ends it reaches them exactly, whatever was rounded.
+    # At 0 and 1 the end is exact, regardless of rounding.
     low = 0.0 if found <= 0 else max(0.0, middle - half)
     return low, 1.0 if found >= of else min(1.0, middle + half)
 
 
 def clumping(total: float, squares: float) -> float:
-    """How much wider than alone: of cases in clumps of k each, sum(k * k) / sum(k), which is the variance of a compound
-    Poisson number against a Poisson one (Feller, "An Introduction to Probability Theory", volume 1, XII.2); 1 where
-    there are none."""
+    """Return the design effect of cases in clumps of k each: sum(k * k) / sum(k), or 1 without cases.
+
+    It is the variance of a compound Poisson number relative to a Poisson one (Feller, "An Introduction to Probability
+    Theory", volume 1, XII.2).
+    """
     return max(1.0, squares / total) if total > 0 else 1.0

@@ -1,1 +1,1 @@
-"""All nodes as they are now, from a Prometheus server. Needs neither the store nor an extra."""
+"""Current state of all nodes, from a Prometheus server. Needs neither the store nor an extra."""

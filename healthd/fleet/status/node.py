@@ -1,4 +1,4 @@
-"""One node as healthd's metrics tell of it now, and in which group it counts. Pure."""
+"""Current state of one node from healthd's metrics, and the group in which it counts. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from healthd.common.text import regex
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
-OURS = ("healthd", "unrecorded_healthd")  # policy.Owner: our drain, also one of a ledger that is gone
+OURS = ("healthd", "unrecorded_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
 _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
-    """Where a node counts, the most urgent first: each node in one."""
+    """Group of a node, the most urgent first. Each node is in one group."""
 
-    HELD = "drain_waiting"  # a drain is wanted and none stands: jobs start on a broken node
+    HELD = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    BROKEN = "broken"  # degraded or unhealthy, but nothing wants it drained: mostly since a person knows of it
-    UNKNOWN = "unknown"  # healthd cannot say, or has looked at nothing for a while
+    BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, mostly because it is acknowledged
+    UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
     DRAINED_BY_OTHERS = "drained_by_others"
     HEALTHY = "healthy"
@@ -40,7 +40,7 @@ STATUS_OF = {  # the exit status
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A condition that stands. severity: 0 to 3, an index of SEVERITIES; since: epoch seconds, 0 = not known."""
+    """An open condition. severity: 0 to 3, an index of SEVERITIES. since: epoch seconds, 0 = unknown."""
 
     check: str
     code: str
@@ -53,22 +53,24 @@ class Standing:
 
     @property
     def acts(self) -> bool:
-        """Whether it counts: confirmed, known to nobody, and from no log that is known to be open to users."""
+        """True if it counts: confirmed, not acknowledged, and not from a log that users can write."""
         return self.open and self.enforced and not self.acknowledged
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNow:
-    """node          its name in Slurm, or the host's of its address
-    seen          it answers Prometheus now
-    last_seen     epoch seconds, to within some minutes; 0 = not in the last week (or it is seen)
-    health, mode, version   "" = not known
-    drained_by    "healthd", "unrecorded_healthd", "other", "" = no drain stands
-    drained_since epoch seconds, 0 = not known
-    paused_until, waiting_since   epoch seconds, 0 = not paused; no drain waits for the fleet
-    limit_partition  the partition whose fleet limit holds the drain back
-    stale_seconds how long ago its last round began, if that is too long
-    conditions    the worst first
+    """Current state of a node.
+
+    node                         its name in Slurm, or the host of its address
+    seen                         it answers Prometheus now
+    last_seen                    epoch seconds, accurate to some minutes; 0 = not in the last week (or it is up)
+    health, mode, version        "" = unknown
+    drained_by                   "healthd", "unrecorded_healthd", "other"; "" = no drain
+    drained_since                epoch seconds, 0 = unknown
+    paused_until, waiting_since  epoch seconds; 0 = not paused; 0 = no drain waits for the fleet limit
+    limit_partition              the partition whose fleet limit delays the drain
+    stale_seconds                how long ago its last round began, if that is too long
+    conditions                   worst first
     """
 
     node: str
@@ -108,13 +110,13 @@ class NodeNow:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether a person knows of all that makes it broken."""
+        """True if every severe condition is acknowledged."""
         bad = [c for c in self.conditions if c.severity >= SEVERITIES.index("degraded")]
         return any(c.acknowledged for c in bad) and not any(c.acts for c in bad)
 
     @property
     def since(self) -> float:
-        """Since when it is so: the drain, the worst condition, when it was last seen; 0 = not known."""
+        """Start of the current state: the drain, the worst condition, or when it was last seen; 0 = unknown."""
         if not self.seen:
             return self.last_seen
         if self.drained_by:
@@ -123,7 +125,7 @@ class NodeNow:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """What keeps a wanted drain from being set."""
+        """Reasons why a desired drain is not set."""
         if self.group is not Group.HELD:
             return ()
         holds = {
@@ -136,7 +138,7 @@ class NodeNow:
 
     @property
     def name_order(self) -> tuple[Any, ...]:
-        """gpu2 before gpu10."""
+        """Natural sort key: gpu2 before gpu10."""
         parts = _NUMBERS.split(self.node)
         return self.cluster, [(int(p[:18]), p) if at % 2 else (0, p) for at, p in enumerate(parts)], self.instance
 

@@ -1,8 +1,8 @@
-"""What a Prometheus server knows of all nodes now: some twenty queries, however many nodes there are.
+"""Current state of all nodes from a Prometheus server: some twenty queries, for any number of nodes.
 
-A target that does not answer has no series but `up`, so the nodes are those of `up`, and where node_exporter's textfile
-collector carries the metrics those of healthd_node_info: one that is not seen is listed, never left out. A node that
-both show is one, by its own target.
+A target that does not answer has no series except `up`. The nodes are therefore those of `up`, and those of
+healthd_node_info if node_exporter's textfile collector carries the metrics. An unreachable node is listed, never left
+out. A node found by both counts once, by its own target.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters)
 Labels: TypeAlias = "Mapping[str, str]"
 Where: TypeAlias = "tuple[str, str, str]"  # cluster, job, instance: one healthd
 
-OWN_JOB = "healthd"  # what healthd's job is called in Prometheus, if nobody says otherwise (docs/metrics.md)
+OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
-LOOKS_MINUTES = 5  # how far apart the looks for a last sight are, but for the last ones
-AT_ONCE = 250  # targets whose last sight one query asks for
+LOOKS_MINUTES = 5  # resolution of the search for the last sample, except for its newest part
+AT_ONCE = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-EARLIEST = 1e9  # epoch seconds, 2001: a time before it, or far ahead, is a broken number and not known
+EARLIEST = 1e9  # epoch seconds, 2001: an earlier time, or one far ahead, is invalid and counts as unknown
 FARTHEST_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
 NAMED = {
@@ -61,7 +61,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """time: the server's, in epoch seconds. notes: sentences, of what could not be read."""
+    """time: the server's, in epoch seconds. notes: what could not be read, as sentences."""
 
     time: float
     nodes: tuple[NodeNow, ...]
@@ -69,7 +69,7 @@ class Fleet:
 
 
 class _Queries:
-    """Queries of one moment. `job`: of no other; "" = of all. `unread`: how many series of the answers were none."""
+    """Queries at one moment. job: only series of this job; "" = all. unread: number of invalid series."""
 
     def __init__(self, ask: Ask, job: str) -> None:
         self._ask = ask
@@ -78,11 +78,11 @@ class _Queries:
         scalar = _result(ask("query", {"query": "time()"}), "scalar")
         time = _number(scalar[1]) if len(scalar) == 2 else None
         if time is None or not EARLIEST <= time <= EARLIEST + FARTHEST_SECONDS:
-            raise ServerError(f"does not know the time: it says {json.dumps(scalar)[:60]}")
+            raise ServerError(f"has an invalid time: {json.dumps(scalar)[:60]}")
         self.time = time
 
     def vector(self, query: str) -> Iterator[tuple[Labels, float]]:
-        """ServerError."""
+        """Run a query. Raises ServerError."""
         if self.job and "{" not in query:
             query = _METRIC.sub(lambda metric: f"{metric[0]}{{job={json.dumps(self.job)}}}", query)
         data = self._ask("query", {"query": query, "time": f"{self.time:.3f}"})
@@ -101,7 +101,7 @@ class _Queries:
         return {_where(labels): (labels, value) for labels, value in self.vector(query)}
 
     def moment(self, value: float, ahead: float = DAY_SECONDS) -> float:
-        """Epoch seconds; 0, not known, of what can be no time. `ahead`: how far it may be in the future."""
+        """Return epoch seconds, or 0 (unknown) for an invalid time. ahead: how far it may be in the future."""
         if EARLIEST <= value <= self.time + ahead:
             return value
         self.unread += bool(value)
@@ -109,15 +109,18 @@ class _Queries:
 
 
 def read(ask: Ask, job: str = "") -> Fleet:
-    """All nodes, each once. `job`: take no other's series; "" = healthd's own and, of nodes that it has not, those of
-    any other job that has healthd's metrics. ServerError: it cannot be asked, or has none."""
+    """Return all nodes, each once.
+
+    job: only its series; "" = those of healthd's own job and, for nodes it does not have, those of any other job with
+    healthd's metrics. Raises ServerError if the server cannot be queried, or has no node.
+    """
     queries = _Queries(ask, job)
     own = job or OWN_JOB
     targets = queries.by_node(f"up{{job={json.dumps(own)}}}")
     named = {name: queries.by_node(query) for name, query in NAMED.items()}
     there = {**named["health"], **targets, **named["node"]}
     if not there:
-        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: --job names another')
+        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: name the job with --job')
     down = [at for at, (_, up) in targets.items() if not up and at not in named["node"] and at not in named["health"]]
     last, notes = _last_seen(queries, down, own)
     values = {name: {at: value for at, (_, value) in queries.by_node(query).items()} for name, query in VALUES.items()}
@@ -161,19 +164,22 @@ def read(ask: Ask, job: str = "") -> Fleet:
     if doubled:
         notes.append(
             f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
-            "give each cluster's targets a label cluster"
+            "add a label cluster to the targets of each cluster"
         )
     if queries.unread:
-        notes.append(f"{queries.unread:,} series of the answers are none, and are left out")
+        notes.append(f"{queries.unread:,} invalid series are left out")
     return Fleet(queries.time, once, tuple(notes))
 
 
 def _once(
     nodes: Mapping[Where, NodeNow], started: Mapping[Where, float], own: str
 ) -> tuple[tuple[NodeNow, ...], list[str]]:
-    """One row for each (cluster, node), and the names that several targets of one job have: those stay, they may be of
-    two clusters. Of several jobs healthd's own counts, also where it does not answer: a textfile outlives its healthd.
-    Else the one that was started last. Within a job the same start is the same healthd, under two addresses."""
+    """Return one row for each (cluster, node), and the names that several targets of one job have.
+
+    Those targets are all kept: they may belong to two clusters. Of several jobs healthd's own counts, even if it does
+    not answer, since a textfile outlives its healthd; else the one started last. Within a job, targets with the same
+    start time are the same healthd under two addresses.
+    """
     alike: dict[tuple[str, str], list[Where]] = defaultdict(list)
     for at, node in nodes.items():
         alike[node.cluster, node.node].append(at)
@@ -189,7 +195,7 @@ def _once(
 
 
 def _names_of_hosts(infos: Mapping[Where, tuple[Labels, float]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """(job, node) of each (cluster, host) that says its name."""
+    """Return (job, node) for each (cluster, host) that has a node name."""
     names = defaultdict(set)
     for at, (labels, _) in infos.items():
         names[at[0], host_of(at[2])].add((at[1], labels.get("node", "")))
@@ -197,7 +203,7 @@ def _names_of_hosts(infos: Mapping[Where, tuple[Labels, float]]) -> dict[tuple[s
 
 
 def _name_of_host(names: Mapping[tuple[str, str], set[tuple[str, str]]], at: Where) -> str:
-    """What the same host calls itself in another job, if that is one name."""
+    """Return the node name of the same host in another job, if it is unique."""
     cluster, job, instance = at
     told = {node for other, node in names.get((cluster, host_of(instance)), ()) if other != job}
     return told.pop() if len(told) == 1 else ""
@@ -223,8 +229,10 @@ def _conditions(queries: _Queries) -> dict[Where, list[Standing]]:
 
 
 def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict[Where, tuple[str, float]], list[str]]:
-    """(name in Slurm, epoch seconds) of those that do not answer; what could not be found out. A week of all targets
-    would be too much to ask: only theirs."""
+    """Return (name in Slurm, epoch seconds) of unreachable targets, and notes.
+
+    Only these targets are queried: a week of all targets would be too much.
+    """
     found: dict[Where, tuple[str, float]] = {}
     for first in range(0, len(down), AT_ONCE):
         instances = json.dumps("|".join(re.escape(at[2]) for at in down[first : first + AT_ONCE]))
@@ -239,17 +247,17 @@ def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict
                 node = labels.get("node", "")
                 found[at] = ((node or name) if newer else (name or node), max(queries.moment(value), seen))
         except ServerError as error:
-            return found, [f"when nodes were last seen is not known: it {error}"]
+            return found, [f"the time when nodes were last seen is not known: the server {error}"]
     return found, []
 
 
 def host_of(instance: str) -> str:
-    """ "gpu-1" of "gpu-1:9478" and "gpu-1.example.org:9478", "10.0.0.1" of "10.0.0.1:9478"."""
+    """Return "gpu-1" for "gpu-1:9478" and "gpu-1.example.org:9478", and "10.0.0.1" for "10.0.0.1:9478"."""
     from healthd.fleet.sources.prometheus import node_of
 
     try:
         return node_of(instance) or instance
-    except ValueError:  # no address at all
+    except ValueError:  # not an address
         return instance
 
 
@@ -262,7 +270,7 @@ def _condition(labels: Labels) -> tuple[Where, str, str, str]:
 
 
 def _number(text: Any) -> float | None:
-    """Of a sample: a finite number as text; None if it is none."""
+    """Parse a sample: a finite number as text, or None."""
     try:
         number = float(text)
     except (ValueError, TypeError, OverflowError):
@@ -273,5 +281,5 @@ def _number(text: Any) -> float | None:
 def _result(data: Any, kind: str) -> list[Any]:
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list) or data.get("resultType") != kind:
-        raise ServerError("does not answer a query as Prometheus does: is it a Prometheus server's address?")
+        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
     return result

@@ -1,4 +1,4 @@
-"""All nodes as people read them, and as JSON. Pure."""
+"""State of all nodes as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from healthd.common.slurm.hostlist import fold
 from healthd.fleet.status.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
 from healthd.fleet.status.queries import EARLIEST, Fleet
 
-FEW = 30  # so many nodes of which the same is to be said have a row each, more are one host list
-LONGEST = 300  # characters of a Reason or of a name that others chose
+FEW = 30  # up to this many nodes with the same text have a row each; more become one host list
+LONGEST = 300  # characters of a Reason, or of a name chosen by others
 WORDS = {
     Group.HELD: "broken and in service",
     Group.NOT_SEEN: "not seen",
@@ -34,13 +34,13 @@ SLURM = {
 HOLDS = {
     "observe": "mode observe",
     "pause": "paused",
-    "limit": "it waits for the fleet limit",
-    "slurm": "Slurm does not answer it",
+    "limit": "waiting for the fleet limit",
+    "slurm": "Slurm does not answer",
 }
 
 
 def chosen(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeNow]:
-    """`drained`: only those with a drain; `problems`: only those that are not healthy and in service."""
+    """Select and sort nodes. drained: only those with a drain. problems: only those not healthy and in service."""
     nodes = sorted(fleet.nodes, key=ORDERS[order])
     if drained:
         return [node for node in nodes if node.drained_by]
@@ -48,13 +48,12 @@ def chosen(fleet: Fleet, drained: bool = False, problems: bool = False, order: s
 
 
 def status(fleet: Fleet) -> int:
-    """The exit status: 0 all well, 1 something warns or is not known, 2 a node is broken, drained by healthd or not
-    seen."""
+    """Return the exit status: 0 all well, 1 warning or unknown, 2 broken, drained by healthd or unreachable."""
     return max((STATUS_OF[node.group] for node in fleet.nodes), default=0)
 
 
 def text(fleet: Fleet, nodes: Sequence[NodeNow], page: Page, every: bool = False) -> str:
-    """The sum of all, then a row a node; many of which the same is to be said are one host list unless `every`."""
+    """Return the summary, then a row per node. Many nodes with the same text are one host list, unless `show_all`."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_alike(fleet))]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     said: dict[tuple[str, ...], list[tuple[NodeNow, Row]]] = {}
@@ -75,7 +74,7 @@ def text(fleet: Fleet, nodes: Sequence[NodeNow], page: Page, every: bool = False
 
 
 def summary(fleet: Fleet) -> str:
-    """ "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
+    """Return "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
     groups = Counter(node.group for node in fleet.nodes)
     said = []
     for group in (Group.HEALTHY, *(group for group in Group if group is not Group.HEALTHY)):
@@ -86,7 +85,7 @@ def summary(fleet: Fleet) -> str:
 
 
 def document(fleet: Fleet, nodes: Iterable[NodeNow]) -> dict[str, Any]:
-    """What `--json` prints (docs/json.md). What is not known is null."""
+    """Return the document of `--json` (docs/json.md). Unknown values are null."""
     groups = Counter(node.group for node in fleet.nodes)
     return {
         "answer": "status",
@@ -133,49 +132,47 @@ def _row(fleet: Fleet, node: NodeNow, with_cluster: bool) -> Row:
 
 
 def why(fleet: Fleet, node: NodeNow) -> str:
-    """What a person needs to know of it, in one line."""
+    """Explain a node's state in one line."""
     if not node.seen:
         return f"does not answer Prometheus{'' if node.last_seen else ', not once in the last 7 days'}"
     said = []
     acting = [c for c in node.conditions if c.acts and c.severity]
     worst = _short(f"{acting[0].code} {acting[0].subject}".strip(), LONGEST) if acting else ""
     if node.drained_by:
-        reason = _short(node.reason, LONGEST) or "no reason is known"
+        reason = _short(node.reason, LONGEST) or "reason unknown"
         ours = node.drained_by in OURS
         said.append(reason.removeprefix("healthd: ") if ours else reason)
         worst = "" if ours and any(c.code in node.reason for c in acting) else worst
     more = f"+{len(acting) - 1} more" if len(acting) > 1 else ""
     said += [" ".join(filter(None, (worst, more)))] if worst or more else []
     if node.group is Group.HELD:
-        held = " and ".join(HOLDS[name] for name in node.delayed_by) or "healthd status there says why"
+        held = " and ".join(HOLDS[name] for name in node.delayed_by) or "run healthd status on the node"
         where = f" of {_short(node.limit_partition, 48)}" if node.limit_partition else ""
         said.append(f"not drained: {held}{where}")
     elif node.group is Group.BROKEN and not node.acknowledged and not said:
-        said.append("healthd status there says why")
+        said.append("run healthd status on the node")
     known = sum(c.acknowledged for c in node.conditions)
     if known:
-        said.append(f"{known} known to somebody")
+        said.append(f"{known} acknowledged")
     if node.health == "unknown":
-        said.append("a check could not look")
+        said.append("a check did not complete")
     if node.stale_seconds:
         when_known = node.stale_seconds <= fleet.time - EARLIEST
         said.append(
-            f"looked at nothing for {duration(node.stale_seconds)}"
-            if when_known
-            else "when it last looked is not known"
+            f"no check ran for {duration(node.stale_seconds)}" if when_known else "time of the last checks unknown"
         )
     if node.slurm_problem and "slurm" not in node.delayed_by:
-        said.append("Slurm does not answer it")
+        said.append("Slurm does not answer")
     if node.paused_until and "pause" not in node.delayed_by:
         said.append(f"paused, ends in {duration(max(0.0, node.paused_until - fleet.time))}")
     return "; ".join(said)
 
 
-# --- what all have
+# --- facts about all nodes
 
 
 def _alike(fleet: Fleet) -> str:
-    """Modes and versions, and how many are paused."""
+    """Return modes and versions, and how many nodes are paused."""
     seen = [node for node in fleet.nodes if node.seen]
     paused = sum(bool(node.paused_until) for node in seen)
     said = [
@@ -203,11 +200,11 @@ def _unseen_for(fleet: Fleet) -> str:
 
 
 def _known(fleet: Fleet) -> str:
-    """Of how many broken ones a person knows."""
+    """Return how many of the broken nodes are acknowledged."""
     broken = [node.acknowledged for node in fleet.nodes if node.group is Group.BROKEN]
     if all(broken):
-        return ", which somebody knows"
-    return f", {sum(broken):,} of which somebody knows" if any(broken) else ""
+        return " (acknowledged)"
+    return f" ({sum(broken):,} acknowledged)" if any(broken) else ""
 
 
 def _folded(nodes: Sequence[NodeNow]) -> str:

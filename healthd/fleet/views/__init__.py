@@ -1,1 +1,1 @@
-"""Views of the answers: how each is described for a terminal and for the report, `view(document) -> View`."""
+"""Views of the answers for the terminal and the report: `view(document) -> View`."""

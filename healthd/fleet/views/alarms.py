@@ -22,7 +22,7 @@ from healthd.fleet.view import COUNT, Column, Form, Table, View, described, inte
 
 
 def fine(value: float | None) -> str:
-    """Write a share that may be far below 1 %, with two digits that count."""
+    """Format a share that may be far below 1 %, with two significant digits."""
     return "-" if value is None else f"{number(100 * value, 2)} %"
 
 
@@ -53,7 +53,7 @@ def view(alarms: Document) -> View:
 
 
 def _rows(alarms: Document) -> list[dict[str, Any]]:
-    """Return a row for each check, and one for each of its codes where it has several."""
+    """Return a row for each check, and for each of its codes if it has several."""
     rows = []
     for check in alarms["checks"]:
         codes = check["codes"]
@@ -66,7 +66,7 @@ def _rows(alarms: Document) -> list[dict[str, Any]]:
 
 def _sentences(alarms: Document) -> list[str]:
     if not alarms["placed_jobs"]:
-        return ["No job completed in this time."]
+        return ["No job completed in this period."]
     found = [
         f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
         f"one of their nodes: {fine(alarms['share'])} ({interval(FINE).write(alarms['interval'])}; the paper's aim is "
@@ -76,7 +76,7 @@ def _sentences(alarms: Document) -> list[str]:
     above = [row for row in alarms["checks"] if row["above"]]
     if above:
         which = ", ".join(
-            f"{row['check']} ({fine(row['share'])}{'' if row['significantly_above'] else ', not surely'})"
+            f"{row['check']} ({fine(row['share'])}{'' if row['significantly_above'] else ', not significantly'})"
             for row in above
         )
         found.append(f"Above {percent(alarms['limit'])}: {which}.")
@@ -85,7 +85,7 @@ def _sentences(alarms: Document) -> list[str]:
     seen = alarms["observed"]
     if seen["jobs"] < alarms["placed_jobs"]:
         found.append(
-            f"Of the {seen['jobs']:,} whose nodes were observed on each of their days it is {fine(seen['share'])}."
+            f"Among the {seen['jobs']:,} jobs whose nodes were observed on every day it is {fine(seen['share'])}."
         )
     return found
 
@@ -106,5 +106,5 @@ def _by_week(alarms: Document) -> Figure | None:
         return None
     drawn = records(weeks, {"week": lambda row: row["week_time"] * 1000, "share": "share", "jobs": "jobs"})
     line = layer("line", drawn, {"point": True, "color": COLOURS[0]}, x=week(drawn), y=SHARE)
-    words = "The share of the completed jobs that saw a failing check, in each whole week."
+    words = "Share of the completed jobs that saw a failing check, by whole weeks."
     return Figure("By week", words, (line,))

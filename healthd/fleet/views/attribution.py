@@ -1,4 +1,4 @@
-"""What ended the jobs that failed."""
+"""Causes of the failed jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from healthd.fleet.figures import (
 )
 from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, described
 
-MOST_CAUSES = 6  # in the figure by week: nobody can tell more lines apart
+MOST_CAUSES = 6  # in the figure by week: more lines cannot be distinguished
 MOST_JOBS = 20
 DOMAINS = {
     "hardware": "hardware",
@@ -86,16 +86,16 @@ def view(attribution: Document) -> View:
         (job for job in found["jobs"] if job["cause"] != USER),
         key=lambda job: (-job["lost_gpu_seconds"], job["end_time"], job["cluster"], job["db_index"]),
     )
-    largest = "The largest failures with a cause that is not the user's program"
+    largest = "Largest failures, without those caused by users' programs"
     return described(
         found,
-        "What ended the jobs that failed",
+        "Causes of failed jobs",
         _sentences(found),
         [
             Table("By cause", BY_CAUSE, _by_cost(found["causes"])),
-            Table("Seen together", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
+            Table("Co-occurrence", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
             Table(largest, JOBS, jobs, MOST_JOBS),
-            Table("When checks came, went or changed", CHECK_DATES, found["check_dates"], MOST_JOBS),
+            Table("Checks enabled, disabled or changed", CHECK_DATES, found["check_dates"], MOST_JOBS),
         ],
         [_costs(found), _weeks(found)],
     )
@@ -110,7 +110,7 @@ def _by_cost(causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _sentences(found: Document) -> list[str]:
     if not found["failures"]:
-        return ["No job failed in this time."]
+        return ["No job failed in this period."]
     because = found["unattributed_because"]
     have, none, lists = (
         "has" if count == 1 else "have"
@@ -121,24 +121,24 @@ def _sentences(found: Document) -> list[str]:
         "likely cause: "
         f"{found['by_domain']['hardware']:,} hardware, {found['by_domain']['system_software']:,} system software, "
         f"{found['by_domain']['user_program']:,} the user's program.",
-        f"{found['unattributed']:,} {none} none: on the nodes of {because['observed']:,} nothing was seen that ends a "
-        f"job, the nodes of {because['not_observed']:,} were not observed all the time, "
-        f"{because['no_node_list']:,} {lists} no list of nodes.",
+        f"{found['unattributed']:,} {none} none: the nodes of {because['observed']:,} had no condition that ends "
+        f"jobs, the nodes of {because['not_observed']:,} were not observed all the time, "
+        f"{because['no_node_list']:,} {lists} no node list.",
         f"By chance alone {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule, applied one "
-        "hour before each failure, finds that many.",
+        "hour before each failure, finds that number.",
     ]
     if found["unattributed_node_fails"]:
         said.append(
-            f"Of the jobs without a cause {found['unattributed_node_fails']:,} ended NODE_FAIL: Slurm lost a node, and "
-            "nothing that ends jobs was seen there."
+            f"{found['unattributed_node_fails']:,} of the jobs without a cause ended NODE_FAIL: Slurm lost a node, and "
+            "it had no condition that ends jobs."
         )
     others = [cause for cause in found["causes"] if cause["cause"] != USER]
     if others:
         worst = max(others, key=lambda one: (one["lost_gpu_seconds"], one["cause"]))
         part = share(worst["lost_gpu_seconds"], sum(one["lost_gpu_seconds"] for one in others))
         said.append(
-            f"Of what is not the user's program, {CAUSES[worst['cause']].words} cost most: "
-            f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of what these causes cost."
+            f"Apart from users' programs, {CAUSES[worst['cause']].words} cost most: "
+            f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of the cost of these causes."
         )
     return [*said, *map(_spike, found["spikes"])]
 
@@ -151,7 +151,7 @@ def _spike(one: Row) -> str:
     if not one["nodes"]:
         return f"{words}. They are spread over many nodes."
     names = ", ".join(f"{node['node']} ({node['incidents']})" for node in one["nodes"])
-    return f"{words}. {percent(one['share_of_nodes'])} of them were on {plural(len(one['nodes']), 'node')}: {names}."
+    return f"{words}. {percent(one['share_of_nodes'])} were on {plural(len(one['nodes']), 'node')}: {names}."
 
 
 # --- figures
@@ -169,11 +169,11 @@ def _costs(found: Document) -> Figure | None:
     most = "; ".join(f"{row['cause']} {row['GPU-hours']:,.0f} GPU-hours" for row in drawn[:5])
     bars = layer("bar", drawn, **place, color=domain, tooltip=tooltip)
     labels = layer("text", drawn, {"align": "left", "dx": 4}, **place, text=nominal("domain"))
-    return Figure("GPU time lost by cause, at most half an hour of each job", most, (bars, labels))
+    return Figure("GPU time lost by cause (at most half an hour per job)", most, (bars, labels))
 
 
 def _weeks(found: Document) -> Figure | None:
-    """Draw the largest causes but the program's, and the dates at which a check of one of them came or changed."""
+    """Draw the largest causes except the user's program, and the dates at which checks were enabled or changed."""
     jobs: dict[str, int] = defaultdict(int)
     for row in found["weeks"]:
         jobs[row["cause"]] += row["jobs"]
@@ -201,17 +201,17 @@ def _weeks(found: Document) -> Figure | None:
     )
     dates = _dates(found)
     if not dates:
-        return Figure("How often each cause, by week", words, (lines,))
+        return Figure("Causes by week", words, (lines,))
     dashes = {"color": "#555555", "strokeDash": [2, 2]}
     rules = layer("rule", dates, dashes, x=temporal("time"), tooltip=nominal("words"))
     beside = {"align": "right", "baseline": "bottom", "angle": 270, "dy": -2, "color": "#333333"}
     labels = layer("text", dates, beside, x=temporal("time"), y={"value": 2}, text=nominal("words"))
     words += ". Checks: " + "; ".join(f"{moment(date['time'] // 1000)[:10]} {date['words']}" for date in dates)
-    return Figure("How often each cause, by week, and when checks came", words, (lines, rules, labels))
+    return Figure("Causes by week, and dates of check changes", words, (lines, rules, labels))
 
 
 def _dates(found: Document) -> list[Record]:
-    """Return a record for each day on which a check came or changed: of several, how many."""
+    """Return a record for each day on which a check was enabled or changed: its name, or how many."""
     days: dict[int, list[str]] = defaultdict(list)
     for row in found["check_dates"]:
         days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")

@@ -1,4 +1,4 @@
-"""How long the nodes were in service."""
+"""Time that the nodes were in service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT_REASONS = ("up", "healthd", "people", "slurm", "unknown", "down", "not obs
 
 
 def precise(value: float | None) -> str:
-    """Write an availability: "99.53 %". It is never rounded up to a whole that it is not."""
+    """Format an availability as "99.53 %", rounded down so that less than 100 % never appears as 100 %."""
     return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
 
 
@@ -59,14 +59,14 @@ def view(availability: Document) -> View:
         ],
         [
             Table("Where the time went", FLEET, _named(availability, "fleet", "model not known")),
-            Table("Nodes that were available least", WORST, _worst(availability["nodes"])),
+            Table("Nodes with the lowest availability", WORST, _worst(availability["nodes"])),
         ],
         [_out(availability), _racks(availability)],
     )
 
 
 def _named(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
-    """Return the row of the fleet, and those of its models where there are several."""
+    """Return the row of the fleet, and those of its models if there are several."""
     models = availability["by_model"] if len(availability["by_model"]) > 1 else []
     return [
         {**availability["fleet"], "name": fleet},
@@ -84,10 +84,10 @@ def _worst(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _availability(fleet: Row) -> list[str]:
     if fleet["availability"] is None:
-        return ["Of no node it is known whether it was in service."]
+        return ["The availability of the nodes is not known."]
     return [
         f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
-        f"{precise(fleet['availability'])} of the time that is known."
+        f"{precise(fleet['availability'])} of the known time."
     ]
 
 
@@ -96,16 +96,16 @@ def _repairs(fleet: Row) -> list[str]:
     times = repair["ended"] + repair["still_out"]
     if not times:
         return ["No node was out of service."]
-    still = f", {repair['still_out']} of them not over" if repair["still_out"] else ""
+    still = f" ({repair['still_out']} not over yet)" if repair["still_out"] else ""
     whole = f"Nodes were out {plural(times, 'time')}{still}."
     if not repair["ended"]:
         return [whole]
-    took = f"{span(repair['mean_seconds'])} on average, half of them up to {span(repair['median_seconds'])}"
-    return [whole, f"To come back took {took}, nine of ten up to {span(repair['p90_seconds'])} (MTTR)."]
+    took = f"mean {span(repair['mean_seconds'])}, median {span(repair['median_seconds'])}"
+    return [whole, f"Time to repair (MTTR): {took}, 90th percentile {span(repair['p90_seconds'])}."]
 
 
 def _planned(planned: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each kind of time that does not count."""
+    """Return a sentence for each kind of excluded time."""
     found = []
     for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
         some = [row for row in planned if row["what"] == what]
@@ -113,7 +113,7 @@ def _planned(planned: list[dict[str, Any]]) -> list[str]:
             days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
             named = listed([f"{row['name']} from {moment(row['start_time'])}" for row in some], NAMED_SHOWN, "; ")
             reservations = plural(len(some), "reservation")
-            found.append(f"{words} that does not count: {days} node-days in {reservations} ({named}).")
+            found.append(f"{words}, not counted: {days} node-days in {reservations} ({named}).")
     return found
 
 
@@ -132,7 +132,7 @@ def _sla(sla: Row) -> list[str]:
 
 
 def _out(availability: Document) -> Figure:
-    """Draw the time that nodes were not up, by model: the time that they were up would leave the rest no room."""
+    """Draw the time that nodes were not up, by model. Including the time up would leave no room for the rest."""
     named = _named(availability, "fleet", "not known")
     records: list[Record] = [
         {"of": row["name"], "what": words, "share": row["shares"][kind] or 0.0}
@@ -144,8 +144,8 @@ def _out(availability: Document) -> Figure:
     shares = availability["fleet"]["shares"]
     words = "; ".join(f"{word} {percent(shares[kind])}" for kind, word in REASONS.items())
     return Figure(
-        "Why nodes were not up",
-        f"Of the fleet's time without planned maintenance: {words}.",
+        "Reasons why nodes were not up",
+        f"Share of the fleet's time without planned maintenance: {words}.",
         (grouped_bars(records, share, "what", "of", COLOURS, legend=legend),),
     )
 
@@ -166,5 +166,5 @@ def _racks(availability: Document) -> Figure | None:
     if availability["sla"]:
         aim = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", aim, {"strokeDash": [6, 4]}, x=quantity("sla")))
-    words = f"The least available of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
-    return Figure("The racks that were available least", words, tuple(layers))
+    words = f"The lowest of {len(known):,} racks is {drawn[0]['rack']} with {precise(drawn[0]['share'])}."
+    return Figure("Racks with the lowest availability", words, tuple(layers))

@@ -1,4 +1,4 @@
-"""Which check is the first evidence, and how long until the drain."""
+"""First evidence by check, and the time until the drain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DRAINS = (
 def view(checks: Document) -> View:
     return described(
         checks,
-        "Which check is the first evidence, and how long until the drain",
+        "First evidence by check, and time until the drain",
         _sentences(checks),
         [
             Table(
@@ -49,7 +49,7 @@ def view(checks: Document) -> View:
 
 
 def _drains(checks: Document) -> list[Row]:
-    """Return a row for all drains, for each by whom, and for each check that was their first evidence."""
+    """Return a row for all drains, for each origin, and for each check with the first evidence."""
     drains = checks["drains"]
     if not drains["all"]["drains"]:
         return []
@@ -62,14 +62,14 @@ def _drains(checks: Document) -> list[Row]:
 
 def _sentences(checks: Document) -> list[str]:
     if not checks["incidents"]:
-        found = ["No check failed in this time."]
+        found = ["No check failed in this period."]
     else:
         first = checks["checks"][0]
         after = checks["after"]
         found = [
             f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
             f"was {first['check']} most often ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} of them the node was out of service within "
+            f"After {after['drained']:,} incidents the node was out of service within "
             f"{span(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
             f"{after['already_out']:,} began while it was already out.",
         ]
@@ -77,13 +77,13 @@ def _sentences(checks: Document) -> list[str]:
     if drains["with_evidence"]:
         found.append(
             f"From the first evidence to the drain: half within {span(drains['p50_seconds'])}, 90 % within "
-            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])}, of the "
-            f"{drains['with_evidence']:,} of {drains['drains']:,} drains that had any. Before "
+            f"{span(drains['p90_seconds'])}, 99 % within {span(drains['p99_seconds'])} "
+            f"({drains['with_evidence']:,} of {drains['drains']:,} drains had evidence). Before "
             f"{drains['nothing_seen']:,} drains no check failed, and before {drains['not_observed']:,} the node was "
             "not observed."
         )
     if checks["never"]:
-        found.append(f"Enabled, and never reported anything: {', '.join(checks['never'])}.")
+        found.append(f"Enabled, but never reported anything: {', '.join(checks['never'])}.")
     if checks["not_deployed"]:
         found.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
     return found
@@ -119,7 +119,7 @@ def _first(checks: Document) -> Figure | None:
         order={"field": "place", "type": "ordinal"},
     )
     words = (
-        f"Of {plural(checks['incidents'], 'incident')} {first['check']} was the first evidence of {first['first']:,}."
+        f"{first['check']} was the first evidence of {first['first']:,} of {plural(checks['incidents'], 'incident')}."
     )
     return Figure("Order of the checks within incidents", words, (bars,))
 
@@ -129,7 +129,7 @@ _TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.ite
 
 
 def _ticks(longest: float) -> list[int]:
-    """Return the ticks of an axis of durations, up to the first that is not shorter than the longest."""
+    """Return the ticks of an axis of durations, up to the first one that is at least `maximum`."""
     ticks = list(_TICKS)
     return ticks[: bisect.bisect_left(ticks, longest) + 1]
 
@@ -144,7 +144,7 @@ def _delays(checks: Document) -> Figure | None:
     if not drawn:
         return None
     drains = checks["drains"]["all"]
-    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a logarithm cannot show.
+    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a plain logarithm cannot show.
     seconds = quantity(
         "seconds",
         "from the first evidence to the drain",
@@ -162,6 +162,6 @@ def _delays(checks: Document) -> Figure | None:
     )
     words = (
         f"All: half within {span(drains['p50_seconds'])}, 99 % within {span(drains['p99_seconds'])}; "
-        f"{percent(drains['share_observed'])} of the drains were of nodes that were observed."
+        f"{percent(drains['share_observed'])} of the drained nodes were observed."
     )
     return Figure("Time to the drain, by the first check", words, (delays,))

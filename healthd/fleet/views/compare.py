@@ -1,4 +1,4 @@
-"""What differs between two sides."""
+"""Differences between two sides."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from healthd.fleet.answers.document import Document, number, percent
 from healthd.fleet.figures import COLOURS, Figure, Of, category, intervals, mark_at, nominal, points, quantity, records
 from healthd.fleet.view import SHORT, Column, Form, Row, Table, View, described
 
-ANY_FACTOR = 1000  # a ratio beyond it is written "any"
-WIDEST = 20.0  # an interval beyond so many times, either way, is cut in the figure
+ANY_FACTOR = 1000  # a larger ratio is written "any"
+WIDEST = 20.0  # intervals beyond this factor, in either direction, are cut in the figure
 
 
 def _between(interval: Sequence[float | None] | None) -> str:
@@ -41,7 +41,7 @@ COLUMNS = (
 def view(compare: Document) -> View:
     return described(
         compare,
-        f"{compare['b']['name']} beside {compare['a']['name']}",
+        f"{compare['b']['name']} compared with {compare['a']['name']}",
         sentences(compare),
         [Table("Measures", COLUMNS, compare["measures"])],
         [_ratios(compare)],
@@ -53,9 +53,9 @@ def sentences(compare: Document) -> list[str]:
     found = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
     tried = sum(row["adjusted"] is not None for row in compare["measures"])
     if not tried:
-        return [*found, "There is nothing that both can be compared by."]
+        return [*found, "No measure is available on both sides."]
     if not differing:
-        found.append(f"Of {plural(tried, 'measure')} none differs by more than chance.")
+        found.append(f"None of {plural(tried, 'measure')} differs by more than chance.")
     for row in differing:
         more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
         times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({_between(row['interval'])})"
@@ -67,8 +67,8 @@ def sentences(compare: Document) -> list[str]:
 
 
 def short(title: str) -> str:
-    """Return the title of a measure for an axis; the table below the figure has it in full."""
-    return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to nodes' failures")
+    """Shorten the title of a measure for an axis; the table has it in full."""
+    return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to node failures")
 
 
 def _cut(ratio: float) -> float:
@@ -101,6 +101,6 @@ def _ratios(compare: Document) -> Figure | None:
     differing = ", ".join(row["title"] for row in compare["measures"] if row["differs"]) or "nothing"
     return Figure(
         "Ratios",
-        f"The rates of B divided by those of A; what differs: {differing}.",
+        f"The rates of B divided by those of A; different: {differing}.",
         (mark_at("same", 1.0, (4, 4)), intervals(drawn, "what", quantity("low", scale=log)), ratios),
     )

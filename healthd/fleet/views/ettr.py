@@ -1,4 +1,4 @@
-"""How much of its time a large job makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Share of its time that a large job makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def view(ettr: Document) -> View:
     forms = [{"form": words, "ettr": ettr[key]} for key, words in KEYS.items()]
     return described(
         ettr,
-        "How much of its time a large job makes progress",
+        "Effective training time ratio (ETTR) of a large job",
         _sentences(ettr),
         [
-            Table("The same job by other forms", FORMS, forms),
+            Table("The same job by other methods", FORMS, forms),
             _by_checkpoint(ettr),
             Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
         ],
@@ -43,7 +43,7 @@ def view(ettr: Document) -> View:
 
 
 def _by_checkpoint(ettr: Document) -> Table:
-    """Return the ETTR by GPUs, a row each, and by time between two checkpoints, a column each."""
+    """Return the ETTR with a row per number of GPUs and a column per checkpoint interval."""
     cells = ettr["grid"]["by_checkpoint"]
     times = list(dict.fromkeys(cell["checkpoint_seconds"] for cell in cells))
     columns = [Column("GPUs", "gpus", COUNT), *(Column(span(time), str(time), HUNDREDTHS) for time in times)]
@@ -60,8 +60,8 @@ def _sentences(ettr: Document) -> list[str]:
     found = [
         f"ETTR {ettr['exact']:.2f}"
         + (f" (95 %: {two.write(ends)})" if ends else "")
-        + f": the share of its time, waiting and running, in which a job of {given['gpus']:,} GPUs makes progress"
-        + (" (a job without end)." if lasts is None else f" (a job that needs {span(lasts)} of progress)."),
+        + f": the share of its waiting and running time in which a job of {given['gpus']:,} GPUs makes progress"
+        + (" (unlimited job)." if lasts is None else f" (a job that needs {span(lasts)} of progress)."),
         f"{_failures(ettr['mttf_seconds'])} (r_f {number(given['rate'])} per 1000 node-days"
         + (f", 95 %: {number(of_rate[0])} to {number(of_rate[1])}" if of_rate else "")
         + f"), a checkpoint every {span(given['checkpoint_seconds'])}, written in {span(given['write_seconds'])}; "
@@ -91,7 +91,7 @@ def _failures(mttf_seconds: float | None) -> str:
 
 
 def _grid(ettr: Document, name: str, key: str) -> Figure:
-    """Draw GPUs beside intervals or rates. Each cell has its number, so that colour is not needed."""
+    """Draw GPUs over intervals or rates. Each cell has its number, so that colour is not needed."""
     is_interval = key == "checkpoint_seconds"
     fields: dict[str, Of] = {
         "GPUs": lambda one: f"{one['gpus'] // 1024}k",
@@ -117,7 +117,7 @@ def _grid(ettr: Document, name: str, key: str) -> Figure:
 
 
 def _runs(ettr: Document) -> Figure | None:
-    """Draw for each size the mean of its runs with the range of 8 of 10, and what the model expects."""
+    """Draw the mean of the runs of each size with the range of 8 of 10, and the model's expectation."""
     rows = ettr["measured"]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""Slow jobs, and what they cost."""
+"""Slow jobs and their cost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REACTION = (
     Column("", "what"),
     Column("times", "episodes", COUNT),
     Column("median", "median_seconds", SPAN),
-    Column("nine of ten", "p90_seconds", SPAN),
+    Column("90 %", "p90_seconds", SPAN),
 )
 TOOK = {
-    "reported": "from the onset until told",
-    "acted": "from then until something was done",
-    "lasted": "from the onset until over",
+    "reported": "onset to report",
+    "acted": "report to reaction",
+    "lasted": "onset to end",
 }
 
 
@@ -39,11 +39,11 @@ def view(failslow: Document) -> View:
     took = [{**failslow["reaction"][key], "what": words} for key, words in TOOK.items()]
     return described(
         failslow,
-        "Slow jobs, and what they cost",
+        "Slow jobs and their cost",
         sentences(failslow),
         [
-            Table("Nodes that lost most", NODES, failslow["nodes"], NODES_SHOWN),
-            Table("How long it took", REACTION, [row for row in took if row["episodes"]]),
+            Table("Nodes with the largest loss", NODES, failslow["nodes"], NODES_SHOWN),
+            Table("Times to report and reaction", REACTION, [row for row in took if row["episodes"]]),
         ],
         [_nodes(failslow)],
     )
@@ -54,20 +54,20 @@ def sentences(failslow: Document) -> list[str]:
     failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
     found = []
     if not nodes:
-        found.append("No node told of a slow job.")
+        found.append("No node reported a slow job.")
     else:
         of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
-        whole = f", {percent(of)} of what the jobs had" if of is not None else ""
+        whole = f", {percent(of)} of the jobs' GPU time" if of is not None else ""
         found.append(
-            f"{plural(len(nodes), 'node')} told of slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
-            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
+            f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
+            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as known."
         )
         took = failslow["reaction"]
         if took["reported"]["episodes"]:
             found.append(
-                f"From the onset until it was told took {span(took['reported']['median_seconds'])} in half of "
-                f"{plural(took['episodes'], 'slowness', 'slownesses')}. Something was done about "
-                f"{took['acted']['episodes']:,}{_by(took['acted']['by'])}; not over: {took['ongoing']:,}."
+                f"The median time from onset to report was {span(took['reported']['median_seconds'])} in "
+                f"{plural(took['episodes'], 'episode')}. {took['acted']['episodes']:,} had a reaction"
+                f"{_by(took['acted']['by'])}; {took['ongoing']:,} are not over."
             )
     if failed:
         found.append(f"A validation failed on {plural(len(failed), 'node')}: {listed(failed, NODES_SHOWN)}.")
@@ -75,7 +75,7 @@ def sentences(failslow: Document) -> list[str]:
 
 
 def _by(acts: Mapping[str, int]) -> str:
-    words = {"acknowledged": "acknowledged", "unknown": "drained, by whom is not known"}
+    words = {"acknowledged": "acknowledged", "unknown": "drained by unknown"}
     some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
     return f" ({', '.join(some)})" if some else ""
 
@@ -96,5 +96,5 @@ def _nodes(failslow: Document) -> Figure | None:
     ]
     if not records:
         return None
-    words = "; ".join(f"{one['node']} {number(one['hours'])}" for one in records[:5]) + " GPU-hours lost to slowness."
-    return Figure("Where slowness cost most", words, (bars(records, quantity("hours", "GPU-hours lost"), "node"),))
+    words = "; ".join(f"{one['node']} {number(one['hours'])}" for one in records[:5]) + " GPU-hours lost to slow jobs."
+    return Figure("Loss by node", words, (bars(records, quantity("hours", "GPU-hours lost"), "node"),))

@@ -1,4 +1,4 @@
-"""Work lost to failures of the nodes."""
+"""Work lost to node failures."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from healthd.fleet.view import COUNT, NUMBER, TEXT, TIME, Column, Form, Table, V
 LOOPS_SHOWN = 10
 WORDS = {
     "node_fail": "- NODE_FAIL",
-    "failed": "- FAILED beside a failing check",
+    "failed": "- FAILED with a failing check",
     "requeued": "- REQUEUED by healthd",
-    "logged": "- as slurmctld's log says",
-    "inferred": "- inferred, which is a guess",
+    "logged": "- logged by slurmctld",
+    "inferred": "- inferred (a guess)",
 }
 LOST = (Column("lost", "what"), Column("jobs", "jobs", COUNT), Column("GPU-hours", "gpu_hours", NUMBER))
 COST = Column("cost", "cost", Form(lambda cost: f"{cost:,.0f}"))
@@ -24,8 +24,8 @@ SIZES = (
     Column("GPUs", "gpus_up_to", Form(size_named)),
     Column("ended by nodes", "first_order.jobs", COUNT),
     Column("GPU-hours lost", "first_order.gpu_hours", NUMBER),
-    Column("gave way", "second_order.jobs", COUNT),
-    Column("GPU-hours of them", "second_order.gpu_hours", NUMBER),
+    Column("pre-empted", "second_order.jobs", COUNT),
+    Column("their GPU-hours", "second_order.gpu_hours", NUMBER),
 )
 LOOPS = (
     Column("job", "job_id", TEXT),
@@ -44,10 +44,10 @@ def view(goodput: Document) -> View:
     cost = () if goodput["price_per_gpu_hour"] is None else (COST,)
     return described(
         goodput,
-        "Work lost to failures of the nodes",
+        "Work lost to node failures",
         _sentences(goodput),
         [
-            Table("What was lost", (*LOST, *cost), _orders(goodput)),
+            Table("Losses", (*LOST, *cost), _orders(goodput)),
             Table("By size", SIZES, goodput["by_size"]),
             Table("Requeue loops", LOOPS, goodput["requeue_loops"], LOOPS_SHOWN),
         ],
@@ -61,7 +61,7 @@ def _orders(goodput: Document) -> list[dict[str, Any]]:
     return [
         {**first, "what": "ended by nodes (first order)"},
         *({**row, "what": WORDS[row["ended"]]} for row in first["by_end"]),
-        {**second, "what": "gave way to them (second order)"},
+        {**second, "what": "pre-empted by them (second order)"},
         *({**row, "what": WORDS[row["how"]]} for row in second["by_how"]),
     ]
 
@@ -71,7 +71,7 @@ def _sentences(goodput: Document) -> list[str]:
     found = [
         f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
         f"{second['jobs']:,} "
-        f"more had to give way when these were requeued, and lost {number(second['gpu_hours'])}."
+        f"more were pre-empted by their requeues, and lost {number(second['gpu_hours'])}."
     ]
     if first["cost"] is not None:
         found.append(f"At {goodput['price_per_gpu_hour']:g} a GPU-hour that is {first['cost'] + second['cost']:,.0f}.")
@@ -79,30 +79,30 @@ def _sentences(goodput: Document) -> list[str]:
         worst = loops[0]
         found.append(
             f"{plural(len(loops), 'job was', 'jobs were')} requeued over and over: job {worst['job_id']} was ended "
-            f"{plural(worst['ends'], 'time')}, and {plural(worst['preemptions'], 'other')} gave way to it."
+            f"{plural(worst['ends'], 'time')}, and pre-empted {plural(worst['preemptions'], 'other')}."
         )
     share = goodput["share_second_order"]
     if share is None:
-        return [*found, "Nothing was lost, as far as it is known."]
+        return [*found, "No loss is known."]
     return [
         *found,
-        f"{percent(share)} of what was lost is of second order: other jobs that gave way to requeued ones.",
+        f"{percent(share)} of the loss is of second order: jobs pre-empted by requeued ones.",
     ]
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
-    """As in the paper: lost goodput by the size of the jobs, the second order beside the first."""
+    """Draw lost goodput by job size, second order beside first, as in the paper."""
     if not rows:
         return None
     records: list[Record] = [
         {"size": gpus_named(row["gpus_up_to"]), "order": words, "gpu_hours": row[key]["gpu_hours"]}
         for row in rows
-        for key, words in (("first_order", "ended by nodes"), ("second_order", "gave way to them"))
+        for key, words in (("first_order", "ended by nodes"), ("second_order", "pre-empted by them"))
     ]
     most = max(rows, key=lambda row: row["first_order"]["gpu_hours"] + row["second_order"]["gpu_hours"])
     lost = number(most["first_order"]["gpu_hours"] + most["second_order"]["gpu_hours"])
     return Figure(
         "Lost work by size",
-        f"Most was lost by jobs of {gpus_named(most['gpus_up_to'])}: {lost} GPU-hours.",
+        f"Jobs of {gpus_named(most['gpus_up_to'])} lost most: {lost} GPU-hours.",
         (grouped_bars(records, quantity("gpu_hours", "GPU-hours lost"), "size", "order"),),
     )

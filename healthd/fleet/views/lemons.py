@@ -1,4 +1,4 @@
-"""Nodes that keep failing: which they are, what they cost the large jobs, and how the signals spread (figure 11)."""
+"""Nodes that keep failing: their list, their cost for large jobs, and the distribution of the signals (figure 11)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODES = (
     Column("node", "node"),
     Column("times the fleet's rate", "score", SHORT),
     Column("probability", "probability", PERCENT),
-    Column("what was seen", "text"),
+    Column("evidence", "text"),
     Column("out of service since", "out_since", TIME),
 )
 
@@ -59,7 +59,7 @@ def _sentences(lemons: Document) -> list[str]:
             f"{len(found)} of {plural(nodes, 'node')} {fails} far more often than the others in {lasting(days)}."
         )
     else:
-        said.append(f"None of {plural(nodes, 'node')} stands out in {lasting(days)}.")
+        said.append(f"None of {plural(nodes, 'node')} fails far more often than the others in {lasting(days)}.")
     return [*said, *(_gain(gain) for gain in lemons["gain"] if gain["by_lemons"])]
 
 
@@ -73,12 +73,12 @@ def _gain(gain: Row) -> str:
 
 
 def _shared(count: float) -> str:
-    """Write a count to which each node adds a share: "5", "3.1"."""
+    """Format a count to which each node adds a share: "5", "3.1"."""
     return f"{count:,.1f}".removesuffix(".0")
 
 
 def _node(one: Row, medians: dict[str, float]) -> Detail:
-    """Return a node that stands out, with the command that drains it and the failures that count."""
+    """Return a lemon with the command that drains it and the failures that count."""
     name = one["node"] if len(medians) == 1 else f"{one['cluster']}/{one['node']}"
     if one["out_since"] is not None:
         command = f"already out of service since {moment(one['out_since'])} UTC"
@@ -98,7 +98,7 @@ def _node(one: Row, medians: dict[str, float]) -> Detail:
 
 
 def _curves(lemons: Document) -> Figure | None:
-    """Draw each signal over its greatest value, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
+    """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
     greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
     signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
     if not signals:
@@ -121,7 +121,7 @@ def _curves(lemons: Document) -> Figure | None:
             for one in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
-    # One legend, below the figure: beside it, two of them ran off the page and over the heading of a narrow one.
+    # One legend, below the figure: next to it, two legends ran off the page and over the heading of a narrow page.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
     look: dict[str, Any] = {"title": None, "legend": legend}
     place: dict[str, Any] = {
@@ -132,11 +132,11 @@ def _curves(lemons: Document) -> Figure | None:
     dash = nominal("signal", scale={"domain": names}, **look)
     spread = "; ".join(
         f"{SIGNALS[signal]}: {percent(next(below for _, below in lemons['cdfs'][signal]))} of the nodes have "
-        f"{number(lemons['cdfs'][signal][0][0])}, the most is {number(greatest[signal])}"
+        f"{number(lemons['cdfs'][signal][0][0])}, the maximum is {number(greatest[signal])}"
         for signal in signals
     )
     return Figure(
-        "How the signals spread over the nodes; points are lemons",
+        "Distribution of the signals over the nodes; points are lemons",
         spread,
         (
             layer("line", lines, {"interpolate": "step-after"}, **place, strokeDash=dash),

@@ -52,26 +52,25 @@ def view(links: Document) -> View:
 
 def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[str]:
     if not any(row["episodes"] for row in links["kinds"]):
-        return ["No link was in trouble in this time, as far as nodes were observed."]
+        return ["No link had a problem in this period, as far as nodes were observed."]
     if not ports and not switches:
-        found = ["No port and no switch has more trouble than chance explains."]
+        found = ["No port and no switch has more problems than chance explains."]
     else:
         found = [
-            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more trouble than "
-            f"chance explains. Of these findings at most {percent(links['level'])} are false, on average."
+            f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more problems than "
+            f"chance explains. On average at most {percent(links['level'])} of these findings are false."
         ]
     if ports:
         worst = ports[0]
         found.append(
-            f"Most of all {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
-            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
+            f"The worst is {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
+            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were expected."
         )
     if links["together"]:
         last = links["together"][-1]
         found.append(
             f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"the last time {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: look at the "
-            "switch."
+            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: check the switch."
         )
     return found
 
@@ -88,7 +87,7 @@ def _rates(links: Document) -> Figure | None:
     rate = quantity("rate", "episodes per 1000 port-days")
     words = "; ".join(f"{one['kind']} {number(one['rate'])}" for one in drawn) + ", per 1000 port-days"
     layers = (bars(drawn, rate, "kind"), intervals(drawn, "kind"))
-    return Figure("How often links are in trouble", words, layers)
+    return Figure("Rate of link problems", words, layers)
 
 
 def _switches(links: Document) -> Figure | None:
@@ -99,11 +98,11 @@ def _switches(links: Document) -> Figure | None:
     worst = ", ".join(row["switch"] for row in links["switches"] if row["outlier"])
     beside = points(
         drawn,
-        x=quantity("expected", "episodes to be expected"),
+        x=quantity("expected", "expected episodes"),
         y=quantity("episodes", "episodes"),
         shape=nominal("stands out", legend={} if worst else None),
         color=nominal("kind", scale={"range": list(COLOURS)}, title=None),
         tooltip=[nominal("switch"), nominal("kind"), quantity("episodes"), quantity("expected")],
     )
-    words = f"Episodes of each switch's nodes beside what chance gives them; what stands out: {worst or 'none'}."
+    words = f"Episodes of each switch's nodes over the number expected by chance; standing out: {worst or 'none'}."
     return Figure("Switches", words, (beside,))

@@ -1,4 +1,4 @@
-"""What holds up a stuck job."""
+"""Ranks that hold up a stuck job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.fleet.figures import Figure, Record, category, colours, nominal, po
 from healthd.fleet.view import Column, Form, Table, View, described
 
 MOST_GROUPS, MOST_SUSPECTS = 12, 16
-MOST_DRAWN = 256  # ranks: beyond, a square of one is no more seen
+MOST_DRAWN = 256  # ranks; with more, the square of one rank is too small to see
 STANDS = ("entered", "waits in it", "left it", "missing", "not known")
 RANKS = Form(lambda ranks: ranges(ranks) or "-", right=False)
 GROUPS = (
@@ -36,9 +36,9 @@ GROUPS = (
 def view(nccl: Document) -> View:
     return described(
         nccl,
-        "What holds up a stuck job",
+        "Cause of a stuck job",
         _sentences(nccl),
-        [Table("The first collective of each group in which ranks differ", GROUPS, nccl["groups"], MOST_GROUPS)],
+        [Table("First collective of each group that only some ranks entered", GROUPS, nccl["groups"], MOST_GROUPS)],
         [_ranks(nccl)],
     )
 
@@ -46,13 +46,13 @@ def view(nccl: Document) -> View:
 def _sentences(nccl: Document) -> list[str]:
     reasons = [*map(reason, nccl["reasons"][:MOST_SUSPECTS])]
     if len(nccl["reasons"]) > MOST_SUSPECTS:
-        reasons.append(f"so do {len(nccl['reasons']) - MOST_SUSPECTS:,} more")
+        reasons.append(f"and {len(nccl['reasons']) - MOST_SUSPECTS:,} more ranks")
     details = [f"{one[:1].upper()}{one[1:]}" for one in (*reasons, *more_sentences(nccl))]
     return [one for one in (verdict(nccl), *details, advice(nccl)) if one]
 
 
 def _ranks(nccl: Document) -> Figure | None:
-    """Draw where each rank of the first groups stands, unless the job is too large to be drawn."""
+    """Draw the state of each rank in the first groups, unless the job is too large."""
     if nccl["ranks"] > MOST_DRAWN:
         return None
     records: list[Record] = []
@@ -76,38 +76,38 @@ def _ranks(nccl: Document) -> Figure | None:
         color=colours("stands", STANDS),
         shape=nominal("stands", scale={"domain": list(STANDS)}, title=None),
     )
-    return Figure("Where the ranks stand", verdict(nccl), (squares,))
+    return Figure("State of the ranks", verdict(nccl), (squares,))
 
 
 # --- sentences
 
 
 def named(group: Mapping[str, Any]) -> str:
-    """ "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
+    """Return "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
     name, description = group["group"], group["description"]
     return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
 
 
 def operation(row: Mapping[str, Any]) -> str:
-    """ "all_to_all 20537", "send 11981 of rank 0 to rank 12"."""
+    """Return "all_to_all 20537" or "send 11981 of rank 0 to rank 12"."""
     between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
 
 
 def verdict(nccl: Document) -> str:
-    """The answer in one or two sentences."""
+    """Return the answer in one or two sentences."""
     suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
     if kind == "mismatch":
         wrong = nccl["mismatch"]
         if wrong["ring"]:
             return (
-                f"A program's error, no node's: {ranks_of(wrong['ring'])} wait for each other in a ring, each in a "
-                "collective of another group, so they entered them in different orders."
+                f"An error of the program, not of a node: {ranks_of(wrong['ring'])} wait for each other in a ring, "
+                "each in a collective of another group, so they entered them in different orders."
             )
         said = "; ".join(f"{ranks_of(one['ranks'])}: {one['message']}" for one in wrong["calls"][:MOST_NAMED])
         return (
-            f"A program's error, no node's: as collective {wrong['sequence']} of {named(wrong)} ranks entered "
-            f"different ones ({said})."
+            f"An error of the program, not of a node: as collective {wrong['sequence']} of {named(wrong)} the ranks "
+            f"entered different ones ({said})."
         )
     if kind == "missing":
         hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
@@ -117,15 +117,15 @@ def verdict(nccl: Document) -> str:
         if all(one["why"] == "no_dump" for one in nccl["reasons"]):
             they, hold = ("it", "holds") if len(suspects) == 1 else ("they", "hold")
             return (
-                f"{begin[0].upper()}{begin[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in what "
-                f"nobody else misses: most likely {they} died and {hold} up the job. Whom {they} waited for, if "
-                "anybody, is not known."
+                f"{begin[0].upper()}{begin[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} ranks wait in "
+                f"operations that all others entered: most likely {they} died and {hold} up the job. It is not known "
+                f"whether {they} waited for other ranks."
             )
         sure = ", as far as is known" if any(one["why"] == "no_dump" for one in nccl["reasons"]) else ""
         return (
             f"{begin[0].upper()}{begin[1:]}{where} {holds} up the job: {nccl['held_up']:,} of {count:,} ranks wait for "
             f"{'it' if len(suspects) == 1 else 'them'}, {'it waits' if len(suspects) == 1 else 'they wait'} for "
-            f"nobody{sure}."
+            f"no other rank{sure}."
         )
     if nccl["failures"] and kind in FAILURE_KINDS:
         return failures_verdict(nccl)
@@ -134,8 +134,8 @@ def verdict(nccl: Document) -> str:
     if kind == "network":
         row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
         return (
-            f"The network between the ranks: all {len(row['entered'])} of {named(row)} entered {operation(row)}, and "
-            "none left it."
+            f"The network between the ranks: all {len(row['entered'])} ranks of {named(row)} entered {operation(row)}, "
+            "and none left it."
         )
     if found(nccl):
         without = nccl["ranks_without_dump_count"]
@@ -144,57 +144,57 @@ def verdict(nccl: Document) -> str:
             if without * 2 > count
             else ""
         )
-        return f"Ranks wait, and what was read does not tell for whom{lacks}."
+        return f"Ranks wait, but the records do not show for which rank{lacks}."
     return "No rank waits in a collective that another one misses."
 
 
 def reason(one: dict[str, Any]) -> str:
-    """Why a rank is a suspect, in a sentence."""
+    """Return why a rank is a suspect, as a sentence."""
     who = f"rank {one['rank']}{' on ' + one['host'] if one['host'] else ''}"
     place = f"{one['collective'] or 'collective'} {one['sequence']} of {named(one)}"
     waiting = f", in which {ranks_of(one['waiting'])} {'waits' if len(one['waiting']) == 1 else 'wait'}"
     waiting = waiting if one["waiting"] else ""
     if one["why"] == "missing":
-        return f"{who} never entered {place}{waiting}. It waits for nobody: its GPU, its host or its program stopped."
+        return f"{who} never entered {place}{waiting}. It waits for no rank: its GPU, its host or its program stopped."
     if one["why"] == "behind":
         return (
-            f"{who} entered {place}{waiting}, but its GPU did not come to it, as theirs did: it is in a kernel before "
-            "that, or it stopped."
+            f"{who} entered {place}{waiting}, but unlike theirs its GPU did not reach it: it is in an earlier kernel, "
+            "or it stopped."
         )
     if one["why"] == "stayed":
         return (
-            f"{who} did not come out of {place}, which all ranks entered and others left: its GPU stopped, or the "
-            "process that watches it."
+            f"{who} did not leave {place}, which all ranks entered and others left: its GPU stopped, or the process "
+            "that monitors it."
         )
-    return f"{who} wrote no dump, and {place}{waiting}, wants it: all of that group of whom a dump was read entered it."
+    return f"{who} wrote no dump, and {place}{waiting}, needs it: all other ranks of the group with a dump entered it."
 
 
 def advice(nccl: Document) -> str:
-    """What to do next."""
+    """Return what to do next."""
     if nccl["kind"] == "missing":
         hosts = sorted({one["host"] for one in nccl["reasons"] if one["host"]})
         if hosts:
             return (
-                f"Next: what {hosts[0]} told at that time: `healthd fleet attribution` for the job, `healthd scan` of "
-                "its kernel log; take it out if that names hardware."
+                f"Next: check {hosts[0]} at that time: `healthd fleet attribution` for the job, `healthd scan` of its "
+                "kernel log; take the node out of service if they name hardware."
             )
         return (
-            "Next: on which node such a rank ran (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
-            "it), then `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
+            "Next: find the node of such a rank (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
+            "it), then run `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
         )
     if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
         return failures_advice(nccl)
     if nccl["kind"] == "hang":
         return hangs_advice()
     if nccl["kind"] == "network":
-        return "Next: `healthd fleet links` for the ports and switches between these nodes at that time."
+        return "Next: run `healthd fleet links` for the ports and switches between these nodes at that time."
     if nccl["kind"] == "mismatch":
-        return "Next: who wrote the program; no node is to be taken out for this."
-    return "Next: dumps of all ranks, if some are missing." if nccl["ranks_without_dump"] else ""
+        return "Next: ask the author of the program; no node needs to be taken out of service."
+    return "Next: collect the missing dumps of the other ranks." if nccl["ranks_without_dump"] else ""
 
 
 def more_sentences(nccl: Document) -> list[str]:
-    """Return the failed requests and the hanging ranks as sentences, of many the first."""
+    """Return the first failed requests and hanging ranks as sentences."""
     found = []
     for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
         found += [sentence(row) for row in rows[:MOST_SHOWN]]

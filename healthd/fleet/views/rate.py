@@ -1,4 +1,4 @@
-"""How often large jobs fail by their nodes: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Failure rate of large jobs by their nodes: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600
 
 
 def _ends(interval: Sequence[float | None] | None) -> str:
-    """Write an interval of durations: "1.6 h to 2.0 h"; an end that is not known is open."""
+    """Format an interval of durations as "1.6 h to 2.0 h", or "over 1.6 h" if its end is unknown."""
     if interval is None:
         return "-"
     low, high = interval
@@ -45,7 +45,7 @@ def view(rate: Document) -> View:
     known = rate["r_f"] is not None
     return described(
         rate,
-        "How often large jobs fail by their nodes",
+        "Failure rate of large jobs by their nodes",
         _sentences(rate),
         [
             Table("Measured, by size", MEASURED, rate["by_size"]),
@@ -57,7 +57,7 @@ def view(rate: Document) -> View:
 
 def _sentences(rate: Document) -> list[str]:
     of = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
-    none = [] if rate["by_size"] else ["No job with GPUs ran in this time."]
+    none = [] if rate["by_size"] else ["No job with GPUs ran in this period."]
     if rate["r_f"] is None:
         return [f"r_f is not known: no job {of} ran.", *none]
     found = [
@@ -75,19 +75,19 @@ def _sentences(rate: Document) -> list[str]:
         )
     if rate["method"] == "bootstrap":
         found.append(
-            f"These are {rate['incidents']:,} incidents, and a few nodes have many of them: the interval is wider than "
-            "that of failures which have nothing to do with each other."
+            f"These are {rate['incidents']:,} incidents, concentrated on a few nodes: the interval is wider than for "
+            "independent failures."
         )
     return [*found, *none]
 
 
 def between(interval: Sequence[float] | None, shown: Callable[[float], str]) -> str:
-    """ " (95 %: 5.9 to 7.2)"."""
+    """Format an interval as " (95 %: 5.9 to 7.2)", or "" for None."""
     return "" if interval is None else f" ({100 * LEVEL:.0f} %: {shown(interval[0])} to {shown(interval[1])})"
 
 
 def _mttf(rate: Document) -> Figure | None:
-    """Draw hours over GPUs, both logarithmic: the projection with its interval, and what each size had."""
+    """Draw hours over GPUs, both logarithmic: the projection with its interval, and the measured value of each size."""
     if rate["r_f"] is None or not rate["failures"]:
         return None
     line = [_point(row["gpus"], "projected", row, "interval_seconds") for row in rate["projection"]]
@@ -123,7 +123,7 @@ def _point(gpus: int, what: str, row: Row, interval: str) -> Record:
 
 
 def _hours(interval: list[float | None] | None) -> dict[str, Any]:
-    """Return an interval in hours. An unbounded end is far away."""
+    """Return an interval in hours. An unbounded end is drawn far away."""
     low, high = interval or (None, None)
     if low is None:
         return {}

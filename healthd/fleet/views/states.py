@@ -1,4 +1,4 @@
-"""What became of the jobs: their states, the GPUs' time and its use."""
+"""Outcome of the jobs: their states, the GPU time and its use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SIZES = (
 
 
 def view(states: Document) -> View:
-    title, rows, split = "What became of the jobs", states["by_state"], states["split"]
+    title, rows, split = "Outcome of the jobs", states["by_state"], states["split"]
     if not rows:
-        return described(states, title, ["No job ended in this time."])
+        return described(states, title, ["No job ended in this period."])
     return described(
         states,
         title,
@@ -45,7 +45,7 @@ def _completed(row: Row) -> float:
 
 
 def _sentences(states: Document) -> list[str]:
-    """What ran, what the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
+    """Describe the jobs that ended, those that nodes ended, the use of the GPUs, and the mix of sizes."""
     ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
     jobs = sum(row["jobs"] for row in states["by_state"])
     gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600
@@ -58,15 +58,15 @@ def _sentences(states: Document) -> list[str]:
     if use["utilisation"] is not None:
         found.append(
             f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
-            f"{use['gpus']:,} GPUs (utilisation); without work that was lost {percent(use['normalised_goodput'])}, "
+            f"{use['gpus']:,} GPUs (utilisation); without lost work {percent(use['normalised_goodput'])}, "
             f"which is {number(use['goodput'])} GPUs (goodput)."
         )
     if mix["jobs"]:
         small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
         found.append(
-            f"Of the jobs with GPUs {percent(small['share_of_jobs'])} had one, {percent(server['share_of_jobs'])} at "
-            f"most eight, with {percent(server['share_of_gpu_time'])} of the GPU time; those of 256 and more had "
-            f"{percent(big['share_of_gpu_time'])} of it."
+            f"{percent(small['share_of_jobs'])} of the jobs with GPUs had one GPU; {percent(server['share_of_jobs'])} "
+            f"had at most eight and used {percent(server['share_of_gpu_time'])} of the GPU time; jobs with 256 or more "
+            f"used {percent(big['share_of_gpu_time'])}."
         )
     return found
 
@@ -84,8 +84,8 @@ def _split_sentences(split: Row) -> list[str]:
                 f"{_points(split['change'][key])}."
             )
     found.append(
-        "These are percentage points, not percent of percent; a job counts as often as it was restarted, and other "
-        "things may have changed at that date too."
+        "Differences are in percentage points. Each restart of a job counts, and other things may have changed at that "
+        "date too."
     )
     return found
 
@@ -111,7 +111,7 @@ def _by_state(rows: list[dict[str, Any]]) -> Figure:
 def _by_size(rows: list[dict[str, Any]]) -> Figure:
     named = [(gpus_named(row["gpus_up_to"]), row) for row in rows]
     most = max(named, key=lambda one: one[1]["gpu_seconds"])
-    words = f"Jobs of {most[0]} took most GPU time: {percent(most[1]['share_of_gpu_time'])}."
+    words = f"Jobs of {most[0]} used most GPU time: {percent(most[1]['share_of_gpu_time'])}."
     return _shares("Jobs and GPU time by size", words, named)
 
 
@@ -141,7 +141,7 @@ def _split(split: dict[str, Any] | None) -> Figure | None:
     change = _points(split["change"]["completed"])
     return Figure(
         "Large jobs before and after",
-        f"Of {large}, the share that completed changed by {change}; the lines are 95 % intervals.",
+        f"The share of {large} that completed changed by {change}; the lines are 95 % intervals.",
         (
             layer("rule", drawn, **place, x=low, x2={"field": "high"}, color=when),
             points(drawn, 90, **place, x=quantity("share"), color=when, shape=category("when")),

@@ -120,7 +120,7 @@ def test_a_check_above_the_limit_is_found_and_one_at_it_is_not(tmp_path):
         False,
         True,
     )
-    assert "Above 1.0 %: gpu_xid (1.0 %, not surely)." in text_of(told, Page())
+    assert "Above 1.0 %: gpu_xid (1.0 %, not significantly)." in text_of(told, Page())
 
 
 def test_jobs_that_one_condition_met_are_one_clump_and_make_the_interval_wider(tmp_path):
@@ -145,7 +145,7 @@ def test_a_job_without_nodes_is_named_and_a_choice_of_jobs_leaves_the_others_out
     made.seen("a", "gpu_xid/79", AT + 9)
     told = asked(made, tmp_path / "all")
     assert (told["completed_jobs"], told["placed_jobs"], told["jobs"]) == (3, 2, 2)
-    assert "1 completed jobs are left out: on which nodes is not known." in told["notes"]
+    assert "1 completed jobs are left out: their nodes are not known." in told["notes"]
     assert asked(made, tmp_path / "one", Chosen(account="vision"))["jobs"] == 1
 
 
@@ -181,7 +181,7 @@ def test_a_store_of_one_event_and_one_job_that_never_ran_has_an_empty_table(tmp_
     made.seen("a", "gpu_xid/79", AT)
     told = asked(made, tmp_path)
     assert (told["completed_jobs"], told["share"], told["checks"], told["by_week"]) == (0, None, [], [])
-    assert "No job completed in this time." in text_of(told, Page())
+    assert "No job completed in this period." in text_of(told, Page())
 
 
 def test_weeks_begin_on_monday_and_part_weeks_have_fewer_days(tmp_path):

@@ -160,13 +160,13 @@ def test_without_a_cause_it_says_how_well_the_nodes_were_looked_at():
     assert told["unattributed_because"] == {"observed": 1, "not_observed": 3, "no_node_list": 1}
     assert told["unattributed_by_state"] == {"FAILED": 4, "NODE_FAIL": 1}
     assert told["unattributed_node_fails"] == 1
-    assert "Of the jobs without a cause 1 ended NODE_FAIL" in " ".join(text_of(told, Page(100)).split())
+    assert "1 of the jobs without a cause ended NODE_FAIL" in " ".join(text_of(told, Page(100)).split())
     assert (told["failures"], told["unattributed"], told["attributed"]) == (5, 5, 0)
     looked = {one["db_index"]: one["because"] for one in told["unattributed_jobs"]}
     assert [looked[number] for number in range(1, 6)] == [
         *("observed", "not_observed", "not_observed", "no_node_list", "not_observed")
     ]
-    assert "1 failed jobs have no list of nodes" in " ".join(told["notes"])
+    assert "1 failed jobs have no node list" in " ".join(told["notes"])
 
 
 def test_a_job_that_ended_before_it_began_lost_nothing_and_has_its_cause():
@@ -208,7 +208,7 @@ def test_a_choice_leaves_its_jobs_and_conditions_on_their_other_nodes_count():
     assert [(job["db_index"], job["node"]) for job in told["jobs"]] == [(1, "n2")]
     assert told["failures"] == 1
     assert (
-        "1 of these 1 causes were on nodes that were not chosen: a job is chosen whole, for any of its nodes."
+        "1 of these 1 causes were on nodes that were not chosen: a job is chosen whole if any of its nodes is."
         in (told["notes"])
     )
     assert not any("not chosen" in note for note in asked_of(made.history)["notes"])
@@ -281,7 +281,7 @@ def test_a_store_of_one_job_and_one_line_answers():
     made.job(1, "n1", state="COMPLETED")
     told = asked_of(made.history)
     assert (told["failures"], told["jobs"], told["weeks"], told["spikes"], told["by_cause"]) == (0, [], [], [], {})
-    assert "No job failed in this time." in text_of(told, Page())
+    assert "No job failed in this period." in text_of(told, Page())
 
 
 EXAMPLES = settings(max_examples=5, deadline=None, suppress_health_check=also(*HealthCheck))

@@ -196,7 +196,7 @@ def test_a_spell_that_is_not_over_is_out_until_the_end_and_in_no_time_to_repair(
     (node,) = told["nodes"]
     assert node["shares"]["drained_people"] == pytest.approx(HOUR / LENGTH)
     assert (node["repair"]["ended"], node["repair"]["still_out"], node["repair"]["mean_seconds"]) == (0, 1, None)
-    assert "Nodes were out 1 time, 1 of them not over." in text_of(told, Page())
+    assert "Nodes were out 1 time (1 not over yet)." in text_of(told, Page())
 
 
 def test_spells_that_overlap_count_each_second_once(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_check_that_is_enabled_and_silent_is_never_and_one_that_only_warned_is
     assert (of(told, "mount")["since_time"], of(told, "mount")["nodes_running"]) == (BEGIN - 9 * DAY, 2)
     assert "gpu_ecc" in told["not_deployed"]
     assert "mount" not in told["not_deployed"]
-    assert "Enabled, and never reported anything: mount." in text_of(told, Page())
+    assert "Enabled, but never reported anything: mount." in text_of(told, Page())
 
 
 def test_the_list_of_alive_is_read_also_beside_texts_that_look_like_it(tmp_path):
@@ -202,7 +202,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_one_says_so(tmp_path):
         0,
         ["gpu_xid", "ib_link", "mount"],
     )
-    assert "No check failed in this time." in text_of(told, Page())
+    assert "No check failed in this period." in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -160,7 +160,7 @@ def test_jobs_of_one_name_that_ran_at_once_are_left_out_and_counted(tmp_path):
 def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
     made: History = {name: [] for name in TABLES}
     run_of(made, "small", [(0, 30, "COMPLETED")], gpus=8)
-    with pytest.raises(Unanswerable, match="--rate says one"):
+    with pytest.raises(Unanswerable, match="give one with --rate"):
         told(made, tmp_path)
     found = told(made, tmp_path, r_f=6.5)
     assert (found["parameters"]["rate"], found["interval"]) == (6.5, None)

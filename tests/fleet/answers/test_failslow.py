@@ -69,7 +69,7 @@ def test_the_gpus_are_those_that_slurm_accounted_and_a_job_of_none_is_not_known(
         one["gpus"] = None
     told = asked(made, tmp_path / "unknown")
     assert (told["lost_gpu_seconds"], told["unknown_seconds"], told["slow_seconds"]) == (0, HOUR, HOUR)
-    assert any("100.0 % of the slow time cost is not known" in note for note in told["notes"])
+    assert any("The cost of 100.0 % of the slow time is not known" in note for note in told["notes"])
 
 
 def test_what_lasts_from_before_the_time_that_is_asked_for_counts_within_it_only(tmp_path):
@@ -114,8 +114,8 @@ def test_nothing_told_is_said_as_that_and_a_store_without_streams_has_no_answer(
     made = Made()
     made.alive("a")
     told = asked(made, tmp_path / "quiet")
-    assert list(view_of(told).sentences) == ["No node told of a slow job."]
-    assert any("does not say that nothing was slow" in note for note in told["notes"])
+    assert list(view_of(told).sentences) == ["No node reported a slow job."]
+    assert any("a node without reports may still have been slow" in note for note in told["notes"])
     with pytest.raises(Unanswerable):
         asked(Made(), tmp_path / "empty")
 
@@ -128,8 +128,9 @@ def test_the_document_is_json_and_the_text_has_its_numbers(tmp_path):
     told = asked(made, tmp_path)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     text = text_of(told, Page())
-    assert "1 node told of slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of what" in " ".join(
-        text.split()
+    assert (
+        "1 node reported slow jobs, for 5.00 node-hours. They cost 8.00 GPU-hours, 10.0 % of the jobs' GPU time"
+        in " ".join(text.split())
     )
     assert failslow.found(told)
 

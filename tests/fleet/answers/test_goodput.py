@@ -105,7 +105,7 @@ def test_a_job_that_its_node_ended_is_of_first_order_and_what_gave_way_to_its_re
     shown = [(one["gpus_up_to"], one["first_order"]["jobs"], one["second_order"]["jobs"]) for one in told["by_size"]]
     assert shown == [(8, 0, 1), (16, 1, 0)]
     assert not its.found(told)
-    assert "33.3 % of what was lost is of second order" in text_of(told, Page())
+    assert "33.3 % of the loss is of second order" in text_of(told, Page())
 
 
 def test_without_a_log_the_preemptor_is_inferred_and_counted_apart(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_preemptor_that_nobody_knows_may_be_of_second_order_and_is_said_to(tmp
     assert (told["preempted_by_unknown"]["jobs"], told["second_order"]["jobs"]) == (1, 0)
     assert any("--slurmctld-log" in note for note in told["notes"])
     assert told["share_second_order"] is None
-    assert "Nothing was lost" in text_of(told, Page())
+    assert "No loss is known" in text_of(told, Page())
 
 
 def test_only_the_requeue_that_follows_a_failure_is_to_blame(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_jobs_whose_gpus_are_not_known_lose_nothing_and_are_named(tmp_path: Path
     made.job(2, "NODE_FAIL", None, HOUR, "")
     told = asked_of(made.history, tmp_path)
     assert (told["first_order"]["jobs"], told["first_order"]["gpu_seconds"]) == (2, 0)
-    assert any("Of 1 job that" in note for note in told["notes"])
+    assert any("1 job ended by nodes had an unknown number of GPUs" in note for note in told["notes"])
 
 
 def test_a_store_without_jobs_and_flags_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old
     ("nodes", "words"),
     [
         (1, "job 10 (1 GPU on 1 node) ended NODE_FAIL: its only node"),
-        (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: the node that failed is not known, 50.0 % of the blame"),
+        (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: the node that failed is not known, weight 50.0 %"),
     ],
 )
 def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
@@ -404,7 +404,7 @@ def test_what_comes_after_the_window_changes_nothing_and_what_is_before_it_does(
 
 
 def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Path) -> None:
-    with pytest.raises(Unanswerable, match="nothing that tells of failing nodes"):
+    with pytest.raises(Unanswerable, match="no data about failing nodes"):
         told(empty(), tmp_path / "empty")
     made = empty()
     died(made, "g000", BEGIN)
@@ -414,8 +414,8 @@ def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Pa
     job(made, [], BEGIN, "NODE_FAIL")
     document = told(made, tmp_path / "job")
     assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
-    assert "None of 0 nodes stands out" in text_of(document, Page())
-    assert any("not 28 days: few lemons show" in note for note in document["notes"])
+    assert "None of 0 nodes fails far more often" in text_of(document, Page())
+    assert any("not 28 days: few lemons can be found" in note for note in document["notes"])
     assert document["cdfs"]["tickets"] == []
 
 

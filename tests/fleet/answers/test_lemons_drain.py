@@ -131,10 +131,10 @@ def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 @pytest.mark.parametrize(
     ("clusters", "said", "answer", "sentence", "status"),
     [
-        (("near",), "", "BOOT_TIME = 1", "--cluster says which of the store's it is", WRONG_USE),
-        (("far",), "", "ClusterName             = near", "cluster far, and Slurm here is near", WRONG_USE),
-        (("far",), "far", "ClusterName             = near", "cluster far, and Slurm here is near", WRONG_USE),
-        (("far", "near"), "", "ClusterName             = near", "the store tells of far, near", WRONG_USE),
+        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", WRONG_USE),
+        (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
+        (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", WRONG_USE),
+        (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", WRONG_USE),
         (("near",), "near", "", "", 0),
         (("Near",), "", "ClusterName             = near", "", 0),
         (("near",), "near", "ClusterName             = near", "", 0),

@@ -144,7 +144,7 @@ def test_a_fleet_is_told_by_kind_with_the_days_on_which_it_was_observed(tmp_path
     low, high = kinds["errors"]["interval"]
     assert low < kinds["errors"]["per_1000_port_days"] < high
     assert not links.found(told)
-    assert "No port and no switch has more trouble than chance explains." in text_of(told, Page())
+    assert "No port and no switch has more problems than chance explains." in text_of(told, Page())
 
 
 def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no_rate(tmp_path):
@@ -155,7 +155,7 @@ def test_an_empty_store_says_what_to_ingest_and_a_quiet_or_unobserved_one_has_no
     told = asked(made, tmp_path / "quiet")
     assert {(row["episodes"], row["per_1000_port_days"]) for row in told["kinds"]} == {(0, None)}
     assert (told["ports"], told["switches"], told["together"]) == ([], [], [])
-    assert "No link was in trouble" in text_of(told, Page())
+    assert "No link had a problem" in text_of(told, Page())
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):

@@ -131,7 +131,7 @@ def test_failures_and_node_days_are_those_of_the_large_jobs(tmp_path):
     assert found["interval"] == pytest.approx([6.187, 87.67], rel=1e-3)  # Garwood's of 3, over 0.1
     assert found["method"] == "poisson"
     assert found["placed"] == 2
-    assert any("Of 1 of 3 failures the node is not known" in note for note in found["notes"])
+    assert any("The node of 1 of 3 failures is not known" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_healthd_requeued_is_a_failure_of_the_node_that_requeued_it_and_oth
     requeued(made, "n9", BEGIN + 12 * HOUR + 2, 7)
     found = told(made, tmp_path)
     assert (found["failures"], found["by_end"]["requeued"], found["placed"]) == (4, 1, 3)
-    assert "2 NODE_FAIL, 1 FAILED beside a failing check, 1 REQUEUED by healthd." in " ".join(
+    assert "2 NODE_FAIL, 1 FAILED with a failing check, 1 REQUEUED by healthd." in " ".join(
         text_of(found, Page()).split()
     )
 
@@ -250,7 +250,7 @@ def test_without_a_large_job_there_is_no_rate_and_a_sentence(tmp_path):
     job(made, 1, "NODE_FAIL", 10, nodes=1, gpus=8)
     found = told(made, tmp_path)
     assert (found["r_f"], found["interval"], found["failures"]) == (None, None, 0)
-    assert "No job of more than 128 GPUs ran" in " ".join(found["notes"])
+    assert "No job with more than 128 GPUs ran" in " ".join(found["notes"])
     assert "r_f is not known" in text_of(found, Page())
 
 

@@ -108,7 +108,7 @@ def test_what_was_not_read_is_in_no_utilisation_and_said(tmp_path: Path) -> None
     made.job(1, "COMPLETED", 0, LENGTH - 1, "a")
     told = asked_of(with_nodes(made, "a", LENGTH // 2), tmp_path / "a")
     assert told["use"]["utilisation"] == pytest.approx(1)
-    assert "Of 50.0 % of the time no jobs of c1 were read: it is in no utilisation." in told["notes"]
+    assert "No jobs of c1 were read for 50.0 % of the time, which is excluded from the utilisation." in told["notes"]
     unread = with_nodes(made, "a")
     unread["ingests"] = []
     use = asked_of(unread, tmp_path / "b")["use"]
@@ -204,7 +204,7 @@ def test_jobs_without_nodes_nodes_without_jobs_and_ends_before_starts_have_no_ti
     told = asked_of(with_nodes(made, "az"), tmp_path)
     assert sum(one["gpu_seconds"] for one in told["by_state"]) == 4 * HOUR
     assert (told["use"]["gpu_seconds_used"], told["use"]["utilisation"]) == (0, 0)
-    assert any("1 job never started, or nobody knows how many GPUs it had" in note for note in told["notes"])
+    assert any("1 job never started, or has an unknown number of GPUs" in note for note in told["notes"])
 
 
 def test_an_empty_store_cannot_answer_and_a_time_without_ends_is_a_sentence(tmp_path: Path) -> None:
@@ -214,12 +214,12 @@ def test_an_empty_store_cannot_answer_and_a_time_without_ends_is_a_sentence(tmp_
     made.job(1, "RUNNING", 0, None)
     told = asked_of(made.history, tmp_path / "b")
     assert (told["by_state"], told["by_size"], told["infrastructure"]["share_of_jobs"]) == ([], [], None)
-    assert "No job ended in this time." in text_of(told, Page())
+    assert "No job ended in this period." in text_of(told, Page())
 
 
 @pytest.mark.parametrize("at", [BEGIN, END, END + 1])
 def test_a_split_outside_of_the_time_is_refused(tmp_path: Path, at: int) -> None:
     made = Made()
     made.job(1, "COMPLETED", 0, HOUR)
-    with pytest.raises(WrongChoice, match=r"--split: .* does not lie between"):
+    with pytest.raises(WrongChoice, match=r"--split: .* is not within the requested period"):
         asked_of(made.history, tmp_path, split=at)

@@ -80,10 +80,10 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
     [
         (
             Chosen(partition="trian"),
-            '--partition: nothing in the store has the partition "trian"; did you mean "train"?',
+            '--partition: the partition "trian" does not occur in the store; did you mean "train"?',
         ),
-        (Chosen(model="B200"), '--model: nothing in the store has the model "B200"; known here: A100, H100'),
-        (Chosen(account="o'"), '--account: nothing in the store has the account "o\'"; known here: speech, vision'),
+        (Chosen(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
+        (Chosen(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
     ],
 )
 def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Chosen, sentence: str) -> None:

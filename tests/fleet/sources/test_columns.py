@@ -46,7 +46,7 @@ def test_a_line_that_is_longer_than_a_piece_of_the_file_does_not_shift_the_numbe
 
 def test_a_file_that_ends_in_a_line_leaves_that_line_unread():
     found, noted = read(b"n1\nn2")
-    assert (found, noted.unread) == ([(1, "n1")], [(2, "the file ends in this line: it may be cut")])
+    assert (found, noted.unread) == ([(1, "n1")], [(2, "the file ends within this line, which may be cut")])
     assert read(b"z" * (MOST_BYTES + 5))[1].lines == [1]
 
 
@@ -69,7 +69,7 @@ def test_a_compressed_file_is_read_and_one_that_is_cut_says_so(tmp_path):
     assert noted.cut == []
     path.write_bytes(whole[:-20])
     found = list(lines_of(str(path), noted.reading))
-    assert [why.startswith("the compressed file goes no further: ") for why in noted.cut] == [True]
+    assert [why.startswith("the compressed file is cut: ") for why in noted.cut] == [True]
     assert noted.unread == []
     assert found == [(n + 1, f"line {n}") for n in range(len(found))]
 
@@ -87,7 +87,7 @@ def test_the_separator_is_the_one_that_gives_the_columns_their_names(separator):
 
 
 def test_a_missing_and_a_doubled_column_are_named():
-    with pytest.raises(IngestError, match='file: has no column "words"'):
+    with pytest.raises(IngestError, match='file: no column "words"'):
         table("node,cluster\nn1,c1")
     with pytest.raises(IngestError, match='file: names the column "node" 2 times'):
         table("node,nodename,words\nn1,n1,x")
@@ -109,7 +109,7 @@ def test_a_quote_that_never_closes_takes_no_other_row_with_it():
 def test_a_row_of_another_length_is_unread():
     found, noted = table("node,words\nn1\nn2,a,b\nn3,ok\n\n")
     assert [number for number, _ in found] == [4]
-    assert noted.unread == [(2, "1 column where 2 are named"), (3, "3 columns where 2 are named")]
+    assert noted.unread == [(2, "1 column instead of 2"), (3, "3 columns instead of 2")]
 
 
 def test_the_one_free_column_may_hold_the_separator():

@@ -63,7 +63,7 @@ def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
         printed("nosuchcommand")
     monkeypatch.setattr(calls, "SILENT_SECONDS", 0.2)
     program(slurm, "squeue", "sleep 60")
-    with pytest.raises(IngestError, match=r"squeue: said nothing for 0\.2 s, and was killed"):
+    with pytest.raises(IngestError, match=r"squeue: printed nothing for 0\.2 s and was killed"):
         printed("squeue")
 
 
@@ -86,8 +86,8 @@ def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
     store = str(tmp_path / "db")
     came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000, "there"))
     assert came.failed == [
-        "nodes: scontrol --all --oneliner show node: would tell of the cluster here here, not of there: "
-        "run it there, into a file"
+        "nodes: scontrol --all --oneliner show node: the local cluster is here, not there: "
+        "run the command there and write a file"
     ]
     came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000))
     assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
@@ -117,13 +117,13 @@ def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_
         return ingest(str(db), [(source, [str(file)])], asked).failed
 
     assert came("") == []
-    assert live(db, table) == [], "a time without its zone is unread"
+    assert live(db, table) == [], "a time without a zone is unread"
     assert came("Europe/Rome") == []
     kept = live(db, table)
     assert len(kept) == 1
-    for zone, words in (("UTC", "with UTC"), ("", "without one")):
+    for zone, words in (("UTC", "with UTC"), ("", "without it")):
         assert came(zone) == [
-            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be there twice: say "
+            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be stored twice: use "
             "Europe/Rome again, or, if it was wrong, read everything into a new store"
         ]
         assert live(db, table) == kept
@@ -158,7 +158,7 @@ def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
     ingest(str(tmp_path / "first"), wanted, Asked(1795400000, "c1"))
     assert capsys.readouterr().err == "", "the store knows no nodes yet"
     ingest(str(tmp_path / "db"), [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted], Asked(1795400000, "c1"))
-    told = "tickets: nodes that are not known in their cluster are kept, 8: N2.example.org, n3, n4, n5, n6, ...\n"
+    told = "tickets: 8 nodes that are unknown in their cluster are kept: N2.example.org, n3, n4, n5, n6, ...\n"
     assert capsys.readouterr().err == told
     assert len(live(tmp_path / "db", "tickets")) == 9
 

@@ -205,5 +205,5 @@ def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_n
     wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
     came = ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", timezone.utc))
     assert came.failed == [
-        f"preemptions: {tickets}: neither its first nor its last line begins with a time, as those of slurmctld do"
+        f"preemptions: {tickets}: neither its first nor its last line begins with a time, unlike a log of slurmctld"
     ]

@@ -48,7 +48,7 @@ def test_the_header_says_what_stands_between_fields(delimiter: str) -> None:
 def test_lines_above_the_header_are_a_comment_or_told_once() -> None:
     assert read("# from somewhere\n\nN|A|N2\n1|x|2\n") == ([(4, ["1", "x", "2"])], [])
     rows, unread = read("1|x|2\n3|y|4\nN|A|N2\n5|z|6\n")
-    assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no line above it names the columns")])
+    assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no header line above it")])
 
 
 def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() -> None:
@@ -91,8 +91,8 @@ def test_lines_that_end_as_on_windows_are_read_where_a_chunk_ends_between_the_tw
 
 
 def test_a_record_that_was_cut_takes_no_other_with_it() -> None:
-    assert read("N|A|N2\n1|x\n3|y|4\n") == ([(3, ["3", "y", "4"])], [(2, "2 fields where the header names 3")])
-    assert read("N|A|N2\nrest|2\n3|y|4\n")[1] == [(2, "2 fields where the header names 3")]
+    assert read("N|A|N2\n1|x\n3|y|4\n") == ([(3, ["3", "y", "4"])], [(2, "2 fields, but the header has 3")])
+    assert read("N|A|N2\nrest|2\n3|y|4\n")[1] == [(2, "2 fields, but the header has 3")]
 
 
 def test_a_delimiter_within_text_is_part_of_it_where_there_is_one_way() -> None:
@@ -101,7 +101,7 @@ def test_a_delimiter_within_text_is_part_of_it_where_there_is_one_way() -> None:
 
 
 def test_a_delimiter_within_text_is_never_guessed() -> None:
-    assert read("N|A|B|N2\n1|a|b|c|2\n") == ([], [(2, "5 fields where the header names 4")])
+    assert read("N|A|B|N2\n1|a|b|c|2\n") == ([], [(2, "5 fields, but the header has 4")])
     # both ways give the same in what is used
     assert read("N|B|C|N2\n1|a|b|c|2\n")[0][0][1][0] == "1"
     # only a digit fits between
@@ -109,11 +109,14 @@ def test_a_delimiter_within_text_is_never_guessed() -> None:
 
 
 def test_a_file_that_ends_in_a_line_ends_with_an_unread_one() -> None:
-    assert read("N|A|N2\n1|x|2\n3|y|4") == ([(2, ["1", "x", "2"])], [(3, "the file ends in this line: it may be cut")])
+    assert read("N|A|N2\n1|x|2\n3|y|4") == (
+        [(2, ["1", "x", "2"])],
+        [(3, "the file ends within this line, which may be cut")],
+    )
 
 
 def test_too_few_fields_at_the_end_are_told() -> None:
-    assert read("N|A|N2\n1|x\n") == ([], [(2, "2 fields where the header names 3")])
+    assert read("N|A|N2\n1|x\n") == ([], [(2, "2 fields, but the header has 3")])
 
 
 def test_bytes_that_are_no_text_are_kept_visible() -> None:

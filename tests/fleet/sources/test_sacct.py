@@ -195,24 +195,24 @@ def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> N
         ({"End": "1793500099"}, "End is 1 s before Start"),
         ({"End": "9999999999"}, "a time before 1970 or after 2100: '9999999999'"),
         ({"Submit": "4102444801"}, "a time before 1970 or after 2100: '4102444801'"),
-        ({"State": "RUNNING"}, "RUNNING with an End: was sacct asked to cut times (--truncate)?"),
-        ({"State": "completed"}, "State: no state of a job: 9 characters"),
-        ({"Submit": "Unknown"}, "Submit: a job without it"),
-        ({"Submit": "soon"}, "no time: 4 characters"),
+        ({"State": "RUNNING"}, "RUNNING with an End: was sacct run with --truncate?"),
+        ({"State": "completed"}, "State: not a job state: 9 characters"),
+        ({"Submit": "Unknown"}, "Submit: missing"),
+        ({"Submit": "soon"}, "not a time: 4 characters"),
         (
             {"Submit": "2026-11-01T00:00:00"},
-            "a time without its zone: '2026-11-01T00:00:00'; --timezone says which it is",
+            "a time without a zone: '2026-11-01T00:00:00'; add --timezone",
         ),
-        ({"JobIDRaw": "x"}, "JobIDRaw: no number: 1 characters"),
-        ({"JobID": "100_x"}, "JobID: no job: 5 characters"),
-        ({"DBIndex": str(2**64)}, f"DBIndex: no number of 64 bits: '{2**64}'"),
+        ({"JobIDRaw": "x"}, "JobIDRaw: not a number: 1 characters"),
+        ({"JobID": "100_x"}, "JobID: not a job id: 5 characters"),
+        ({"DBIndex": str(2**64)}, f"DBIndex: not a 64-bit number: '{2**64}'"),
         ({"ExitCode": "9"}, "ExitCode: not of the form 0:0: '9'"),
         ({"AllocTRES": "gpus"}, "AllocTRES: not of the form cpu=1,gres/gpu=8: 4 characters"),
         ({"NodeList": "n[1-99999999]"}, "more than 65536 names in one list"),
-        ({"Priority": "high"}, "no number where one belongs: 4 characters"),
-        ({"Suspended": "long"}, "no duration: 4 characters"),
+        ({"Priority": "high"}, "not a number: 4 characters"),
+        ({"Suspended": "long"}, "not a duration: 4 characters"),
         ({"ExitCode": "TOKEN=hf_secret123"}, "ExitCode: not of the form 0:0: 18 characters"),
-        ({"AllocTRES": "cpu=8,gres/gpu=1.3K"}, "AllocTRES: no number of GPUs: 4 characters"),
+        ({"AllocTRES": "cpu=8,gres/gpu=1.3K"}, "AllocTRES: not a number of GPUs: 4 characters"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, said: dict[str, str], why: str) -> None:
@@ -286,11 +286,11 @@ def refused(tmp_path: Path, its: str) -> str:
 
 def test_a_file_that_cannot_be_jobs_is_one_sentence(tmp_path: Path) -> None:
     assert refused(tmp_path, text(JOB, columns=("State", "JobID"))) == (
-        "has no column Submit: ask sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
+        "has no column Submit: run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
         "Start,End,..."
     )
     without = text(JOB, columns=("State", "JobID", "Submit"))
-    assert refused(tmp_path, without) == "a job does not name its cluster: say --cluster NAME"
+    assert refused(tmp_path, without) == "a job does not name its cluster: add --cluster NAME"
     came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "nowhere")])], asked())
     assert came.failed == [f"sacct: {tmp_path / 'nowhere'}: cannot be read: No such file or directory"]
 
@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_jobs_is_one_sentence(tmp_path: Path) -> None:
 def test_the_id_of_a_task_without_its_raw_id_is_not_guessed(tmp_path: Path) -> None:
     found, unread = read(tmp_path, text({"JobID": "90_7"}, columns=("State", "JobID", "Submit", "Cluster")))
     assert "jobs" not in found
-    assert unread.shown[0].endswith(":2: JobIDRaw: is not there, and JobID '90_7' does not tell it")
+    assert unread.shown[0].endswith(":2: JobIDRaw: missing, and JobID '90_7' does not contain it")
 
 
 def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: 
     (row,) = found["jobs"]
     assert (row["submit_time"], row["start_time"], row["end_time"]) == (1792884600, 1792886399, 1792893600)
     assert row["end_time"] - row["start_time"] == 7201
-    assert unread.shown[0].endswith(":3: 2026-10-25T02:30:00 is twice in Europe/Berlin, as clocks are set back")
+    assert unread.shown[0].endswith(":3: 2026-10-25T02:30:00 occurs twice in Europe/Berlin, when clocks are set back")
 
 
 def test_more_than_one_row_in_a_hundred_that_cannot_be_read_is_too_many(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_packed_file_is_read_and_one_that_is_cut_is_told(tmp_path: Path) -> No
     (tmp_path / "cut").mkdir()
     before, why = cut_off(tmp_path / "cut", packed[: len(packed) // 2])
     assert len(before) < 3999
-    assert why.startswith("the compressed file goes no further: ")
+    assert why.startswith("the compressed file is cut: ")
 
 
 def test_nothing_that_a_job_was_submitted_with_is_kept_but_the_nodes(tmp_path: Path) -> None:
@@ -469,7 +469,7 @@ def test_the_file_with_bytes_that_are_no_text_is_all_its_jobs(tmp_path: Path) ->
 def test_the_file_with_the_rest_of_a_line_tells_it(tmp_path: Path) -> None:
     found, unread = read(tmp_path, (DATA / "invalid_lines.txt").read_bytes(), zone=times.zone("UTC"))
     assert "jobs" not in found
-    assert unread.shown == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields where the header names 109"]
+    assert unread.shown == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields, but the header has 109"]
     assert unread.too_many()
 
 
@@ -579,7 +579,7 @@ def test_json_of_each_version_says(tmp_path: Path, said: dict[str, Any], expecte
 
 def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
     whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
-    for end, said in ((len(whole) - 400, "goes no further at line "), (whole.rindex("]"), "ends within its jobs")):
+    for end, said in ((len(whole) - 400, "is cut at line "), (whole.rindex("]"), "ends within its jobs")):
         (tmp_path / str(end)).mkdir()
         before, why = cut_off(tmp_path / str(end), whole[:end])
         assert [row["job_id"] for row in before] in ([100], [100, 101])
@@ -587,9 +587,9 @@ def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
 
 
 def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -> None:
-    assert refused(tmp_path, "{}") == 'has no list of "jobs" as sacct --json prints it'
-    assert refused(tmp_path, '{"jobs": 5}') == 'has no list of "jobs" as sacct --json prints it'
-    assert refused(tmp_path, '{"meta": [1').startswith("line 1: no JSON: ")
+    assert refused(tmp_path, "{}") == 'has no list "jobs" of sacct --json'
+    assert refused(tmp_path, '{"jobs": 5}') == 'has no list "jobs" of sacct --json'
+    assert refused(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
     found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
     assert len(found["jobs"]) == 1
     assert len(unread.shown) == 2

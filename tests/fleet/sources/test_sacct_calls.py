@@ -160,7 +160,7 @@ def test_a_clock_that_was_ahead_once_stops_nothing(
     capsys.readouterr()
     run(tmp_path, from_time=None)
     assert asked_days(folder) == [5, 4, 3, 2, 1, 0], "the whole stretch: what of it was over then nobody knows"
-    assert "which is not yet: a clock was ahead" in capsys.readouterr().err
+    assert "which is in the future: a clock was ahead" in capsys.readouterr().err
     run(tmp_path, from_time=None)
     assert asked_days(folder) == [2, 1, 0]
     assert capsys.readouterr().err == ""
@@ -243,7 +243,7 @@ def test_a_sacct_that_says_nothing_is_killed(stand: Stand, tmp_path: Path, monke
     monkeypatch.setattr(programs, "SILENT_SECONDS", 0.3)
     stand({}, first="import time\ntime.sleep(100)")
     began = time.monotonic()
-    assert run(tmp_path).failed == ["sacct: sacct: said nothing for 0.3 s, and was killed"]
+    assert run(tmp_path).failed == ["sacct: sacct: printed nothing for 0.3 s and was killed"]
     assert time.monotonic() - began < 60
 
 
@@ -252,7 +252,7 @@ def test_a_sacct_that_closes_its_output_and_stays_is_killed(
 ) -> None:
     monkeypatch.setattr(programs, "ENDING_SECONDS", 0.3)
     stand({}, first="import time\nos.close(1)\ntime.sleep(100)")
-    assert run(tmp_path).failed == ["sacct: sacct: did not end, and was killed"]
+    assert run(tmp_path).failed == ["sacct: sacct: did not end and was killed"]
 
 
 def test_days_before_one_that_fails_stay_and_a_rerun_goes_on(stand: Stand, tmp_path: Path) -> None:

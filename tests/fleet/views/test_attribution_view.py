@@ -70,7 +70,7 @@ def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
     assert costs.words == "network file systems 24 GPU-hours"
     tables = {table.title: table for table in told.tables}
     assert tables["By cause"].written()[0][:4] == ("mount: network file systems", "system software", "6", "0")
-    assert [row[1:3] for row in tables["When checks came, went or changed"].written()] == [("mount", "enabled")]
+    assert [row[1:3] for row in tables["Checks enabled, disabled or changed"].written()] == [("mount", "enabled")]
     assert all(len(row) == len(table.columns) for table in told.tables for row in table.written())
 
 
@@ -78,7 +78,7 @@ def test_a_chapter_of_nothing_has_a_sentence_and_no_charts():
     made = Made("n1", observed=False)
     made.job(1, "n1", state="COMPLETED")
     told = described(made)
-    assert (told.sentences, told.figures, told.tables) == (("No job failed in this time.",), (), ())
+    assert (told.sentences, told.figures, told.tables) == (("No job failed in this period.",), (), ())
 
 
 def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
@@ -89,5 +89,5 @@ def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
     spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
     told = view({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
     spread, alone = told.sentences[-1], told.sentences[-2]
-    assert alone.endswith("75.0 % of them were on 1 node: n1 (6).")
+    assert alone.endswith("75.0 % were on 1 node: n1 (6).")
     assert spread.endswith("They are spread over many nodes.")

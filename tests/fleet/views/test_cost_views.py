@@ -48,10 +48,10 @@ def test_a_store_with_next_to_nothing_has_chapters_all_the_same(tmp_path: Path) 
     made.job(1, "RUNNING", 0, None)
     made.history["node_states"] = [node_state(-HOUR, None, "DRAIN", "person")]
     states, goodput, availability = views_of(made.history, tmp_path)
-    assert states.sentences == ("No job ended in this time.",)
+    assert states.sentences == ("No job ended in this period.",)
     assert (states.figures, goodput.figures) == ((), ())
-    assert "Nothing was lost, as far as it is known." in goodput.sentences
-    assert "The 1 node was available for 0.00 % of the time that is known." in availability.sentences
+    assert "No loss is known." in goodput.sentences
+    assert "The 1 node was available for 0.00 % of the known time." in availability.sentences
 
 
 def test_what_it_cost_is_said_in_money_where_there_is_a_price(tmp_path: Path) -> None:

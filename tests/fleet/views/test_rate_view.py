@@ -33,7 +33,7 @@ def drawn(chart) -> str:
 def test_the_rate_has_its_sentences_its_chart_and_both_tables(tmp_path: Path) -> None:
     chapter = rate.view(told_rate(by_hand(), tmp_path))
     assert "r_f 30.0 failures per 1000 node-days (95 %: 6.19 to 87.7)" in chapter.sentences[0]
-    assert chapter.sentences[1].startswith("2 NODE_FAIL, 1 FAILED beside a failing check, 0 REQUEUED by healthd.")
+    assert chapter.sentences[1].startswith("2 NODE_FAIL, 1 FAILED with a failing check, 0 REQUEUED by healthd.")
     assert "every 23 min" in chapter.sentences[2]
     assert [table.title for table in chapter.tables] == ["Measured, by size", "Projected: MTTF = 1 / (N r_f)"]
     (chart,) = chapter.figures

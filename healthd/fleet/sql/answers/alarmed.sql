@@ -1,8 +1,8 @@
--- What each completed job saw on its nodes: a row for each job, code, and whether it fails (drains) or warns.
+-- Conditions that each completed job saw on its nodes: a row for each job, code, and whether it fails (drains) or warns.
 --
 -- columns
---   began   it began or became worse while the job ran; else it was there already
---   life    the first of the conditions behind it
+--   began   the condition began or became worse while the job ran; else it was already open
+--   life    the first of the job's conditions with this code
 
 WITH looks AS (
   SELECT

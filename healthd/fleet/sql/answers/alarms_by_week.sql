@@ -1,7 +1,7 @@
--- How many jobs completed in each week (from Monday, UTC) of [from_time, to_time), and how many of them saw a failing check begin.
+-- Completed jobs in each week (from Monday, UTC) of [from_time, to_time), and how many of them saw a failing check begin.
 --
 -- columns
---   week_time, days   the part of the week that lies in the time
+--   week_time, days   the part of the week within the period
 
 WITH saw AS (SELECT DISTINCT cluster, db_index FROM alarmed WHERE failing AND began),
 weeks AS (

@@ -1,4 +1,4 @@
--- How many of the chosen jobs completed, and of how many of them the nodes are known.
+-- Number of chosen jobs that completed, and of those whose nodes are known.
 
 WITH with_nodes AS (SELECT DISTINCT cluster, db_index FROM job_nodes)
 SELECT count(*) AS completed, count(with_nodes.db_index) AS placed

@@ -1,10 +1,10 @@
--- The chosen jobs that ended FAILED or NODE_FAIL in [from_time, to_time): what they lost, and how well their nodes were observed around the end.
+-- The chosen jobs that ended FAILED or NODE_FAIL in [from_time, to_time), their loss, and whether their nodes were observed around the end.
 --
 -- columns
 --   looked             observed: all nodes, from before_seconds before the end until after_seconds after it | not_observed | no_node_list
 --   gpu_seconds        of the whole runtime
---   lost_gpu_seconds   of half an hour at most: the work since the last hourly checkpoint, as in the paper's rule for goodput
---   place              from the greatest loss to the least
+--   lost_gpu_seconds   of at most half an hour: the work since the last hourly checkpoint, as in the paper's rule for goodput
+--   place              rank by loss, largest first
 -- parameters
 --   before_seconds BIGINT = 600   how long before the end
 --   after_seconds BIGINT = 300   how long after it
@@ -45,7 +45,7 @@ timeline AS (
   FROM failed
   JOIN job_nodes ON job_nodes.cluster = failed.cluster AND job_nodes.db_index = failed.db_index
 ),
--- The end of the last time of observation that began before each window.
+-- The latest end of the observation spans that began before each window.
 followed AS (
   SELECT
     cluster, db_index, of_job, window_end,

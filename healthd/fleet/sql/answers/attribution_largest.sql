@@ -1,8 +1,8 @@
--- The failed jobs that lost most GPU time, in the order of their loss.
+-- The failed jobs by lost GPU time, largest first.
 --
 -- parameters
 --   after_place BIGINT = 0   jobs after this place
---   page_rows BIGINT = 5000   number of jobs of a page
+--   page_rows BIGINT = 5000   number of jobs per page
 
 SELECT
   failed.cluster, jobs.job_id AS job, failed.db_index, failed.state, failed.end_time, failed.gpus,

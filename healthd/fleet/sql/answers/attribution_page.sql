@@ -1,9 +1,9 @@
--- A page of `attribution_seen`, by job. A large fleet has 100,000 rows in a year, too many to hold at once.
+-- A page of `attribution_seen`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
 --
 -- parameters
 --   chance BIGINT = 0   1: conditions found by chance
 --   after_place BIGINT = 0   rows after this place
---   page_rows BIGINT = 5000   number of conditions of a page
+--   page_rows BIGINT = 5000   number of conditions per page
 
 SELECT
   seen.place, seen.cluster, seen.db_index, seen.job_id, seen.array_job_id, seen.array_task_id, seen.state,

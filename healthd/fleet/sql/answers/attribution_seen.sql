@@ -3,8 +3,8 @@
 -- A row for each condition on a node of a job. A condition whose source names jobs has a row for each list of names.
 --
 -- columns
---   by_chance     0 of `seen_with_failures`, 1 of `seen_by_chance`
---   place         of the condition, in the order of the jobs; equal in the rows of one condition
+--   by_chance     0: from `seen_with_failures`; 1: from `seen_by_chance`
+--   place         number of the condition, in the order of the jobs; equal in the rows of one condition
 --   from_events   number of moments that healthd's own stream reported
 --   jobs          names of jobs, separated by blanks; empty: the source names none, or a list was cut
 --   gpus, looked, gpu_seconds, lost_gpu_seconds   of the job, as in `attribution_failed`

@@ -1,4 +1,4 @@
--- How many of the chosen jobs failed, by state and how well their nodes were observed, and what they lost.
+-- Number and loss of the chosen jobs that failed, by state and by how well their nodes were observed.
 
 SELECT
   state, looked, count(*) AS jobs, CAST(sum(lost_gpu_seconds) AS BIGINT) AS lost_gpu_seconds

@@ -1,4 +1,4 @@
--- The GPU time of the chosen jobs in each week (from Monday, UTC) of [from_time, to_time). A job without an end ran until the jobs are known.
+-- GPU time of the chosen jobs in each week (from Monday, UTC) of [from_time, to_time). A job without an end counts until `known_until` of its cluster.
 
 WITH ran AS (
   SELECT
@@ -17,7 +17,7 @@ marked AS (
   FROM ran
   WHERE end_time > begin_time
 ),
--- Most jobs lie in one week.
+-- Most jobs are within one week.
 split AS (
   SELECT begin_time, end_time, gpus, first_week AS week
   FROM marked

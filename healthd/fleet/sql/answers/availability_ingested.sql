@@ -1,4 +1,4 @@
--- How often Slurm's record of node states was ingested.
+-- Number of ingests of Slurm's node states.
 
 SELECT count(*) AS ingests
 FROM ingests

@@ -1,7 +1,7 @@
--- When the chosen nodes were out of service.
+-- Outages of the chosen nodes.
 --
 -- columns
---   first_state   Slurm's, when it began
+--   first_state   Slurm's state at the beginning
 
 SELECT
   out_of_service.cluster, out_of_service.node, out_of_service.by_whom, out_of_service.first_state,

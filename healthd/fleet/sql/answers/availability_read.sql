@@ -1,4 +1,4 @@
--- The times of which Slurm's record of node states was read.
+-- Periods for which Slurm's node states were read.
 
 SELECT cluster, from_time, to_time
 FROM sources_coverage

@@ -1,4 +1,4 @@
--- The reservations of the chosen nodes.
+-- Reservations of the chosen nodes.
 
 SELECT
   reservations.cluster, reservations.node, reservations.name,

@@ -1,4 +1,4 @@
--- Until when node states or event streams were read: a time out that has no end yet lasts until then. What became of the node later is not known.
+-- End of the node states and event streams that were read. An outage without an end lasts until then; the later state is unknown.
 
 SELECT cluster, max(to_time) AS until
 FROM ingests

@@ -1,4 +1,4 @@
--- When the chosen nodes were out of service, and who took them out.
+-- Outages of the chosen nodes, and who caused them.
 
 SELECT
   out_of_service.cluster, out_of_service.node, out_of_service.start_time, out_of_service.end_time,

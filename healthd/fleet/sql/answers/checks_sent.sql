@@ -1,4 +1,4 @@
--- When healthd sent the command that drains a node.
+-- Times at which healthd sent the command that drains a node.
 
 SELECT cluster, node, time
 FROM lines

@@ -1,4 +1,4 @@
--- The moments of `evidence` on the chosen nodes that drain, in [from_time, to_time).
+-- Moments of `evidence` on the chosen nodes that drain, in [from_time, to_time).
 
 SELECT evidence.cluster, evidence.node, evidence.check_name, evidence.time, evidence.badness
 FROM evidence

@@ -1,4 +1,4 @@
--- How often each check reported something on the chosen nodes that drains or warns, and with how many codes.
+-- How often each check reported a failure or warning on the chosen nodes, and the number of its codes.
 
 SELECT
   evidence.check_name, count(CASE WHEN evidence.badness >= 2 THEN 1 END) AS failing,

@@ -1,4 +1,4 @@
--- The days (their beginning, UTC) on which a chosen node was observed for less than half of the time.
+-- Days (by their beginning, UTC) on which a chosen node was observed for less than half of the time.
 
 SELECT observed.cluster, observed.node, observed.day
 FROM observed

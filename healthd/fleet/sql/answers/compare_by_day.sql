@@ -1,4 +1,4 @@
--- What the chosen jobs became, by the day on which they ended: they share what happened on it.
+-- Outcome of the chosen jobs by the day on which they ended: jobs of a day share its events.
 --
 -- columns
 --   unit   the beginning of the day, seconds since the epoch, as text

@@ -1,4 +1,4 @@
--- What the chosen jobs became, by user (else account): they share a program.
+-- Outcome of the chosen jobs by user (else account): jobs of a user share a program.
 --
 -- columns
 --   unit   cluster and user

@@ -1,4 +1,4 @@
--- How often each code that drains was seen on the chosen nodes. Sights of a code on a node within an hour are one.
+-- How often each code that drains was seen on the chosen nodes. Sightings of a code on a node within an hour count once.
 
 WITH drains AS (
   SELECT

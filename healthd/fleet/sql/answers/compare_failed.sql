@@ -1,8 +1,8 @@
--- What the nodes ended of the chosen jobs.
+-- The chosen jobs that nodes ended.
 --
 -- columns
---   large   of more than 128 GPUs, and it ran
---   lost    GPU-hours of its work, half an hour at most
+--   large   the job had more than 128 GPUs and ran
+--   lost    lost GPU-hours, at most half an hour of work
 
 SELECT
   jobs.cluster, jobs.job_id, coalesce(jobs.gpus > 128 AND jobs.start_time IS NOT NULL, FALSE) AS large, ends.node,

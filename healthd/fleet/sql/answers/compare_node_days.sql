@@ -1,4 +1,4 @@
--- Node-days of the chosen jobs of more than 128 GPUs, in [from_time, to_time).
+-- Node-days of the chosen jobs with more than 128 GPUs, in [from_time, to_time).
 
 SELECT
   coalesce(sum(jobs.nodes * greatest(

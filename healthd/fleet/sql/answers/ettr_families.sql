@@ -1,7 +1,7 @@
--- How many long runs are left out: jobs of one name that ran at the same time are a family, no chain.
+-- Number of long runs that are left out: jobs of one name that ran at the same time are a family, not a chain.
 --
 -- parameters
---   least_seconds BIGINT = 86400   of running time
+--   least_seconds BIGINT = 86400   minimum running time
 
 SELECT count(*) AS runs
 FROM runs

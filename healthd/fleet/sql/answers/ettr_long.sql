@@ -1,7 +1,7 @@
--- The runs of the chosen jobs that ran for least_seconds or more, without jobs of one name that ran at the same time; with the run_key of the first attempt.
+-- Runs of the chosen jobs of least_seconds or more, without jobs of one name that ran at the same time; with the run_key of the first attempt.
 --
 -- parameters
---   least_seconds BIGINT = 86400   of running time
+--   least_seconds BIGINT = 86400   minimum running time
 -- source: runs of at least 24 h in total, Kokolis, Kuchnik et al. (HPCA 2025)
 
 WITH firsts AS (

@@ -1,6 +1,6 @@
--- The long runs, and what each lost: its start at each attempt; and if the attempt was interrupted, what it did since its last checkpoint, half an interval.
+-- The long runs and their loss: the start of each attempt; and for an interrupted attempt the work since its last checkpoint, half an interval.
 --
--- The question `runs` does not name the attempts of a run: they are the rows of its chain that were submitted within it.
+-- The query `runs` does not list the attempts of a run: they are the rows of its chain that were submitted within it.
 --
 -- parameters
 --   restart_seconds DOUBLE = 300   from a start to progress

@@ -1,10 +1,10 @@
--- The moments at which something on a node began or became worse, of the whole store and of all nodes.
+-- Moments at which a condition began or became worse, of the whole store and all nodes.
 --
--- An edge when it was seen, a level at its onset and its growth, as in the question `seen_with_failures`. What a user can forge and what was in the log before healthd's first start is no evidence.
+-- An edge counts when it was seen, a level at its onset and growth, as in the query `seen_with_failures`. Conditions that a user can forge, or that were in the log before healthd's first start, are excluded.
 --
 -- columns
---   badness   0 info, 1 warning, 2 degraded, 3 critical; 2 and more drains
---   life      the condition that it is of
+--   badness   0 info, 1 warning, 2 degraded, 3 critical; 2 and more drain
+--   life      identifier of the condition
 
 SELECT
   cluster, node, coalesce(check_name, regexp_extract(code, '^([^/]*)', 1)) AS check_name, code, subject, kind, time, origin,

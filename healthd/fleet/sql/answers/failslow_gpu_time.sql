@@ -1,4 +1,4 @@
--- What all jobs of the chosen nodes had in [from_time, to_time), as far as it was accounted: thousandths of a GPU-second, since a sum of whole numbers is the same in any order.
+-- GPU time of all jobs on the chosen nodes in [from_time, to_time), as far as it was accounted. In thousandths of a GPU-second, because a sum of whole numbers does not depend on its order.
 
 WITH ran AS (
   SELECT

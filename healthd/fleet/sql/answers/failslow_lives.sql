@@ -1,7 +1,7 @@
--- Each life of a condition failslow/... on the chosen nodes, whole.
+-- Conditions failslow/... on the chosen nodes, each from its onset to its end.
 --
 -- columns
---   onset         the first slow iteration, or else the first sight
+--   onset         the first slow iteration, else the first sighting
 --   known_time    when a person acknowledged it
 
 SELECT

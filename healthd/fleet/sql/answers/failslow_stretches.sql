@@ -1,4 +1,4 @@
--- When the chosen nodes reported slow jobs, how slow these were, and which: the rows of `slow_times`.
+-- When the chosen nodes reported slow jobs, the slowdown and the jobs: the rows of `slow_times`.
 
 SELECT
   slow_times.cluster, slow_times.node, slow_times.begin_time, slow_times.end_time, slow_times.slowdown, slow_times.jobs

@@ -1,7 +1,7 @@
--- The validations of the chosen nodes that failed or were slow.
+-- Validations of the chosen nodes that failed or were slow.
 --
 -- columns
---   ongoing  it is not cleared
+--   ongoing   the condition is not cleared
 
 SELECT
   conditions.cluster, conditions.node, conditions.code, count(*) AS times, min(conditions.first_time) AS first_time,

@@ -1,4 +1,4 @@
--- The jobs that the nodes ended, and what each lost: min(runtime, at_most_seconds) x GPUs. 0 where the GPUs are not known.
+-- Jobs that nodes ended, and their loss: min(runtime, at_most_seconds) x GPUs; 0 if the GPUs are unknown.
 --
 -- parameters
 --   at_most_seconds DOUBLE = 1800   half of the time between two checkpoints

@@ -1,4 +1,4 @@
--- The jobs that were pre-empted, and what they lost, by the requeue that took their nodes: after is its job_id, empty where the pre-emptor is no requeue of `hardware_ends`.
+-- Pre-empted jobs and their loss, by the requeue that took their nodes: `after` is its job_id, empty if the pre-emptor is not a requeue of `hardware_ends`.
 --
 -- parameters
 --   at_most_seconds DOUBLE = 1800   half of the time between two checkpoints

@@ -1,11 +1,11 @@
--- The jobs that the nodes ended, of all that ended in [from_time, to_time), whatever is chosen.
+-- Jobs that nodes ended, among all jobs that ended in [from_time, to_time), chosen or not.
 --
--- A record of the accounting (a requeue is one of its own) that ended NODE_FAIL: Slurm lost a node of it; FAILED beside a critical or degraded condition of `seen_with_failures`
--- that is no program's own: it may have been the cause, and most often was; REQUEUED where healthd's stream names the job and the node, which healthd does for critical faults alone.
+-- An accounting record (each requeue is one) counts if it ended NODE_FAIL: Slurm lost one of its nodes; or FAILED with a critical or degraded condition of `seen_with_failures`
+-- that is not a fault of the program: most often that is the cause; or REQUEUED if healthd's stream names the job and the node, since healthd requeues for critical faults only.
 --
 -- columns
 --   ended   node_fail | failed | requeued
---   node    the one that showed it first, critical before degraded; of a requeue the one whose healthd requeued; empty of a NODE_FAIL beside which nothing critical was seen
+--   node    the first node with a condition, critical before degraded; for a requeue the node whose healthd requeued; empty for a NODE_FAIL without a critical condition
 -- parameters
 --   requeued_within_seconds BIGINT = 120   between healthd's line and the end of the record: scontrol requeue kills the job first
 -- source: NODE_FAIL and FAILED are rule (1) of the lost goodput of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); there too "if a health check terminates a job, the system automatically requeues it with the same job id"

@@ -1,4 +1,4 @@
--- The records that are the requeue of one that the nodes ended: the record before it, of the same job, is one of `hardware_ends`.
+-- Records that are the requeue of a record in `hardware_ends`: the previous record of the same job is in it.
 
 WITH attempts AS (
   SELECT

@@ -1,4 +1,4 @@
--- Since when each cluster is known.
+-- First time of each cluster in the store.
 
 WITH seen AS (
   SELECT cluster, start_time AS time FROM jobs WHERE start_time > 0

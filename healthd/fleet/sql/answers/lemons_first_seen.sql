@@ -1,4 +1,4 @@
--- Since when each node is known: its first job or the first line of its stream.
+-- First time of each node: its first job, or the first line of its stream.
 
 WITH seen AS (
   SELECT cluster, node, start_time AS time FROM job_nodes WHERE start_time > 0

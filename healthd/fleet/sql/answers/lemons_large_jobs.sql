@@ -1,9 +1,9 @@
--- How many of the chosen jobs of more than more_than_gpus GPUs ended in [window_from, window_to).
+-- Number of chosen jobs with more than more_than_gpus GPUs that ended in [window_from, window_to).
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0
---   more_than_gpus BIGINT = 128   jobs of more GPUs than that
+--   more_than_gpus BIGINT = 128   jobs with more GPUs
 
 SELECT count(*) AS jobs
 FROM chosen_jobs AS jobs

@@ -1,4 +1,4 @@
--- Reservations for maintenance that overlap (window_from, window_to).
+-- Maintenance reservations that overlap (window_from, window_to).
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch

@@ -1,8 +1,8 @@
--- The failed jobs, each with the moments of `lemons_hits` on its nodes from before_seconds before its end to after_seconds after it.
+-- Failed jobs with the moments of `lemons_hits` on their nodes, from before_seconds before the end to after_seconds after it.
 --
 -- parameters
 --   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch
---   window_to BIGINT = 0   also the jobs end before it
+--   window_to BIGINT = 0   the jobs end before it too
 --   before_seconds BIGINT = 600   how long before the end of the job
 --   after_seconds BIGINT = 300   how long after it
 

@@ -1,9 +1,9 @@
--- The different moments of `lemons_hits` in [window_from, window_to), and whether a job was on the node then or had just ended.
+-- Distinct moments of `lemons_hits` in [window_from, window_to), and whether a job was on the node or had just ended.
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0   a job without an end runs until then
---   after_seconds BIGINT = 300   how long a job that ended still counts
+--   after_seconds BIGINT = 300   how long a job still counts after its end
 
 WITH moments AS (
   SELECT DISTINCT

@@ -1,4 +1,4 @@
--- The latest time before to_time in each table that tells of failures, by cluster.
+-- Latest time before to_time in each table with failures, by cluster.
 
 WITH times AS (
   SELECT 'jobs' AS source, cluster, start_time AS time FROM jobs

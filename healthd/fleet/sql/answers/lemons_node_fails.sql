@@ -1,4 +1,4 @@
--- The nodes of the jobs that ended NODE_FAIL, in the columns of `lemons_met`. Which of its nodes failed is not known here.
+-- Nodes of the jobs that ended NODE_FAIL, with the columns of `lemons_met`. Which of the nodes failed is unknown here.
 --
 -- parameters
 --   window_from BIGINT = 0   jobs that ended in [window_from, window_to), seconds since the epoch

@@ -1,11 +1,11 @@
--- Signals of each chosen node in [window_from, window_to), without its failed jobs and outages.
+-- Signals of each chosen node in [window_from, window_to), except its failed jobs and outages.
 --
 -- columns
 --   cluster_nodes   nodes of its cluster, chosen or not
---   xids            different Xids that drain, by code and GPU
+--   xids            distinct Xids that drain, by code and GPU
 --   exclusions      jobs whose users excluded the node
---   single_jobs     jobs of one node that ended there
---   seconds, observed_seconds   of the days in the window, and of these how long the node was observed
+--   single_jobs     jobs on one node that ended there
+--   seconds, observed_seconds   length of the days in the window, and how long the node was observed in them
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0

@@ -1,4 +1,4 @@
--- The chosen nodes, and for how many days each was observed.
+-- The chosen nodes, and the number of days for which each was observed.
 
 SELECT
   chosen_nodes.cluster, chosen_nodes.node, coalesce(chosen_nodes.gpu_model, '') AS model, chosen_nodes.switch,

@@ -1,4 +1,4 @@
--- How many ports the nodes of a model told of, of the whole store: what each has at least.
+-- Number of ports that nodes of a model reported in the whole store: a lower bound for each node.
 --
 -- columns
 --   inside   of PCI Express, inside a node

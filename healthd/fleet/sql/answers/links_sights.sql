@@ -1,4 +1,4 @@
--- What links of the chosen nodes told of in [from_time, to_time): the moments of `evidence` whose code is of a link.
+-- Moments of `evidence` with a link code on the chosen nodes, in [from_time, to_time).
 
 SELECT evidence.cluster, evidence.node, evidence.subject, evidence.code, evidence.time
 FROM evidence

@@ -1,7 +1,7 @@
--- Which checks completed on the chosen nodes: the lists in each node's first `alive` of a day, and on how many days of a node each was the list.
+-- Checks that completed on the chosen nodes: the list in each node's first `alive` of a day, and the number of days of a node with this list.
 --
 -- columns
---   checks   as the line has it, names in double quotes with commas between them
+--   checks   as in the line, names in double quotes separated by commas
 
 WITH alive AS (
   SELECT

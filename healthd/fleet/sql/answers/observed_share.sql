@@ -2,7 +2,7 @@
 --
 -- columns
 --   seconds        of all nodes, observed or not
---   step_seconds   longest time between two scrapes of Prometheus; empty: nothing was scraped
+--   step_seconds   longest time between two scrapes of Prometheus; empty: no scrapes
 
 WITH parts AS (
   SELECT observed.seconds, observed.observed_seconds, CAST(NULL AS BIGINT) AS step_seconds

@@ -1,6 +1,6 @@
--- The nodes of each job that ended in [from_time, to_time), on each day of its run: bins that make a join over times cheap. Most jobs have one day.
+-- Nodes of each job that ended in [from_time, to_time), on each day of its run: time bins for cheap joins. Most jobs have one day.
 --
--- Of a job that began more than 366 days before from_time, the days before that are left out.
+-- For a job that began more than 366 days before from_time, earlier days are left out.
 --
 -- columns
 --   day   its beginning, UTC

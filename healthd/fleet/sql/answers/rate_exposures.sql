@@ -1,7 +1,7 @@
--- How long each node ran the chosen jobs, by class of their size.
+-- How long each node ran the chosen jobs, by size class.
 --
 -- parameters
---   more_than_gpus BIGINT = 128   r_f is of jobs of more GPUs
+--   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs
 
 WITH ran AS (
   SELECT

@@ -1,7 +1,7 @@
--- The chosen jobs that the nodes ended, each with its node: as `hardware_ends` has it, else the one that Slurm set down then, else the job's only node.
+-- The chosen jobs that nodes ended, each with its node: that of `hardware_ends`, else the one that Slurm set down, else the job's only node.
 --
 -- parameters
---   more_than_gpus BIGINT = 128   r_f is of jobs of more GPUs
+--   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs
 --   before_seconds BIGINT = 600   how long before the end Slurm may have set the node down
 --   after_seconds BIGINT = 300   how long after it
 

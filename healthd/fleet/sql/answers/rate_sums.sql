@@ -1,10 +1,10 @@
--- How much the chosen jobs ran, by class of size.
+-- Running time of the chosen jobs, by size class.
 --
 -- columns
---   large         of more than more_than_gpus GPUs
+--   large         jobs with more than more_than_gpus GPUs
 --   gpu_seconds   of jobs whose nodes are known
 -- parameters
---   more_than_gpus BIGINT = 128   r_f is of jobs of more GPUs
+--   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs
 
 WITH ran AS (
   SELECT

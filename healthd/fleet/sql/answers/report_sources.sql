@@ -1,4 +1,4 @@
--- What was read of each source, for the report.
+-- Coverage of each source, for the report.
 
 SELECT cluster, source, from_time, to_time, names, rows_read, rows_unread, read_time
 FROM sources_coverage

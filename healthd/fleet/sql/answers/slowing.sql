@@ -1,7 +1,7 @@
--- Findings of the `named_checks` on the `named_nodes` that can slow a job. Findings that a user can forge, or that were in the log before healthd's first start, do not count.
+-- Findings of the `named_checks` on the `named_nodes` that can slow a job. Findings that a user can forge, or that were in the log before healthd's first start, are excluded.
 --
 -- columns
---   message    the newest of the condition
+--   message    the newest message of the condition
 --   end_time   empty: the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
 -- parameters
 --   before_seconds BIGINT = 600   how long after an edge

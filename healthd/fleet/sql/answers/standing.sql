@@ -1,4 +1,4 @@
--- From when to when a level was seen failing: docs/events.md, "it was there from `first` to `last`".
+-- Periods in which a level was failing: docs/events.md, "it was there from `first` to `last`".
 
 SELECT
   cluster, node, coalesce(min(check_name), regexp_extract(code, '^([^/]*)', 1)) AS check_name, code, subject,

@@ -1,10 +1,10 @@
--- The chosen jobs that ended in [from_time, to_time), by state, class of size, and how a node ended them.
+-- The chosen jobs that ended in [from_time, to_time), by state, size class, and how a node ended them.
 --
 -- columns
 --   ended              as in `hardware_ends`; empty: no node ended them
---   runtime_seconds, gpu_seconds   of their whole runtime, also of what lies before from_time
---   lost_gpu_seconds   half an hour of work at most of each job that was pre-empted or that a node ended
---   big_...            of those of 256 GPUs and more
+--   runtime_seconds, gpu_seconds   of the whole runtime, including time before from_time
+--   lost_gpu_seconds   at most half an hour of work of each job that was pre-empted or that a node ended
+--   big_...            of jobs with 256 GPUs or more
 
 WITH ended AS (
   SELECT

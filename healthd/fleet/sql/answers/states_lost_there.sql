@@ -1,4 +1,4 @@
--- What the chosen jobs lost on the chosen nodes alone, where a job is chosen whole for a part of its nodes.
+-- Loss of the chosen jobs on the chosen nodes only. (A job is chosen whole if some of its nodes are.)
 
 WITH lost AS (
   SELECT job_nodes.gpus, greatest(jobs.end_time - jobs.start_time, 0) AS seconds

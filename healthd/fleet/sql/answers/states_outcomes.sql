@@ -1,4 +1,4 @@
--- How the chosen jobs of `large` GPUs and more ended before `split` and since then.
+-- Outcome of the chosen jobs with `large` GPUs or more, before `split` and after.
 --
 -- parameters
 --   split BIGINT = 0   seconds since the epoch

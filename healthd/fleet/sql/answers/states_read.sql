@@ -1,4 +1,4 @@
--- The times of which jobs were read.
+-- Periods for which jobs were read.
 
 SELECT cluster, from_time, to_time
 FROM sources_coverage

@@ -1,7 +1,7 @@
--- GPU-seconds that jobs had on the chosen nodes in the times of which jobs were read (`known_times`).
+-- GPU-seconds of jobs on the chosen nodes, in the periods for which jobs were read (`known_times`).
 --
 -- parameters
---   chosen_alone BIGINT = 0   1: of the chosen jobs alone; 0: of all jobs there
+--   chosen_alone BIGINT = 0   1: only the chosen jobs; 0: all jobs on these nodes
 
 SELECT
   CAST(coalesce(sum(job_nodes.gpus * greatest(

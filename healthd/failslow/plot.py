@@ -1,8 +1,8 @@
 """`healthd failslow --plot FILE`: the series with onset, relief and peers, as SVG or as a page with a table.
 
-Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. Neither file has a script or
-fetches anything. The chart is written as Vega-Lite's JSON (https://vega.github.io/vega-lite/docs/): altair takes 10 s
-to build 24 panels, which are rendered in 2 s.
+Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no scripts
+and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/), because altair takes
+10 s to build 24 panels that render in 2 s.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from healthd.failslow.model import Judgement, Point, Series
 from healthd.failslow.panels import Column, Panel, called, panels, percent, where
 
 ENDINGS = (".svg", ".html")
-MOST_ROWS = 1000  # of the page's table; --json has all
+MOST_ROWS = 1000  # of the table on the page; --json has all
 
 
 class NoPlot(HealthdError):
-    """The name of the file has no known ending, or the file that is there must not be replaced."""
+    """The file name has an unknown ending, or the existing file must not be replaced."""
 
 
 class MissingExtra(HealthdError):
-    """The packages that draw are not installed."""
+    """The packages for plots are not installed."""
 
 
 def ending(path: str) -> str:
-    """Return ".svg" or ".html". Raises NoPlot."""
+    """Return ".svg" or ".html". Raises InvalidPlotPath."""
     for one in ENDINGS:
         if path.lower().endswith(one):
             return one
@@ -44,9 +44,10 @@ def ending(path: str) -> str:
 
 
 def check(path: str, inputs: Sequence[str]) -> None:
-    """Check before anything is computed whether a plot can be drawn and may replace the file at `path`.
+    """Check before the analysis whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
+    InvalidPlotPath.
 
-    A link is refused, because it would be replaced, and not the file that it points to. Raises MissingExtra, NoPlot.
+    A link is rejected: the link would be replaced, not the file that it points to.
     """
     ending(path)
     if importlib.util.find_spec("vl_convert") is None:
@@ -54,7 +55,7 @@ def check(path: str, inputs: Sequence[str]) -> None:
     try:
         there = os.lstat(path)
     except OSError:
-        return  # nothing is there; whether something can be, writing it tells
+        return  # no such file; writing it will show other problems
     if stat.S_ISLNK(there.st_mode):
         raise NoPlot(f"{path}: is a link: name the file itself")
     if not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
@@ -65,7 +66,7 @@ def check(path: str, inputs: Sequence[str]) -> None:
 
 
 def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
-    """Write the plot, whole or not at all. Raises NoPlot, ownership.Untrusted, OSError."""
+    """Write the plot atomically. Raises InvalidPlotPath, ownership.Untrusted, OSError."""
     kind = ending(path)
     drawn, left = panels(series, judgement)
     picture = svg(drawn, headline(series, judgement), more(left))
@@ -99,9 +100,9 @@ EXPLAINED = (
 
 # --- the chart
 
-WIDTH, HEIGHT = 880, 150  # pixels of a plot
+WIDTH, HEIGHT = 880, 150  # pixels of one plot
 MOST_LABELS = 12  # slowdowns written above one plot
-FONT = "'Liberation Sans', Arial, sans-serif"  # vl-convert has it: a picture is the same on each machine
+FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a picture is the same on each machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
 SHAPES = {"onset": "triangle-up", "known": "diamond", "relief": "triangle-down"}
@@ -114,7 +115,7 @@ TIME = (
 
 
 def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
-    """Draw the panels below each other. more: a sentence below the title."""
+    """Draw the panels below each other. note: a sentence below the title."""
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, more))
@@ -122,7 +123,7 @@ def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
 
 
 def spec(panels: Sequence[Panel], title: str, more: str = "") -> dict[str, Any]:
-    """Return the chart as Vega-Lite."""
+    """Return the chart as a Vega-Lite specification."""
     return {
         "background": "white",
         "config": {
@@ -168,7 +169,7 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 
 
 def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
-    """From the back to the front."""
+    """Yield the layers from back to front."""
     slow = [{"x": _place(panel, one.onset), "x2": _place(panel, one.end)} for one in panel.stretches]
     bands = [{"x": _place(panel, begin), "x2": _place(panel, end)} for begin, end in panel.bands]
     earlier = _place(panel, panel.begin + (panel.end - panel.begin) / 4) - _place(panel, panel.begin)
@@ -216,7 +217,9 @@ def _rule(width: float, dash: Sequence[int]) -> dict[str, Any]:
 def _layer(
     kind: str, mark: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **encoding: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a layer with the colour of `kind`. An encoding of None removes the panel's: a mark as high as the plot."""
+    """Return a layer with the colour of `kind`. An encoding of None removes that of the panel: the mark is as high as
+    the plot.
+    """
     return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _look(kind, COLOURS), **encoding}}
 
 
@@ -235,20 +238,20 @@ def _lines(panel: Panel, lines: Sequence[Sequence[Column]]) -> list[dict[str, An
 
 
 def _extent(panel: Panel, line: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return the area between the least and the largest sample; none where each column is one sample."""
+    """Return the area between the smallest and the largest sample, or [] if each column is one sample."""
     if all(one.low == one.high for one in line):
         return []
     return [{"x": _place(panel, one.x), "y": one.low, "y2": one.high} for one in line]
 
 
 def _place(panel: Panel, x: float) -> float:
-    """Return `x` as the axis has it: times become milliseconds of the clock in the file's time zone."""
+    """Return `x` as an axis value: times become milliseconds in the time zone of the file."""
     return x if panel.times is None else 1000 * (x + times.offset(panel.times.zone))
 
 
 # --- the page
 
-# The page may use its own style and nothing else (CSP Level 3: https://www.w3.org/TR/CSP3/).
+# The page may only use its own style (CSP Level 3: https://www.w3.org/TR/CSP3/).
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: #fff; color: #1b1f24;

@@ -1,4 +1,4 @@
-"""`healthd failslow period`: how long an iteration is, from the operations that a rank was seen to do."""
+"""`healthd failslow period`: the duration of an iteration, from the recorded operations of a rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubts(found: dict[str, Period]) -> Iterator[str]:
-    """Yield a sentence for each two periods that are about equally good, and one if iteration times are uncertain."""
+    """Yield a sentence for each pair of periods that are about equally good, and one if iteration times are uncertain.
+    """
     from healthd.failslow.period import SURE_WITHIN
 
     def of(some: list[str]) -> str:
@@ -92,7 +93,9 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
 
 
 def _document(found: dict[str, Period], notes: list[str]) -> Document:
-    """Of several ranks: the period of the surest, and the median of their iteration times."""
+    """Return the document. For several ranks it has the period with the highest confidence and the median iteration
+    time.
+    """
     surest = max(found.values(), key=lambda one: one.confidence)
     return {
         "period": surest.operations,

@@ -1,4 +1,4 @@
-"""`healthd failslow plan|split`: which remedy for a slow job, when, and how micro-batches are divided."""
+"""`healthd failslow plan|split`: when to apply which remedy for a slow job, and how to divide micro-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TEXT = 1 << 20  # bytes of --times FILE
 MOST_GPUS = 1_000_000
 LONGEST_SECONDS = 7 * 86400.0  # of an overhead
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MOST_SHOWN = 12  # stretches, groups
+MOST_SHOWN = 12  # slow spans, groups
 WORDS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
@@ -54,7 +54,7 @@ def _split_flags(parser: Parser) -> None:
 
 
 def _times(text: str) -> list[float]:
-    """Raises Stop."""
+    """Return the times of a list or a file. Raises Stop."""
     where = "--times"
     if os.path.exists(text):
         where = f"--times {printable(text)}"
@@ -131,7 +131,7 @@ def _plan_flags(parser: Parser) -> None:
 
 
 def _overheads(text: str | None) -> Overheads:
-    """Raises Stop."""
+    """Parse --overhead. Raises Stop."""
     from healthd.failslow.mitigation.planner import Overheads
 
     given: dict[str, float] = {}
@@ -148,7 +148,7 @@ def _overheads(text: str | None) -> Overheads:
 
 
 def _gpus(text: str) -> int:
-    """Raises Stop."""
+    """Parse --gpus. Raises Stop."""
     if is_decimal(text) and len(text) < 10 and 1 <= int(text) <= MOST_GPUS:
         return int(text)
     raise Stop(
@@ -157,9 +157,9 @@ def _gpus(text: str) -> int:
 
 
 def _places(text: str) -> dict[int, Place]:
-    """Return the place of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
+    """Return the position of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
 
-    That is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
+    This is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
     """
     from healthd.failslow.mitigation.stages import MOST_RANKS, Place
 
@@ -176,7 +176,7 @@ def _places(text: str) -> dict[int, Place]:
 
 
 def _slow_links(text: str | None) -> list[tuple[int, int]]:
-    """Raises Stop."""
+    """Parse --slow-links. Raises Stop."""
     links = []
     for word in text.split(",") if text is not None else ():
         ends = word.strip().split("-")
@@ -190,7 +190,7 @@ def _slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps of S3 for the ranks that are slow at the end, or None without --layout. Raises Stop."""
+    """Return the swaps of S3 for ranks that are slow at the end, or None without --layout. Raises Stop."""
     from healthd.failslow.mitigation.stages import WrongTopology, rearranged
 
     if layout is None:
@@ -225,7 +225,7 @@ def _plan(args: argparse.Namespace) -> int:
 
         series, notes, unread, _ = read(args.files, columns)
         judgement = judged(series)
-        # After a remedy as many iterations pass as the detector needs to see that it helped.
+        # After a remedy, the detector needs this many iterations to see the effect.
         stretches = replayed(series, judgement, gpus, overheads, UNITS[args.unit], 2 * LASTS)
         told = _document(args.files, series, stretches, gpus, overheads)
         notes += [
@@ -283,7 +283,7 @@ def _taken(series: Series, one: Taken) -> Document:
 
 
 def _now(one: Stretch | None) -> Document:
-    """What is advised at the end of the file."""
+    """Return the advice at the end of the file."""
     if one is None:
         return {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
     return {

@@ -1,11 +1,11 @@
-"""What changed on this node when a job became slow: the readings before it began against those since. Pure.
+"""Changes on this node when a job became slow: readings before the onset compared with readings since. Pure functions.
 
-Each judgement compares one thing with itself on the same node and says it with both numbers. None of them is a verdict:
-a slowness was measured elsewhere, and this is what a person looks at next, what explains most first. Something that was
-so before explains no change and is not said. The limits are plain ones (twice as much as before, and enough to matter),
-so that a quiet node says nothing.
+Each comparison compares one value with itself on the same node and reports both numbers. A change is not a verdict: the
+slowness was measured elsewhere, and these are the places to check next, the most likely explanation first. A value that
+was the same before explains nothing and is not reported. The limits are simple (twice as much as before, and enough to
+matter), so that a quiet node reports nothing.
 
-The cause that the ranks' times gave, if one is known, puts what belongs to it before the rest.
+If the ranks' times gave a cause, changes of that kind come first.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from healthd.failslow.live.node_reading import Reading, Slow
 from healthd.failslow.model import Cause
 
 MOST_SAID = 6
-TIMES = 2.0  # as much as before
+TIMES = 2.0  # times the value before
 FAULT = 0.6
-BELONGS = 1.0  # is added where it is of the cause's family
+BELONGS = 1.0  # added to the weight of a change that fits the cause
 HELD_DOWN = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
     0x08: "hardware slowdown",
     0x20: "too hot, by the driver",
     0x40: "too hot, by the hardware",
     0x80: "the power supply's brake",
 }
-POWER_CAP = 0x04  # what any busy GPU has: said only where the clock fell
+POWER_CAP = 0x04  # normal for any busy GPU: reported only if the clock fell
 CLOCK_FELL = 0.05
 HOTTER_CELSIUS = 8
-WAITED = 0.1  # of the time
+WAITED = 0.1  # share of the time
 STOLEN = 0.02
 SLOW_MILLISECONDS, SLOW_TIMES, ASKED_PER_SECOND = 20.0, 3.0, 1.0
 SWAPPED_PER_SECOND = 100.0
 CORRECTED_PER_MINUTE = 10.0
-CROWDED = 4  # processes that may use one CPU only
+CROWDED = 4  # processes pinned to the same CPU
 
 GPU, CPU, LINK, FABRIC, STORAGE = "gpu", "cpu", "link", "fabric", "storage"
 FAMILIES: Mapping[Cause, frozenset[str]] = {
@@ -47,7 +47,7 @@ FAMILIES: Mapping[Cause, frozenset[str]] = {
     Cause.COMMUNICATION_INTER_NODE: frozenset({FABRIC}),
     Cause.IMBALANCE: frozenset({STORAGE, CPU}),
 }
-# Counters of a port: from how many a second on they matter, how much they explain, and what they are to people.
+# Counters of a port: minimum rate per second, weight, and description.
 OF_PORTS: Mapping[str, tuple[float, float, str]] = {
     "link_downed": (0.0, 0.9, "times that the link went down"),
     "link_error_recovery": (0.01, 0.7, "recoveries of the link"),
@@ -68,8 +68,11 @@ OF_PORTS: Mapping[str, tuple[float, float, str]] = {
 
 
 class Said(NamedTuple):
-    """weight: 0 to 1, how much of a slowness it could explain, and from FAULT on it is a fault of the part. sentence:
-    without its end. part: the PCI address that it is about, "" = none."""
+    """A change on the node.
+
+    weight: 0 to 1, how much of a slowness it could explain; from FAULT_WEIGHT on it is a fault of the part. sentence:
+    without a full stop. part: PCI address or name of the part, "" if there is none.
+    """
 
     weight: float
     family: str
@@ -78,7 +81,7 @@ class Said(NamedTuple):
 
 
 class Both(NamedTuple):
-    """The readings before the onset and since, each from its first to its last. One reading alone has no rates."""
+    """Readings before the onset and since: the first and the last reading of each. A single reading has no rates."""
 
     first: Reading
     last: Reading
@@ -86,8 +89,10 @@ class Both(NamedTuple):
     now: Reading
 
     def rates(self, of: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
-        """(name, a second before, a second since) of what only grows and is in all four readings. A counter that was
-        set back has none, nor has any where there is one reading before only."""
+        """Yield (name, rate per second before, rate per second since) of counters that are in all four readings.
+
+        A counter that was reset has no rate. There are no rates if there is only one reading before.
+        """
         first, last, begin, now = (of(one) for one in self)
         before, since = self.last.time - self.first.time, self.now.time - self.begin.time
         if before <= 0 or since <= 0:
@@ -102,15 +107,19 @@ Judge = Callable[[Both], Iterator[Said]]
 
 
 def is_of_hardware(said: Said) -> bool:
-    """Whether it is a fault of this node's own parts, and nothing that a job can cause: no load, no congestion."""
+    """Return True for a fault of the node's own hardware, which a job cannot cause by load or congestion."""
     return said.family in (GPU, LINK, FABRIC) and said.weight >= FAULT
 
 
 def evidence(
     before: Sequence[Reading], since: Sequence[Reading], cause: Cause = Cause.UNKNOWN, gpu: str = ""
 ) -> tuple[Said, ...]:
-    """What explains most first, at most MOST_SAID. before, since: oldest first; the last
-    one before the onset also begins what is since. gpu: of the rank that is named, before all others."""
+    """Return at most MAX_CHANGES changes, the most likely explanation first.
+
+    Args:
+        before, since: readings, oldest first. The last one before the onset is also the begin of `since`.
+        gpu: PCI address of the named rank's GPU. Its changes come before those of other GPUs.
+    """
     if not before or not since:
         return ()
     both = Both(before[0], before[-1], before[-1] if len(since) == 1 else since[0], since[-1])
@@ -137,7 +146,7 @@ def of_gpus(both: Both) -> Iterator[Said]:
             fell = 1 - now.sm_mhz / before.sm_mhz
             why = " at its power limit" if new & POWER_CAP else ""
             sentence = f"GPU {pci}: its clock is {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
-            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)  # a heavier load meets its limit, too
+            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)
         if now.celsius is not None and before.celsius is not None and now.celsius >= before.celsius + HOTTER_CELSIUS:
             yield Said(0.3, GPU, f"GPU {pci}: it has {now.celsius} C, {before.celsius} C before", pci)
 
@@ -149,7 +158,7 @@ def of_links(both: Both) -> Iterator[Said]:
             continue
         if now.width < before.width:
             yield Said(0.85, LINK, f"{pci}: its PCIe link has {now.width} lanes, {before.width} before", pci)
-        if now.gt_per_s < before.gt_per_s:  # a GPU that is idle lowers it, too
+        if now.gt_per_s < before.gt_per_s:  # an idle GPU also lowers it
             sentence = f"{pci}: its PCIe link runs at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
             yield Said(0.4, LINK, sentence, pci)
     for kind, least, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_PER_MINUTE / 60, 0.4)):
@@ -171,7 +180,7 @@ def of_ports(both: Both) -> Iterator[Said]:
 
 
 def of_waiting(both: Both) -> Iterator[Said]:
-    """PSI: "full" of memory and io, when everything waits, and "some" of the CPUs, where "full" is always 0."""
+    """Compare PSI: "full" of memory and io, when all tasks wait, and "some" of the CPUs, where "full" is always 0."""
     wanted = {
         "cpu some": (CPU, "something waited for a CPU"),
         "memory full": (CPU, "everything waited for memory"),
@@ -235,7 +244,7 @@ JUDGES: Sequence[Judge] = (*(of_gpus, of_links, of_ports, of_waiting, of_cpus, o
 
 
 def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
-    """What each of the parts ("ports", "errors") counts of this name."""
+    """Return a function that selects the counter `name` of each part. parts: "ports" or "errors"."""
 
     def of(reading: Reading) -> Mapping[str, int]:
         told: Mapping[str, Mapping[str, int]] = getattr(reading, parts)

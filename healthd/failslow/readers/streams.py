@@ -46,16 +46,16 @@ MOST_BYTES = 1 << 30
 BEGIN = 1 << 16
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-# What only a record has below these names; a table may have a column that is called so.
+# Content that only a record has under these names; a table may have a column with the same name.
 _ENTRIES = regex(r'"entries"\s*:\s*\[')
 _INSPECTOR = regex(r'"(coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
-# Protocol 0, which is text: a class and what it is called with, or a dict or list of plain data.
+# Protocol 0, which is text: a class with its arguments, or a dict or list of plain data.
 _OLD_PICKLE = regex(r"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(p\d+\n)?\(|\([dl]p\d+\n")
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|jsonl|log|txt|out|gz|bin|dump|trace|csv|parquet)$")
 
 
 def is_record(path: str) -> bool:
-    """Whether a file looks like a record of operations, and not like a table of samples."""
+    """Return True if a file looks like a record of operations, not like a table of samples."""
     try:
         return bool(_reader(_begin(path)))
     except (OSError, EOFError, zlib.error):
@@ -63,8 +63,11 @@ def is_record(path: str) -> bool:
 
 
 def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
-    """The streams of one file that is a record, with what reading it told in notes. name: the file's, for people.
-    Raises StreamError, one sentence."""
+    """Return the streams of a record file, and append notes. Raises StreamError with one sentence.
+
+    Args:
+        name: the file's name in messages.
+    """
     name = name or path
     try:
         about = os.stat(path)
@@ -89,8 +92,10 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
 
 
 def of_table(path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()) -> list[Stream]:
-    """The streams of a table (CSV, JSON lines, Parquet) with a column of operations and one of times. Raises
-    HealthdError, one sentence."""
+    """Return the streams of a table (CSV, JSON lines, Parquet) with columns of operations and times.
+
+    Raises HealthdError with one sentence.
+    """
     found: dict[str, list[Operation]] = {}
     with opened(path, name) as table:
         wanted = [
@@ -116,7 +121,9 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
 
 
 def rank_of(name: str) -> str:
-    """ "3" of "dumps/nccl_trace_rank_3.pkl", "_dump_3"; the name without its ending where it has no number."""
+    """Return the rank in a file name: "3" for "dumps/nccl_trace_rank_3.pkl". Without a number, the name without its
+    ending.
+    """
     base = os.path.basename(name)
     while (shorter := _ENDING.sub("", base)) != base:
         base = shorter
@@ -182,10 +189,13 @@ def _records(
     found: Mapping[Any, Sequence[Operation]],
     notes: list[str],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the place and the content of each line that is not blank.
+    """Yield the location and the content of each line that is not blank.
 
-    A last line that `parse` refuses is incomplete: it is left out, with a note. Raises StreamError for any other line
-    that `parse` refuses, or if no operation was `found`. what: the words for such a line.
+    A last line that `parse` rejects is incomplete: it is left out, with a note. Raises StreamError for any other line
+    that `parse` rejects, or if no operation was `found`.
+
+    Args:
+        description: words for a rejected line.
     """
     torn = where = ""
     for number, line in enumerate(lines, 1):
@@ -232,7 +242,7 @@ def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]
 
 
 def _hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
-    """Return the rank and the host that a line names, and its operation."""
+    """Return the rank and the host in a line, and its operation."""
     if _HEAD.fullmatch(line):
         return dict(_TOLD.findall(line)), None
     if not line.lstrip().startswith("{"):
@@ -261,7 +271,8 @@ def _of_hook_json(record: Any) -> Operation:
 
 def moment(told: str | float) -> float:
     """Return a time as seconds. A time since 1970 may be in ms, us or ns: 10^11 s are 3,169 years. Raises TypeError,
-    ValueError."""
+    ValueError.
+    """
     time = float(told)
     if not 0 <= time < math.inf:
         raise ValueError
@@ -269,7 +280,7 @@ def moment(told: str | float) -> float:
 
 
 def _is_hook_line(keys: set[str]) -> bool:
-    """Whether an object with these keys is a line of such a log, and no row of a table that has more to tell."""
+    """Return True for the keys of a line of a hook's log. A row of a table has more keys."""
     rest = keys - _BESIDE
     return len(rest) == 2 and bool(rest & set(TIMES)) and bool(rest & set(OPERATIONS))
 
@@ -285,7 +296,7 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
     header: Any = None
     metadata: Any = None
     operations: dict[tuple[str, str], list[Operation]] = {}
-    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # of each group: ranks, and which one this is
+    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # for each group: number of ranks, and the own rank
     for where, record in _records(lines, source, json.loads, "is damaged JSON", operations, notes):
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
@@ -331,12 +342,13 @@ def _of_inspector(told: Any, kind: str, group: str) -> Operation:
     if not 0 <= took < math.inf:
         raise ValueError
     name = str(told[kind]) + (f" {int(told['p2p_peer'])}" if "p2p_peer" in told else "")
-    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send count for themselves
+    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send have their own numbers
     return Operation(began / 1e6, name, group, str(int(told[f"{kind}_msg_size_bytes"])), sequence, took / 1e6)
 
 
 def _rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
-    """That in the largest communicator, which as a rule is the whole job's; the process, if it is alone in all."""
+    """Return the rank in the largest communicator, usually that of the whole job. For a process alone in all, its name.
+    """
     ranks, rank = max(groups.values(), key=lambda one: one[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"
 
@@ -347,7 +359,11 @@ _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*[\[{]")
 
 
 def read_recorder(data: bytes, source: str, rank: str) -> Stream:
-    """rank: as the file's name has it. Raises StreamError."""
+    """Return the stream of a dump. Raises StreamError.
+
+    Args:
+        rank: rank from the file name.
+    """
     try:
         dump = json.loads(data) if _JSON.match(data[:4096]) else plain(data)
     except NotPlain as error:
@@ -383,7 +399,7 @@ def _of_recorder(entry: Any) -> Operation:
 
 
 def _groups(config: Any) -> dict[str, int]:
-    """Of how many ranks each is; none where that is not told as expected."""
+    """Return the number of ranks of each group. A group with unexpected content is missing."""
     found = {}
     for told in config.values() if isinstance(config, Mapping) else ():
         if isinstance(told, Mapping) and isinstance(told.get("ranks"), str):

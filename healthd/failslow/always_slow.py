@@ -55,9 +55,9 @@ class Compared(NamedTuple):
 
 
 NO_PEERS = "their group has fewer than four series of 20 samples or more"
-NO_GROUP = "no groups of peers with the same work are known (--group)"
-APART = "their samples are of different times or regimes"
-ONLY_WHOLE = "only whole iterations are known, which are equally long for all ranks that wait for each other"
+NO_GROUP = "no groups of peers with the same work are declared (--group)"
+APART = "their samples have different times or regimes"
+ONLY_WHOLE = "only whole iterations are reported, which are equally long for all ranks that wait for each other"
 
 
 class _Role(NamedTuple):
@@ -119,8 +119,8 @@ def _differ(unlike: Sequence[_Unlike]) -> str:
     worst = max(unlike, key=lambda one: one.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
     more = len(unlike) - 1
-    others = f" ({plural(more, 'more group')} by less)" if more else ""
-    return f"{name} differ by {worst.ratio:.1f} x{others}, and which of them are slow is not known"
+    others = f" ({plural(more, 'more group')} by a smaller factor)" if more else ""
+    return f"{name} differ by {worst.ratio:.1f} x{others}; it is unknown which of these ranks are slow"
 
 
 def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) -> list[_Role]:

@@ -22,7 +22,7 @@ MOST_TOGETHER = 2048  # series: each array of runs has 640 KiB
 MOST_SAMPLES = 1 << 21  # per batch: 16 MiB
 PIECE = 8192  # samples of one piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-FORGOTTEN = 1024  # samples by which pieces overlap: run lengths no longer depend on where a piece begins
+FORGOTTEN = 1024  # samples by which pieces overlap; after them run lengths do not depend on where a piece begins
 
 
 def detect(

@@ -59,7 +59,7 @@ def named_by_evidence(
         Confidence.MEDIUM if fresh else Confidence.LOW,
         (
             *agreeing_evidence(seen, step, ones),
-            "the job became slower at that time; its peers' times do not say who",
+            "the job became slower at that time; the ranks' times do not show the cause",
         ),
         tuple(sorted(seen.series[one].name for one in ones)),
         seen.point(step, ones),
@@ -69,7 +69,7 @@ def named_by_evidence(
 def agreeing_evidence(seen: Observed, step: Step, ones: Iterable[int]) -> tuple[str, ...]:
     """Return the conditions that the members' nodes reported at that time, as sentences."""
     said = {(one.begin, one.code, one.what, one.node) for each in ones for one in _covering(seen, step, each)}
-    return tuple(f"node {node} told {what} ({code})" for _, code, what, node in sorted(said)[:MOST_NAMED])
+    return tuple(f"node {node} reported {what} ({code})" for _, code, what, node in sorted(said)[:MOST_NAMED])
 
 
 def _covering(seen: Observed, step: Step, one: int) -> list[Evidence]:

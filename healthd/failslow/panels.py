@@ -153,7 +153,7 @@ def _wanted(series: Sequence[Series], judgement: Judgement) -> Iterator[Wanted]:
             yield Wanted(shown, "", f"the job is slow: {job.why}", judgement.points[shown])
     for at, points in enumerate(judgement.points):
         if points and at not in told and not _together(points, onsets.get(series[at].group, ())):
-            yield Wanted(at, "", "nobody is suspected", points)
+            yield Wanted(at, "", "no suspect", points)
 
 
 def _of_suspect(named_so: Mapping[str, Sequence[int]], judgement: Judgement, suspect: Suspect) -> list[int]:
@@ -240,7 +240,7 @@ def _words(one: Series, wanted: Wanted, peers: int) -> tuple[str, ...]:
     said = [stretch_words(one, point) for point in wanted.points[:MOST_WORDS]]
     if len(wanted.points) > MOST_WORDS:
         said.append(f"and {len(wanted.points) - MOST_WORDS} more")
-    beside = f"beside {plural(peers, 'peer')}" if peers else "without peers"
+    beside = f"compared with {plural(peers, 'peer')}" if peers else "without peers"
     return (f"{wanted.why}; {beside}", "; ".join(said)) if said else (f"{wanted.why}; {beside}",)
 
 

@@ -132,7 +132,7 @@ class _World:
 
     def _gang(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]]) -> None:
         if not self.seen.lasts(step, step.leader):
-            self._nobody(step, members, f"it lasted less than {LASTING} samples, too short to say who")
+            self._nobody(step, members, f"it lasted less than {LASTING} samples, too short to find the cause")
             return
         for longest in windows.AFTER:
             look = replace(step, longest=longest)
@@ -241,12 +241,12 @@ class _World:
         best, cause, why = EXPLAINS * lost, Cause.UNKNOWN, "no rank's busy or transfer time rose more than its peers'"
         whole = sorted(set(role_of.values()))
         for changes, of, ours, words in (
-            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work, no rank alone")),
+            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work for all")),
             (
                 host,
                 Cause.IMBALANCE,
                 Cause.COMPUTE_CPU,
-                ("the time that is neither busy, wait nor transfer rose", ": the data's loading?"),
+                ("the time that is neither busy, wait nor transfer rose", ": possibly data loading"),
             ),
             (transfer, Cause.COMMUNICATION, Cause.COMMUNICATION, ("transfer time rose", "")),
         ):
@@ -357,7 +357,7 @@ class _World:
                     waiting.add(slow.member)
         for victim in sorted(waiting, key=lambda one: identity(self.seen.series[one])):
             alone = Step(victim, {victim: own[victim]})
-            self._nobody(alone, role, "neither its busy nor its transfer time rose: it waits for others")
+            self._nobody(alone, role, "neither its busy nor its transfer time rose: it waits for other ranks")
         if found:
             self.suspects += named(self.seen, step, role, found)
         count = _stepping(values[one].ratio for one in compared if one in values)
@@ -417,13 +417,13 @@ class _World:
 
 
 def _no_minority(some: Sequence[int], of: Sequence[int]) -> str:
-    return ": half is no minority" if len(some) * 2 == len(of) else ": that is no minority"
+    return ": half is not a minority" if len(some) * 2 == len(of) else ": that is not a minority"
 
 
 def _too_few(peers: int) -> str:
     if peers == 1:
-        return "it has no peers to compare it with"
-    return f"{peers} peers of one role are too few to name one of them"
+        return "it has no peers"
+    return f"{peers} peers of one role are too few to find an outlier"
 
 
 def _some(role: Sequence[int]) -> Sequence[int]:

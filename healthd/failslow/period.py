@@ -132,9 +132,9 @@ def period(operations: Sequence[str], times: Sequence[float]) -> Period:
     """
     operations = list(operations)
     if len(operations) < 2 * LEAST_PERIODS:
-        raise NoPeriod(f"has {len(operations):,} operations with a time: a period needs {2 * LEAST_PERIODS} or more")
+        raise NoPeriod(f"has {len(operations):,} operations with a time; a period needs at least {2 * LEAST_PERIODS}")
     if len(set(operations[-LOOKED_AT[0] :])) == 1:
-        raise NoPeriod("has one kind of operation only: where an iteration begins cannot be seen in it")
+        raise NoPeriod("has only one kind of operation, so the begin of an iteration is not visible")
     chosen = None
     for most in LOOKED_AT:
         seen = operations[-most:]
@@ -145,8 +145,8 @@ def period(operations: Sequence[str], times: Sequence[float]) -> Period:
             break
     if chosen is None:
         raise NoPeriod(
-            f"repeats itself nowhere: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of what "
-            "it has"
+            f"has no repeating pattern: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of its "
+            "length"
         )
     return _iterations(operations, times, chosen, len(operations) - len(seen))
 

@@ -40,7 +40,7 @@ def ending(path: str) -> str:
     for one in ENDINGS:
         if path.lower().endswith(one):
             return one
-    raise NoPlot(f"{path}: a plot is a file that ends in {' or '.join(ENDINGS)}")
+    raise NoPlot(f"{path}: the name of a plot must end in {' or '.join(ENDINGS)}")
 
 
 def check(path: str, inputs: Sequence[str]) -> None:
@@ -57,12 +57,12 @@ def check(path: str, inputs: Sequence[str]) -> None:
     except OSError:
         return  # no such file; writing it will show other problems
     if stat.S_ISLNK(there.st_mode):
-        raise NoPlot(f"{path}: is a link: name the file itself")
+        raise NoPlot(f"{path}: is a symbolic link; name its target")
     if not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
-        raise NoPlot(f"{path}: is no regular file")
+        raise NoPlot(f"{path}: is not a regular file")
     for one in inputs:
         if os.path.exists(one) and os.path.samestat(os.stat(one), there):
-            raise NoPlot(f"{path}: is what is to be read")
+            raise NoPlot(f"{path}: is also an input file")
 
 
 def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
@@ -79,7 +79,7 @@ def headline(series: Sequence[Series], judgement: Judgement) -> str:
     found = [plural(len(judgement.suspects), "suspect")] if judgement.suspects else []
     found += ["the job is slow"] if judgement.job_slow else []
     if not found and slow:
-        found = [f"{slow:,} slow, nobody is suspected"]
+        found = [f"{slow:,} slow, no suspect"]
     if judgement.slow_throughout:
         found += [f"{len(judgement.slow_throughout):,} slower than the peers throughout"]
     if not found:
@@ -93,8 +93,8 @@ def more(left: int) -> str:
 
 
 EXPLAINED = (
-    "Grey is the median of the peers and four fifths of them, each brought to the level that this series had before "
-    "its onset: what is compared is how much slower each became than itself."
+    "Grey: the median of the peers and the middle 80 % of them, scaled to the level of this series before its onset, "
+    "because each series is compared with its own past."
 )
 
 
@@ -105,8 +105,8 @@ MOST_LABELS = 12  # slowdowns written above one plot
 FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a picture is the same on each machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
-SHAPES = {"onset": "triangle-up", "known": "diamond", "relief": "triangle-down"}
-DASHES = {"onset": [1, 0], "known": [1, 3], "relief": [4, 3]}
+SHAPES = {"onset": "triangle-up", "detected": "diamond", "relief": "triangle-down"}
+DASHES = {"onset": [1, 0], "detected": [1, 3], "relief": [4, 3]}
 # Vega's expression for a label of the time axis: a date at midnight, seconds only where they are not zero.
 TIME = (
     "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' "
@@ -188,7 +188,7 @@ def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
     yield _layer(BEFORE, _rule(2, [5, 3]), before, x2=_X2)
     yield _layer(SLOW, _rule(2, [1, 0]), during, x2=_X2)
     for name in SHAPES:
-        moments = [getattr(one, "alarm" if name == "known" else name) for one in panel.stretches]
+        moments = [getattr(one, "alarm" if name == "detected" else name) for one in panel.stretches]
         rows = [{"x": _place(panel, at)} for at in moments if at is not None]
         yield _layer(SLOW, _rule(1.4, DASHES[name]), rows, y=None)
         mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
@@ -304,7 +304,7 @@ def _found(judgement: Judgement) -> Iterator[str]:
     for job in judgement.job_slow:
         of = f" of group {job.group}" if job.group else ""
         yield (
-            f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, and nobody is named: {_text(job.why)} "
+            f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, without a suspect: {_text(job.why)} "
             f"({len(job.series):,} of {job.peers:,} series).</p>"
         )
     for slow in judgement.slow_throughout:
@@ -314,12 +314,12 @@ def _found(judgement: Judgement) -> Iterator[str]:
             "it became slow is not known.</p>"
         )
     if not judgement.suspects and not judgement.job_slow:
-        yield "<p>Nobody is suspected, and no job is slow as a whole.</p>"
+        yield "<p>No suspects, and no job is slow as a whole.</p>"
     for note in judgement.notes:
         yield f'<p class="soft">{_text(note)}</p>'
 
 
-COLUMNS = ("series", "group", "onset", "known at", "relief", "slowdown", "confidence")
+COLUMNS = ("series", "group", "onset", "detected at", "relief", "slowdown", "confidence")
 
 
 def _table(series: Sequence[Series], judgement: Judgement) -> Iterator[str]:
@@ -341,7 +341,7 @@ def _cells(one: Series, point: Point) -> tuple[str, ...]:
         one.group,
         where(one, point.onset_index),
         where(one, point.alarm_index),
-        "it lasts" if point.relief_index is None else where(one, point.relief_index),
+        "ongoing" if point.relief_index is None else where(one, point.relief_index),
         percent(point.slowdown),
         f"{point.confidence:.2f}",
     )

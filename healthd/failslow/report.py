@@ -214,15 +214,15 @@ def _heading(told: Document) -> str:
     # Without peers, slowness from the first sample on is not visible.
     slow = "nothing is slow" if told["compared"] == len(told["series"]) else "nothing became slow"
     if told["series"] and all(one["samples"] < FEWEST_SAMPLES for one in told["series"]):
-        slow = "too few samples to be judged"
+        slow = "too few samples to evaluate"
     if count:
         slow = f"{count:,} fail-slow"
     elif any(one["points"] for one in told["series"]):
-        slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, nobody is suspected"
+        slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, no suspect"
     if throughout := len(told["slow_throughout"]):
-        before = f"{slow}, " if count or slow.endswith("suspected") else ""
+        before = f"{slow}, " if count or slow.endswith("no suspect") else ""
         slow = f"{before}{throughout:,} slower than the peers throughout"
-    still = f", {stops:,} standing still" if stops else ""
+    still = f", {stops:,} stopped" if stops else ""
     return f"{name}: {len(told['series']):,} series, {plural(told['samples'], 'sample')}; {slow}{still}"
 
 
@@ -308,7 +308,7 @@ def _with_suspects(others: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]
     involved = {name for one in suspects for name in one["series"]} | {one.series for one in others}
     spans = _spans([one.point for one in others])
     whom = "it" if len({one["subject"] for one in suspects}) == 1 else "them"
-    waited = f"waited for {whom}: {spans}" if 2 * len(involved) > series else f"{spans}; nobody is suspected"
+    waited = f"waited for {whom}: {spans}" if 2 * len(involved) > series else f"{spans}; no suspect"
     return _Row(_those(others, "other "), waited)
 
 
@@ -376,7 +376,7 @@ def _jobs(told: Document) -> list[_Row]:
             subject = _name(kinds.get(slow[0], ""), slow[0])
         count = f", {len(slow):,} of {first['peers']:,} {whose}" if len(slow) > 1 else ""
         cause = "" if first["cause"] == Cause.UNKNOWN.value else f"; {_CAUSES[Cause(first['cause'])]}"
-        rows.append(_Row(subject, f"{_spans(some)}{count}{cause}: nobody is named: {first['why']}"))
+        rows.append(_Row(subject, f"{_spans(some)}{count}{cause}; no suspect: {first['why']}"))
     return rows
 
 
@@ -387,9 +387,9 @@ def _of_throughout(one: Mapping[str, Any]) -> _Row:
     peers = plural(one["peers"], "peer")
     what = (
         f"slower than its peers throughout ({one['ratio']:.2f} x): {_MEASURES[one['measure']]} "
-        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; when it became slow is not known"
+        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; the onset is unknown"
     )
-    caution = () if one["group"] else ("no groups are known: a rank with more work looks the same",)
+    caution = () if one["group"] else ("no groups are declared: a rank with more work looks the same",)
     return _Row(_name(one["kind"], one["series"]), what, caution)
 
 
@@ -433,13 +433,13 @@ def _unsuspected(told: Document) -> list[_Row]:
         if _is_with(some, told["suspects"]):
             continue  # reported with these suspects
         if len(some) >= SEVERAL:
-            rows.append(_Row(_those(some), f"{_spans([one.point for one in some])}; nobody is suspected"))
+            rows.append(_Row(_those(some), f"{_spans([one.point for one in some])}; no suspect"))
         else:
             alone += some
     order = {one["series"]: at for at, one in enumerate(told["series"])}
     alone.sort(key=lambda one: (order[one.series], _onset(one.point)))
     for (kind, name), points in groupby(alone, key=lambda one: (one.kind, one.series)):
-        rows.append(_Row(_name(kind, name), "; ".join(_span(one.point) for one in points) + "; nobody is suspected"))
+        rows.append(_Row(_name(kind, name), "; ".join(_span(one.point) for one in points) + "; no suspect"))
     return rows
 
 
@@ -501,7 +501,7 @@ def _shown(place: float | str) -> str:
 
 
 def _of_stop(one: Mapping[str, Any]) -> str:
-    return f"stands still since {_shown(one['since'])}: {one['evidence']}"
+    return f"stopped at {_shown(one['since'])}: {one['evidence']}"
 
 
 def _written(row: _Row, wide: int, page: Page) -> list[str]:

@@ -104,7 +104,7 @@ def gathered(streams: Sequence[Stream]) -> Gathered:
     if not series:
         series = _by_group(ranks)
     if not series and not stops:
-        raise StreamError(next(iter(why.values()), "no operation is told"))
+        raise StreamError(next(iter(why.values()), "no operation has a time"))
     notes = [f"rank {rank}: {text}" for rank, text in why.items()][:MOST_NOTES]
     if len(why) > MOST_NOTES:
         notes.append(f"and {len(why) - MOST_NOTES:,} more ranks have no period")
@@ -120,8 +120,8 @@ def period_of(stream: Stream) -> Period:
     told = [one for one in stream.operations if not math.isnan(one.time_seconds)]
     if stream.operations and not told:
         raise StreamError(
-            f"{stream.source}: its records carry the time of the dump only, no event_trace_ts: no iteration can be "
-            "seen in them (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
+            f"{stream.source}: its records have only the time of the dump, no event_trace_ts, so iterations are not "
+            "visible (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
         )
     told.sort(key=lambda one: one.time_seconds)
     groups = Counter(one.group for one in told)
@@ -148,7 +148,7 @@ def _lost(stream: Stream) -> str:
             seen[one.group, one.name].append(one.sequence)
     there = sum(len(set(numbers)) for numbers in seen.values())
     whole = sum(max(numbers) - min(numbers) + 1 for numbers in seen.values())
-    return f"; by their numbers {whole - there:,} of {whole:,} operations are missing" if whole > 1.1 * there else ""
+    return f"; {whole - there:,} of {whole:,} operations are missing by sequence number" if whole > 1.1 * there else ""
 
 
 def _joined(several: Sequence[Stream]) -> Stream:

@@ -66,7 +66,7 @@ def named(
                 "node",
                 one_cause(causes),
                 _sure(seen, step, found, bool(agreeing), slack),
-                (*said, *((f"and {left} more of its ranks",) if left > 0 else ()), *agreeing),
+                (*said, *((f"and {left} more ranks",) if left > 0 else ()), *agreeing),
                 tuple(seen.series[one].name for one in ones),
                 seen.point(step, ones),
             )
@@ -77,7 +77,7 @@ def named(
         agreeing = agreeing_evidence(seen, step, [one.member])
         said = (one.sentence,)
         if several:
-            said += (f"{slow} became slow at about the same time: they may have something in common",)
+            said += (f"{slow} became slow at about the same time: they may have a common cause",)
         if slack:
             said += ("no iteration became slower: it has slack",)
         sure = _sure(seen, step, [one], bool(agreeing), slack)
@@ -199,7 +199,7 @@ def _named(
                     kind or seen.series[ones[0]].kind_of or "series",
                     link(seen, [one for name in slow for one in groups[name]]),
                     confidence(slow, bool(agreeing)),
-                    (*sentences, f"it is in each of the {len(slow)} slow groups", *agreeing),
+                    (*sentences, f"it belongs to each of the {len(slow)} slow groups", *agreeing),
                     tuple(sorted({seen.series[one].name for one in ones})),
                     seen.point(step, ones),
                 )
@@ -291,7 +291,7 @@ def too_few_nodes(seen: Observed, found: SlowNode) -> str:
     """Return why the node is not named among so few nodes: a sentence without a full stop."""
     return (
         f"{_NAMES[found.what]} rose in all {len(found.members)} ranks of node {found.node}, {_part(seen, found)}, and "
-        f"in no other rank: {found.nodes} nodes are too few to name one"
+        f"in no other rank; {found.nodes} nodes are too few to name one"
     )
 
 

@@ -39,7 +39,7 @@ def told_as_sentence(command: str = "failslow") -> Iterator[None]:
         *_, frame = traceback.extract_tb(error.__traceback__)
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         raise Stop(
-            f"healthd {command}: cannot judge this, a mistake of healthd's: {words(error)} ({place})", UNKNOWN
+            f"healthd {command}: internal error of healthd, no result: {words(error)} ({place})", UNKNOWN
         ) from error
 
 
@@ -78,13 +78,13 @@ def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
     def one(flag: str) -> str:
         given = getattr(args, flag)
         if given is not None and not given.strip():
-            raise Stop(f"healthd {command}: --{flag}: is empty: which column?")
+            raise Stop(f"healthd {command}: --{flag}: is empty; name a column")
         return (given or "").strip()
 
     def some(flag: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in one(flag).split(",")) if one(flag) else ()
         if "" in names or len(set(names)) < len(names):
-            raise Stop(f'healthd {command}: --{flag}: must be names of columns like a,b, got "{one(flag)}"')
+            raise Stop(f'healthd {command}: --{flag}: must be column names like a,b, got "{one(flag)}"')
         return names
 
     return Columns(
@@ -114,12 +114,12 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
 
     nodes = sorted({one.node for one in series} - {""})
     if not nodes:
-        raise Stop(f"{WHO}: --db: no series has a node: --node names the column that has it")
+        raise Stop(f"{WHO}: --db: no series has a node; name its column with --node")
     first = min(float(one.index[0]) for one in series if one.node)
     last = max(float(one.index[-1]) for one in series if one.node)
     unit = times.units_a_second(first, last)
     if unit is None:
-        raise Stop(f"{WHO}: --db: the index is no time: --index names a column with ISO 8601 or the time since 1970")
+        raise Stop(f"{WHO}: --db: the index is not a time; set --index to a column of ISO 8601 or Unix times")
     with at_the_centre(WHO):
         from healthd.fleet.answers.evidence import BEFORE_SECONDS, told_by
 
@@ -133,7 +133,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     ]
     telling = len({one.node for one in found})
     findings = plural(len(found), "finding")
-    return found, f"the store has {findings} of {telling:,} of its {len(nodes):,} nodes at that time"
+    return found, f"the store has {findings} of {telling:,} of the {len(nodes):,} nodes at that time"
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
@@ -170,9 +170,9 @@ def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:
 def _failslow(args: argparse.Namespace) -> int:
     columns = columns_of(args)
     if "" in args.files:
-        raise Stop("healthd failslow: FILE is empty: which file?")
+        raise Stop("healthd failslow: FILE is empty; name a file")
     if args.db == "":
-        raise Stop("healthd failslow: --db: is empty: which store?")
+        raise Stop("healthd failslow: --db: is empty; name a fleet store")
     _check_plot(args.plot, args.files)
     with told_as_sentence():
         from healthd.failslow import report

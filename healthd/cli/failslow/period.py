@@ -28,7 +28,7 @@ def _flags(parser: Parser) -> None:
 def _period(args: argparse.Namespace) -> int:
     for flag in ("operation", "time", "series"):
         if (given := getattr(args, flag)) is not None and not given.strip():
-            raise Stop(f"healthd failslow period: --{flag}: is empty: which column?")
+            raise Stop(f"healthd failslow period: --{flag}: is empty; name a column")
     with told_as_sentence():
         from healthd.failslow.readers import streams
         from healthd.failslow.stream import StreamError, period_of
@@ -56,7 +56,7 @@ def _period(args: argparse.Namespace) -> int:
     ranks = f"{len(found):,} ranks: " if len(found) > 1 else ""
     text = (
         f"{args.file}: {ranks}an iteration has {told['period']:,} operations and takes "
-        f"{told['iteration_seconds']:.6g} s (of {len(surest.seconds):,} that were seen); "
+        f"{told['iteration_seconds']:.6g} s (from {len(surest.seconds):,} iterations); "
         f"confidence {told['confidence']:.2f}\n"
     )
     return say(text + "".join(f"note: {note}\n" for note in notes))
@@ -87,8 +87,8 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
     if unsure:
         one = found[unsure[0]]
         yield (
-            f"doubtful: by the {len(one.seconds):,} iterations{of(unsure)} that were seen the time of one may be "
-            f"{one.within:.1%} off"
+            f"doubtful: from {len(one.seconds):,} iterations{of(unsure)}, the iteration time may be wrong by "
+            f"{one.within:.1%}"
         )
 
 

@@ -68,7 +68,7 @@ def _times(text: str) -> list[float]:
         text = read.decode("utf-8", "replace")
     words = text.replace(",", " ").split()
     if not words:
-        raise Stop(f"healthd failslow split: {where}: has no number; one time for each group is needed")
+        raise Stop(f"healthd failslow split: {where}: has no number; one time per group is required")
     for word in words:
         if not _number(word) > 0 or math.isinf(_number(word)):
             raise Stop(
@@ -107,7 +107,7 @@ def _split(args: argparse.Namespace) -> int:
     left = len(rows) - MOST_SHOWN
     more = f"  and {left:,} more groups (--json has all)\n" if left > 0 else ""
     head = (
-        f"the slowest group takes {found.makespan:g}, evenly divided {found.even:g}: "
+        f"the slowest group takes {found.makespan:g}, {found.even:g} if evenly divided: "
         f"{1 - found.makespan / found.even:.0%} less\n"
     )
     return say(head + "".join(rows[:MOST_SHOWN]) + more)
@@ -215,7 +215,7 @@ def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -
 def _plan(args: argparse.Namespace) -> int:
     columns = columns_of(args, "failslow plan")
     if "" in args.files:
-        raise Stop("healthd failslow plan: FILE is empty: which file?")
+        raise Stop("healthd failslow plan: FILE is empty; name a file")
     gpus, overheads = _gpus(args.gpus), _overheads(args.overhead)
     with told_as_sentence("failslow plan"):
         from healthd.failslow.analysis import judged
@@ -229,8 +229,8 @@ def _plan(args: argparse.Namespace) -> int:
         stretches = replayed(series, judgement, gpus, overheads, UNITS[args.unit], 2 * LASTS)
         told = _document(args.files, series, stretches, gpus, overheads)
         notes += [
-            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): not "
-            "planned for, since its healthy time is not known"
+            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): no "
+            "plan, because its healthy time is unknown"
             for one in judgement.slow_throughout
         ]
         told["topology"] = _topology(args.layout, args.slow_links, told["slow"])
@@ -306,11 +306,11 @@ def _text(told: Document) -> Iterator[str]:
         )
         for taken in one["actions"]:
             saved = taken["saved_gpu_seconds"]
-            less = "until now {} more than it saves" if one["lasts"] else "too late: it costs {} more than it saves"
+            less = "so far {} more than it saves" if one["lasts"] else "too late: it costs {} more than it saves"
             what = f"it could have saved {_hours(saved)}" if saved > 0 else less.format(_hours(-saved))
             lost, costs = _hours(taken["lost_gpu_seconds"]), _hours(taken["overhead_gpu_seconds"])
             head = f"  at {taken['at']}: {taken['action'].upper()}, {WORDS[taken['action']]}"
-            yield f"{head}: {lost} were lost, it costs {costs}; {what}\n"
+            yield f"{head}: {lost} lost so far, cost {costs}; {what}\n"
         if not one["actions"]:
             yield "  no remedy was worth its cost\n"
     left = len(told["slow"]) - MOST_SHOWN
@@ -321,7 +321,7 @@ def _text(told: Document) -> Iterator[str]:
         then = ""
         if following:
             more = following["at_gpu_seconds"] - now["lost_gpu_seconds"]
-            when = f"when {_hours(more)} more are lost" if more > 0 else "if that does not help"
+            when = f"after a further loss of {_hours(more)}" if more > 0 else "if it does not help"
             then = f"; then {following['action'].upper()}, {WORDS[following['action']]}, {when}"
         yield f"now: {now['action'].upper()}, {WORDS[now['action']]}{then}\n"
     if told["topology"]:

@@ -41,10 +41,10 @@ SETTLES = 2  # steps after a remedy, each a few seconds of the job's iterations
 ALONE = 1  # loss and cost are in seconds of the gang, see above
 
 WHY = {
-    Action.IGNORE: "nothing is worth its cost yet",
-    Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the quick ones",
-    Action.TOPOLOGY: "exchange places: stragglers into the fewest pipeline stages, slow links where little is sent",
-    Action.RESTART: "write a checkpoint and start again without the slow node",
+    Action.IGNORE: "no remedy is worth its cost yet",
+    Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the fast ones",
+    Action.TOPOLOGY: "swap ranks: stragglers into as few stages as possible, slow links where little data is sent",
+    Action.RESTART: "write a checkpoint and restart without the slow node",
 }
 
 
@@ -93,7 +93,7 @@ def advice(followed: Followed, overheads: Overheads, now: float) -> str:
         "cause": _cause(seen).value if seen.slow else "",
         "rank": seen.rank,
         "action": followed.action.value,
-        "message": WHY[followed.action] if seen.slow else "nothing is slow any more",
+        "message": WHY[followed.action] if seen.slow else "the job is no longer slow",
         "lost_seconds": round(followed.state.lost, 3),
         "next": None
         if following is None or not seen.slow

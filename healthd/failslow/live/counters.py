@@ -78,7 +78,7 @@ class IbPorts:
                 continue
             self._descriptors[port] = tuple(opened)
         if not self._descriptors:
-            raise NothingCounts("there is no InfiniBand port that counts bytes")
+            raise NothingCounts("no InfiniBand port has byte counters")
         return ""
 
     def read(self) -> Counts:
@@ -125,7 +125,7 @@ class GpuCounters:
         on an H100.
         """
         if not self._host.gpus():
-            raise NothingCounts("there is no GPU that answers NVML")
+            raise NothingCounts("no GPU responds to NVML")
         self._names = self._wanted
         told = set[str]()
         answered = False
@@ -136,7 +136,7 @@ class GpuCounters:
         if answered:  # otherwise unknown: the failure may be temporary
             self._names = tuple(name for name in self._wanted if name in told)
         lacks = ", ".join(name for name in self._wanted if name not in self._names)
-        return f"no GPU of this node tells {lacks} as a count that lasts" if lacks else ""
+        return f"no GPU of this node has a usable counter for {lacks}" if lacks else ""
 
     def read(self) -> Counts:
         counts: dict[str, dict[str, int]] = {name: {} for name in self._names}

@@ -23,9 +23,9 @@ FAULT = 0.6
 BELONGS = 1.0  # added to the weight of a change that fits the cause
 HELD_DOWN = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
     0x08: "hardware slowdown",
-    0x20: "too hot, by the driver",
-    0x40: "too hot, by the hardware",
-    0x80: "the power supply's brake",
+    0x20: "thermal slowdown by the driver",
+    0x40: "thermal slowdown by the hardware",
+    0x80: "power brake by the power supply",
 }
 POWER_CAP = 0x04  # normal for any busy GPU: reported only if the clock fell
 CLOCK_FELL = 0.05
@@ -49,21 +49,21 @@ FAMILIES: Mapping[Cause, frozenset[str]] = {
 }
 # Counters of a port: minimum rate per second, weight, and description.
 OF_PORTS: Mapping[str, tuple[float, float, str]] = {
-    "link_downed": (0.0, 0.9, "times that the link went down"),
-    "link_error_recovery": (0.01, 0.7, "recoveries of the link"),
+    "link_downed": (0.0, 0.9, "link downs"),
+    "link_error_recovery": (0.01, 0.7, "link recoveries"),
     "symbol_error": (1.0, 0.6, "symbol errors"),
     "port_rcv_errors": (1.0, 0.6, "packets received with errors"),
-    "port_xmit_discards": (1.0, 0.5, "packets that could not be sent"),
-    "local_ack_timeout_err": (0.1, 0.5, "packets without an acknowledgement in time"),
+    "port_xmit_discards": (1.0, 0.5, "discarded transmit packets"),
+    "local_ack_timeout_err": (0.1, 0.5, "acknowledgement timeouts"),
     "packet_seq_err": (1.0, 0.5, "NAKs for packets out of sequence"),
     "out_of_sequence": (1.0, 0.5, "packets out of sequence"),
-    "rnr_nak_retry_err": (1.0, 0.4, "retries at a receiver that was not ready"),
+    "rnr_nak_retry_err": (1.0, 0.4, "retries because the receiver was not ready (RNR NAK)"),
     "out_of_buffer": (1.0, 0.4, "packets without a receive buffer"),
-    "roce_slow_restart": (1.0, 0.5, "slow restarts of RoCE"),
-    "rp_cnp_handled": (10.0, 0.5, "times that congestion slowed it down (CNP handled)"),
-    "np_cnp_sent": (10.0, 0.4, "congestion told to senders (CNP sent)"),
+    "roce_slow_restart": (1.0, 0.5, "RoCE slow restarts"),
+    "rp_cnp_handled": (10.0, 0.5, "slowdowns by congestion (CNP handled)"),
+    "np_cnp_sent": (10.0, 0.4, "congestion notifications to senders (CNP sent)"),
     "np_ecn_marked_roce_packets": (100.0, 0.3, "packets marked by a congested switch (ECN)"),
-    "port_xmit_wait": (1e6, 0.3, "ticks in which it had to wait to send"),
+    "port_xmit_wait": (1e6, 0.3, "ticks of waiting to send"),
 }
 
 
@@ -141,14 +141,14 @@ def of_gpus(both: Both) -> Iterator[Said]:
         new = (now.reasons or 0) & ~(before.reasons or 0)
         held = [words for bit, words in HELD_DOWN.items() if new & bit]
         if held:
-            yield Said(0.9, GPU, f"GPU {pci}: its clock is held down ({', '.join(held)}), which it was not before", pci)
+            yield Said(0.9, GPU, f"GPU {pci}: its clock is now limited ({', '.join(held)})", pci)
         if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_FELL) * before.sm_mhz:
             fell = 1 - now.sm_mhz / before.sm_mhz
             why = " at its power limit" if new & POWER_CAP else ""
-            sentence = f"GPU {pci}: its clock is {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
+            sentence = f"GPU {pci}: clock {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
             yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)
         if now.celsius is not None and before.celsius is not None and now.celsius >= before.celsius + HOTTER_CELSIUS:
-            yield Said(0.3, GPU, f"GPU {pci}: it has {now.celsius} C, {before.celsius} C before", pci)
+            yield Said(0.3, GPU, f"GPU {pci}: temperature {now.celsius} C, {before.celsius} C before", pci)
 
 
 def of_links(both: Both) -> Iterator[Said]:
@@ -157,9 +157,9 @@ def of_links(both: Both) -> Iterator[Said]:
         if before is None:
             continue
         if now.width < before.width:
-            yield Said(0.85, LINK, f"{pci}: its PCIe link has {now.width} lanes, {before.width} before", pci)
+            yield Said(0.85, LINK, f"{pci}: PCIe link with {now.width} lanes, {before.width} before", pci)
         if now.gt_per_s < before.gt_per_s:  # an idle GPU also lowers it
-            sentence = f"{pci}: its PCIe link runs at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
+            sentence = f"{pci}: PCIe link at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
             yield Said(0.4, LINK, sentence, pci)
     for kind, least, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_PER_MINUTE / 60, 0.4)):
         for pci, was, is_now in both.rates(_named("errors", kind)):
@@ -172,7 +172,7 @@ def of_ports(both: Both) -> Iterator[Said]:
     for port, speed in both.now.speeds.items():
         before = both.last.speeds.get(port)
         if before is not None and speed < before:
-            yield Said(0.9, FABRIC, f"port {port}: it runs at {speed:g} Gbit/s, {before:g} before", port)
+            yield Said(0.9, FABRIC, f"port {port}: link at {speed:g} Gbit/s, {before:g} before", port)
     for name, (least, weight, words) in OF_PORTS.items():
         for port, was, is_now in both.rates(_named("ports", name)):
             if is_now > max(least, TIMES * was):
@@ -182,9 +182,9 @@ def of_ports(both: Both) -> Iterator[Said]:
 def of_waiting(both: Both) -> Iterator[Said]:
     """Compare PSI: "full" of memory and io, when all tasks wait, and "some" of the CPUs, where "full" is always 0."""
     wanted = {
-        "cpu some": (CPU, "something waited for a CPU"),
-        "memory full": (CPU, "everything waited for memory"),
-        "io full": (STORAGE, "everything waited for disks or file servers"),
+        "cpu some": (CPU, "tasks waited for a CPU"),
+        "memory full": (CPU, "all tasks waited for memory"),
+        "io full": (STORAGE, "all tasks waited for disks or file servers"),
     }
     for what, was, is_now in both.rates(lambda one: one.waiting):
         if what in wanted and is_now / 1e6 >= max(WAITED, TIMES * was / 1e6):
@@ -199,7 +199,7 @@ def of_cpus(both: Both) -> Iterator[Said]:
         return
     was, is_now = (stolen / ticks if ticks else 0.0 for stolen, ticks in zip(rates["steal"], rates["all"], strict=True))
     if is_now >= max(STOLEN, TIMES * was):
-        sentence = f"the hypervisor took {_percent(is_now)} of the CPUs' time, {_percent(was)} before"
+        sentence = f"the hypervisor took {_percent(is_now)} of the CPU time (steal), {_percent(was)} before"
         yield Said(min(0.9, 3 * is_now), CPU, sentence)
 
 
@@ -207,17 +207,17 @@ def of_pinned(both: Both) -> Iterator[Said]:
     for cpus, processes in both.now.pinned.items():
         before = both.last.pinned.get(cpus, 0)
         if is_decimal(cpus) and processes >= max(CROWDED, TIMES * before):
-            sentence = f"{processes} processes of the job may use CPU {cpus} only, {before} before"
+            sentence = f"{processes} job processes are pinned to CPU {cpus}, {before} before"
             yield Said(0.6, CPU, sentence)
 
 
 def of_memory(both: Both) -> Iterator[Said]:
     for name, was, is_now in both.rates(lambda one: one.memory):
         if name == "oom_kill" and is_now > 0:
-            yield Said(0.7, CPU, "the kernel ended a process for want of memory")
+            yield Said(0.7, CPU, "the kernel killed a process because memory was exhausted")
         elif name != "oom_kill" and is_now >= max(SWAPPED_PER_SECOND, TIMES * was):
             way = "in" if name == "pswpin" else "out"
-            yield Said(0.6, CPU, f"{is_now:.0f} pages a second are swapped {way}, {was:.0f} before")
+            yield Said(0.6, CPU, f"{is_now:.0f} pages per second swapped {way}, {was:.0f} before")
 
 
 def of_storage(both: Both) -> Iterator[Said]:
@@ -237,7 +237,7 @@ def _latencies(both: Both, what: str, of: Callable[[Reading], Mapping[str, Slow]
         was = (last[name].milliseconds - first[name].milliseconds) / was_asked if was_asked > 0 else None
         mean = took / asked
         if mean >= SLOW_MILLISECONDS and was is not None and mean >= SLOW_TIMES * was:
-            yield Said(0.5, STORAGE, f"{what} {name}: an operation takes {mean:.0f} ms, {was:.1f} ms before")
+            yield Said(0.5, STORAGE, f"{what} {name}: {mean:.0f} ms per operation, {was:.1f} ms before")
 
 
 JUDGES: Sequence[Judge] = (*(of_gpus, of_links, of_ports, of_waiting, of_cpus, of_pinned, of_memory, of_storage),)
@@ -254,7 +254,7 @@ def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
 
 
 def _each_minute(rate: float, what: str, before: float) -> str:
-    return f"{60 * rate:.3g} {what} a minute, {60 * before:.3g} before"
+    return f"{60 * rate:.3g} {what} per minute, {60 * before:.3g} before"
 
 
 def _percent(share: float) -> str:

@@ -50,11 +50,11 @@ ABOUT_AS_HIGH = 0.12  # below the highest peak: two lags of one rhythm differ by
 STAYS = 0.25  # the same for the previous period
 VALLEY = 0.35  # how far the valley lies below the peak, as a share of the peak's height
 LEAST_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
-MULTIPLE = 0.6  # least height of the peaks at multiples, as a share of the first peak's height
+MULTIPLE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
 class Rhythm(NamedTuple):
-    """period: samples. strength: the share of the variance that is the rhythm, 0 to 1."""
+    """A detected period. period: samples. strength: the share of the variance that the rhythm explains, 0 to 1."""
 
     period: float
     strength: float
@@ -89,7 +89,7 @@ def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
 
 
 def acf(rates: Sequence[float], most: int) -> list[float] | None:
-    """Return the unbiased autocorrelation at lags 0 to `most`, or None for constant or non-finite rates."""
+    """Return the unbiased autocorrelation at lags 0 to `max_lag`, or None for constant or non-finite rates."""
     count, unit = len(rates), max(map(abs, rates))
     if not 0 < unit < math.inf or not all(map(math.isfinite, rates)):
         return None
@@ -126,7 +126,7 @@ def _height(found: Sequence[float], lag: int, period: int) -> float:
 
 
 def _fine(found: Sequence[float], lag: int) -> float:
-    """Return the period as a fraction of samples, from the farthest multiple of which the window has two periods."""
+    """Return the period as a fraction of samples, measured at the largest multiple that the window allows."""
     period = _top(found, lag)
     for times in (2, 3):
         goal = round(times * period)
@@ -199,10 +199,10 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a time. Yields the durations that it completes.
+        """Add a reading: the count at a time. Yield the durations that it completes.
 
-        A time or count that decreases, and a gap of more than MOST_MISSED readings, restart everything. Non-finite
-        values are ignored.
+        A time or count that decreases, or a gap of more than MAX_MISSED readings, resets the state. Non-finite values
+        are ignored.
         """
         if not (math.isfinite(time) and math.isfinite(count)):
             return

@@ -258,7 +258,7 @@ def of_counters(counters: dict[str, Series]) -> Judged:
         return Judged(False)
     since = min((s.since for s in counters.values() if s.since is not None), default=None)
     evidence = tuple(
-        f"{name}: an iteration takes {point.slowdown:+.0%} against {counters[name].healthy:.3g} s before"
+        f"{name}: iterations take {point.slowdown:.0%} longer than the {counters[name].healthy:.3g} s before"
         for name, point in slow.items()
     )
     return Judged(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
@@ -294,21 +294,21 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
     if not told:
         return _of_iterations(ranks)
     if len(told) < FEWEST:
-        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node tell their own work: too few to compare",)
+        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node report their own work: too few to compare",)
     busy = {number: channel for number in told if (channel := ranks[number].busy) is not None}
     ratios = {number: channel.ratio or 1.0 for number, channel in busy.items()}
     middle = statistics.median_high(ratios.values())
     risen = [number for number in told if busy[number].slow is not None]
     if len(risen) * 2 >= len(told):
-        return None, Cause.IMBALANCE, (f"the own work of {len(risen)} of {len(told)} ranks rose: more work for all",)
+        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(told)} ranks: more work for all",)
     lost = statistics.median([_rise(one.iteration) for one in ranks if one.iteration.slow is not None])
     standing_out = [
         number for number in risen if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= EXPLAINS * lost
     ]
     if not standing_out:
-        return None, Cause.UNKNOWN, ("no rank of this node works longer: it is communication, or another node's",)
+        return None, Cause.UNKNOWN, ("no rank of this node works longer: the cause is communication or another node",)
     worst = max(standing_out, key=lambda number: ratios[number])
-    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "its own work")
+    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "own work")
 
 
 def _of_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
@@ -319,14 +319,14 @@ def _of_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str,
         return (
             None,
             Cause.UNKNOWN,
-            (f"{len(slow)} of {len(ranks)} ranks are slow together, and none tells its own work",),
+            (f"{len(slow)} of {len(ranks)} ranks are slow together, and no rank reports its own work",),
         )
     middle = statistics.median_high([channel.ratio or 1.0 for channel in known.values()])
     standing_out = [number for number in slow if (known[number].ratio or 1.0) >= LIMIT * middle]
     if not standing_out:
-        return None, Cause.UNKNOWN, ("no rank stands out of the others",)
+        return None, Cause.UNKNOWN, ("no rank is slower than the others",)
     worst = max(standing_out, key=lambda number: known[number].ratio or 1.0)
-    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration of it")
+    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration")
 
 
 def _rise(channel: Series) -> float:
@@ -342,9 +342,9 @@ def _why(
     others = [ranks[number].name for number in standing_out if number != worst]
     says = (
         f"{what} takes {_seconds(one.healthy * (one.ratio or 1.0))} against "
-        f"{_seconds(one.healthy)} before; of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
+        f"{_seconds(one.healthy)} before; median of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
     )
-    return (says, f"so do {', '.join(others)}, by less") if others else (says,)
+    return (says, f"{', '.join(others)}: slower too, by a smaller factor") if others else (says,)
 
 
 def _seconds(value: float) -> str:

@@ -189,7 +189,7 @@ class Receiver:
             except OSError as error:
                 if not shortage.has_no_descriptor(error):
                     continue  # the connection ended while it waited (accept(2): ECONNABORTED)
-                # The connections wait in the queue until the next look, so that the loop does not spin.
+                # The connections wait in the queue until the next poll, so that the loop does not spin.
                 shortage.record(shortage.DESCRIPTORS)
                 self.dropped["file_descriptors"] += 1
                 return

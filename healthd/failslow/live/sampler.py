@@ -97,7 +97,7 @@ class Sampler:
                 cwd="/",  # `-m` searches modules in the current directory
             )
         except OSError as error:
-            self._trouble["process"] = f"sampling does not start: {error.strerror}"
+            self._trouble["process"] = f"cannot start sampling: {error.strerror}"
             return
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -153,13 +153,13 @@ class Sampler:
             self._again_at = FOREVER
             return
         self._again_at, self._again = now + self._again, min(2 * self._again, LONGEST_SECONDS)
-        self._trouble["process"] = "sampling ended by itself: it is started again"
+        self._trouble["process"] = "sampling ended unexpectedly and will be restarted"
 
     def _leave(self) -> None:
         self._close_pipes()
         self._left, self._process = self._process, None
         self.job, self.gpus = "", {}
-        self._trouble["hang"] = "sampling does not answer, and may hang in the driver: it is left until it ends"
+        self._trouble["hang"] = "sampling may hang in the driver; it resumes once that process has ended"
 
     def _close_pipes(self) -> None:
         if self._process is not None:

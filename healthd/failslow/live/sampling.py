@@ -178,7 +178,7 @@ class Sampling:
             self.close()
             self._tell({"job": job})
         self._say(
-            "jobs", f"{len(jobs)} jobs are on this node: whose bytes are counted nobody can tell" * (len(jobs) > 1)
+            "jobs", f"{len(jobs)} jobs on this node: counters cannot be attributed to a job" * (len(jobs) > 1)
         )
         if not job or now - self._since < self.setup.settled_seconds:
             return
@@ -258,8 +258,8 @@ class Sampling:
             self.seconds *= 2
             self._say(
                 "rate",
-                f"sampling took {share:.2%} of a core, and {SHARE:.1%} is what it may take: it goes on each "
-                f"{self.seconds:g} s, and iterations shorter than {seen_from(self.seconds)[0]:g} s are not seen",
+                f"sampling used {share:.2%} of a core (limit {SHARE:.1%}): it continues every "
+                f"{self.seconds:g} s, and iterations shorter than {seen_from(self.seconds)[0]:g} s are not detected",
             )
         if what is not Less.NOTHING:
             self._forget()
@@ -269,7 +269,7 @@ class Sampling:
         self._say("rate", "")
         self._say(
             "cost",
-            f"sampling is off: it took {share:.2%} of a core with a sample each {self.seconds:g} s, and {SHARE:.1%} "
+            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit {SHARE:.1%})"
             "is what it may take",
         )
 
@@ -295,7 +295,7 @@ class Sampling:
 
 def main() -> None:
     raise_score()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends this process
     setup = load(Setup, json.loads(sys.argv[1]))
     try:
         if setup.lock and not _wait_alone(setup.lock):
@@ -331,7 +331,7 @@ def _wait_alone(path: str) -> bool:
     waits = 0
     while not _alone(path):
         if waits >= WAITS_QUIETLY:
-            tell({"problem": ["lock", "sampling waits: an earlier process of it hangs in the driver"]})
+            tell({"problem": ["lock", "sampling waits: an earlier sampling process hangs in the driver"]})
         waits += 1
         if poll([(0, False)], WAIT_SECONDS):
             return False

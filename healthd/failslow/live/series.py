@@ -1,4 +1,4 @@
-"""A series of iteration times of a running job: its samples, since when it is slow, and the time lost. Pure."""
+"""A series of iteration times of a running job: its samples, the begin of its slowness, and the lost time."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def limits_of(percent: float) -> Limits:
 class Series:
     """One series and its detector.
 
-    since: when the current slowness began (epoch seconds), or None. lost_seconds: how much longer all slow iterations
-    took than healthy ones.
+    since: when the current slowness began (epoch seconds), or None. lost_seconds: time lost in all slow iterations.
     """
 
     kind: Kind

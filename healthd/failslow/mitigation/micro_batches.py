@@ -77,7 +77,7 @@ def _product(share: int, time: float) -> float:
 def _check(times: Sequence[float], micro_batches: int) -> None:
     groups = len(times)
     if not groups:
-        raise WrongSplit("there is no time: one for each data-parallel group is needed")
+        raise WrongSplit("no time given: one per data-parallel group is required")
     if groups > MOST_GROUPS:
         raise WrongSplit(f"there are {groups:,} groups: at most {MOST_GROUPS:,} can be divided")
     for nth, time in enumerate(times, 1):
@@ -85,11 +85,11 @@ def _check(times: Sequence[float], micro_batches: int) -> None:
             raise WrongSplit(f"the time of group {nth} must be a number above 0, got {time:g}")
     if max(times) / min(times) > FARTHEST_TIMES:
         raise WrongSplit(
-            f"the times differ by more than {FARTHEST_TIMES:,.0f} times, from {min(times):g} to {max(times):g}: one of "
-            f"them is no measurement"
+            f"the times differ by more than {FARTHEST_TIMES:,.0f} times, from {min(times):g} to {max(times):g}: "
+            f"one time is wrong"
         )
     if micro_batches < groups:
-        raise WrongSplit(f"{micro_batches:,} micro-batches are too few for {groups:,} groups: each must have one")
+        raise WrongSplit(f"{micro_batches:,} micro-batches are too few for {groups:,} groups: each needs at least one")
     if micro_batches > MOST_MICRO_BATCHES:
         raise WrongSplit(f"{micro_batches:,} micro-batches are too many: at most {MOST_MICRO_BATCHES:,} can be divided")
 

@@ -104,16 +104,16 @@ def rearranged(
 def _shape(places: Mapping[int, Place]) -> tuple[int, int, int]:
     """Return the number of stages, data-parallel groups and tensor-parallel ranks."""
     if not places:
-        raise WrongTopology("there is no rank")
+        raise WrongTopology("no rank given")
     if len(places) > MOST_RANKS:
-        raise WrongTopology(f"there are {len(places):,} ranks: at most {MOST_RANKS:,} can be placed")
+        raise WrongTopology(f"there are {len(places):,} ranks; the maximum is {MOST_RANKS:,}")
     least = Place(*map(min, zip(*places.values(), strict=True)))
     most = Place(*map(max, zip(*places.values(), strict=True)))
     shape = (most.stage + 1, most.dp + 1, most.tp + 1)
     if least != (0, 0, 0) or len(set(places.values())) < len(places) or len(places) != shape[0] * shape[1] * shape[2]:
         raise WrongTopology(
             f"{len(places):,} ranks do not fill {shape[0]:,} stages x {shape[1]:,} data-parallel groups x "
-            f"{shape[2]:,} tensor-parallel ranks, each place once and from 0"
+            f"{shape[2]:,} tensor-parallel ranks, each position once and from 0"
         )
     return shape
 
@@ -124,9 +124,9 @@ def _check_named(
     named = {*stragglers, *(rank for link in slow_links for rank in link)}
     unknown = sorted(named - set(group_of))
     if unknown:
-        raise WrongTopology(f"rank {unknown[0]} has no place in the job")
+        raise WrongTopology(f"rank {unknown[0]} has no position in the job")
     if len(slow_links) > MOST_LINKS:
-        raise WrongTopology(f"{len(slow_links):,} slow links are too many: at most {MOST_LINKS:,} are thought of")
+        raise WrongTopology(f"{len(slow_links):,} slow links are too many; the maximum is {MOST_LINKS:,}")
 
 
 def _links(slow: Collection[tuple[int, int]], group_of: Mapping[int, int]) -> tuple[list[Link], list[tuple[int, int]]]:
@@ -221,16 +221,16 @@ def _remains(
     if chosen:
         names = ", ".join(map(str, sorted(chosen)))
         stay = f"stages {names} of {stages} stay" if len(chosen) > 1 else f"stage {names} of {stages} stays"
-        said.append(f"{stay} slow: what is packed is not mended")
+        said.append(f"{stay} slow: packing limits the damage to them")
     outer = sorted({0, stages - 1} & set(chosen))
     if outer:
         names = " and ".join(map(str, outer))
-        said.append(f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must hold stragglers too")
+        said.append(f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must contain stragglers too")
     for a, b in links:
         carries = _carries(where[a], where[b])
         if carries == "nothing":
             continue
-        what = "still carries gradients" if carries == "gradients" else "carries what two stages send each other"
+        what = "still carries gradients" if carries == "gradients" else "carries the traffic between two stages"
         said.append(f"the link of ranks {ranks[a][0]} and {ranks[b][0]} {what}")
     said += [f"the link of ranks {a} and {b} lies within a tensor-parallel group" for a, b in within]
     return said

@@ -71,7 +71,7 @@ def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iter
             begin = file.peek(4)[:4] if standard_input else _peek(file)  # type: ignore[attr-defined]
             if begin == b"PAR1":
                 if standard_input:
-                    raise Unreadable(f"{name}: Parquet is read from a file only")
+                    raise Unreadable(f"{name}: Parquet cannot be read from standard input")
                 yield _parquet(path, name)
             elif begin[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=file) as unpacked:
@@ -83,7 +83,7 @@ def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iter
             raise Unreadable(f"{name}: has damaged compressed data") from None
         raise Unreadable(f"{name}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, lzma.LZMAError):
-        raise Unreadable(f"{name}: has damaged compressed data, or breaks off") from None
+        raise Unreadable(f"{name}: has damaged or truncated compressed data") from None
 
 
 def _regular(path: str, name: str) -> BinaryIO:
@@ -94,7 +94,7 @@ def _regular(path: str, name: str) -> BinaryIO:
         file.close()
         shell = stat.S_ISFIFO(kind) and path.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
         hint = " (standard input is named -: ... | healthd failslow -)" if shell else ""
-        raise Unreadable(f"{name}: is no regular file{hint}")
+        raise Unreadable(f"{name}: is not a regular file{hint}")
     return file
 
 
@@ -117,7 +117,7 @@ def _text(file: BinaryIO, name: str) -> Table:
     if sample.lstrip().startswith("{"):
         return _json_lines(chain.from_iterable(block.split("\n") for block in every), name)
     if sample.lstrip().startswith("["):
-        raise Unreadable(f"{name}: line 1: is a JSON array; one object a line is read: jq -c '.[]' makes that of it")
+        raise Unreadable(f"{name}: line 1: is a JSON array; one object per line is required (convert with jq -c '.[]')")
     return _csv(every, sample, name)
 
 
@@ -128,7 +128,7 @@ def _blocks(file: BinaryIO, name: str) -> Iterator[str]:
         if begin:
             data = data.removeprefix(b"\xef\xbb\xbf")
             if b"\0" in data[:_BEGIN] or data.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise Unreadable(f"{name}: is no text in UTF-8, and no Parquet")
+                raise Unreadable(f"{name}: is neither UTF-8 text nor Parquet")
             begin = False
         data = rest + data
         end = data.rfind(b"\n") + 1
@@ -153,7 +153,7 @@ def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
     names = [cell.strip() for cell in some[begin]]
     if all(map(NUMBER.fullmatch, names)):
         names = [str(place) for place in range(1, len(names) + 1)]
-        notes.append('has no header: its columns are called "1", "2" and so on')
+        notes.append('has no header: columns are named "1", "2" and so on')
     else:
         some[begin] = []
     width = len(names)
@@ -173,7 +173,7 @@ def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
                 cells = list(zip(*rows, strict=True))
                 yield Chunk(tuple(cells[place] for place in wanted), lines.__getitem__)
         if torn:
-            notes.append(f"{torn.partition(':')[0]} breaks off and was left out")
+            notes.append(f"{torn.partition(':')[0]} is incomplete and was left out")
 
     first = [row for row in some[: 100 + begin] if len(row) == width]
     return Table(tuple(names), list(zip(*first, strict=True)) or [()] * width, columns, notes)
@@ -212,7 +212,7 @@ def _some(reader: Any, start: int, name: str, most: int) -> list[list[str]]:
     try:
         return list(islice(reader, most))
     except csv.Error as error:
-        raise Unreadable(f"{name}: line {start + reader.line_num:,}: is no CSV: {printable(str(error))}") from None
+        raise Unreadable(f"{name}: line {start + reader.line_num:,}: is not CSV: {printable(str(error))}") from None
 
 
 def _split(block: str, width: int, delimiter: str) -> list[list[str]] | None:
@@ -251,7 +251,7 @@ def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple
             kept.append(row)
             lines.append(f"line {start:,}")
         elif row:
-            wrong = f"line {start:,}: has {len(row):,} cells, and the header {width:,}"
+            wrong = f"line {start:,}: has {len(row):,} cells, the header has {width:,}"
             if len(row) > width:
                 break
         start += sum(cell.count("\n") for cell in row) if width else 0
@@ -301,12 +301,12 @@ def _objects(
                 yield numbers, found
                 numbers, found, begun = [], [], True
             continue
-        what = "is damaged JSON" if one is None else "is no JSON object"
+        what = "is damaged JSON" if one is None else "is not a JSON object"
         torn = f"{name}: line {number:,}: {what}: {described(line.strip())}"
         if one is not None or not (found or begun):
             raise Unreadable(torn)
     if torn:
-        notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} breaks off and was left out")
+        notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} is incomplete and was left out")
     yield numbers, found
 
 

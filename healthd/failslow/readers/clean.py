@@ -27,7 +27,7 @@ SAME_STEP = 0.8  # of the intervals: the index then counts iterations, and a gap
 
 # Counters for all series of a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
-NO_TIME = f"with a value that no time has (below {LEAST:g}, or above {MOST:g})"
+NO_TIME = f"with a value that is not a time (below {LEAST:g}, or above {MOST:g})"
 REPEATED, LATE, RESTARTS, NEGATIVE_PART = "repeated", "not in order", "restarts", "negative part"
 
 Floats = Sequence[float]

@@ -70,7 +70,7 @@ def missing(asked: Columns, names: Sequence[str]) -> str:
     """Return a sentence about the first requested column that is missing or duplicate, or ""."""
     for name in asked.used():
         if name not in names:
-            return f'has no column "{printable(name)}"; it has {listed(names)}'
+            return f'has no column "{printable(name)}"; columns: {listed(names)}'
         if names.count(name) > 1:
             return f'has {names.count(name)} columns "{printable(name)}"'
     return ""
@@ -96,11 +96,11 @@ def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool])
         best = likely or plain or [name for name in free if _is_time(name)][:1] or others
         if len(best) != 1:
             if best:
-                return asked, [], f"which of {listed(best)} are the times? Say it with --value"
+                return asked, [], f"which of {listed(best)} contains the times? Use --value"
             if any(map(numeric, free)):
-                which = f"no column of numbers is known to have times of iterations; it has {listed(names)}"
-                return asked, [], f"{which} (--value C; times of operations are for `healthd failslow period`)"
-            return asked, [], f"no column has numbers; it has {listed(names)}"
+                which = f"no numeric column is known as iteration times; columns: {listed(names)}"
+                return asked, [], f"{which} (use --value C; for times of operations use `healthd failslow period`)"
+            return asked, [], f"no column is numeric; columns: {listed(names)}"
         found = replace(found, value=best[0])
         taken.append(f"value {best[0]}")
         free.remove(best[0])

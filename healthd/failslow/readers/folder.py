@@ -63,9 +63,9 @@ def read(paths: Sequence[str], columns: Columns) -> Found:
             except HealthdError as error:
                 failed.append({"file": name, "why": str(error).removeprefix(f"{name}: ")})
         if len(found) + len(ranks) == before:
-            what = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "it has no file"
+            what = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "no file"
             more = f" (and {len(failed) - 1:,} more)" if len(failed) > 1 else ""
-            raise Unreadable(f"{path}: nothing there can be read: {what}{more}")
+            raise Unreadable(f"{path}: no file can be read: {what}{more}")
         unread += failed
     notes = _notes([(name, note) for name, told in found for note in told.notes], len(found))
     made = gathered(ranks) if ranks else Gathered((), (), ())
@@ -145,7 +145,7 @@ def _once(every: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]
             alike.append((path, one))
             kept.append(one)
         else:
-            notes.append(f"{one.name} is the same as {known.name}, sample by sample: counted once")
+            notes.append(f"{one.name} has the same samples as {known.name}: counted once")
     return kept
 
 

@@ -1,7 +1,7 @@
 """Readers of records of operations: NCCL Inspector's, PyTorch's flight recorder's, and the log of a site's own hook.
 
-NCCL Inspector writes one JSON object a line and one file a process (NVIDIA/nccl, ext-profiler/inspector: inspector.cc,
-README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
+NCCL Inspector writes one JSON object per line and one file per process (NVIDIA/nccl, ext-profiler/inspector:
+inspector.cc, README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
 (dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on header and metadata precede the records
 of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 a record has `event_trace_ts`, the time
 when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only the newest operation of a communicator
@@ -72,7 +72,7 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
     try:
         about = os.stat(path)
         if not stat.S_ISREG(about.st_mode):
-            raise StreamError(f"{name}: is no regular file")
+            raise StreamError(f"{name}: is not a regular file")
         data = _whole(path)
     except (OSError, EOFError, zlib.error) as error:
         raise StreamError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -88,7 +88,7 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
         return read_inspector(lines, name, notes)
     if kind == "hook log":
         return read_hook_log(lines, name, rank_of(name), notes)
-    raise StreamError(f"{name}: is no record of operations (NCCL Inspector, flight recorder, a hook's log)")
+    raise StreamError(f"{name}: is not a record of operations (NCCL Inspector, flight recorder, a hook's log)")
 
 
 def of_table(path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()) -> list[Stream]:
@@ -112,7 +112,7 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
                 except (TypeError, ValueError, OverflowError):
                     at = chunk.where(row)
                     raise StreamError(
-                        f"{name}: {at}: has no operation and time in seconds: {described(f'{what} {when}')}"
+                        f"{name}: {at}: has no valid operation and time: {described(f'{what} {when}')}"
                     ) from None
                 found.setdefault("/".join(map(str, whose)), []).append(Operation(seconds, str(what)))
     if not found:
@@ -134,14 +134,14 @@ def rank_of(name: str) -> str:
 def _column(names: Sequence[str], asked: str, usual: Sequence[str], what: str, file: str) -> int:
     if asked:
         if asked not in names:
-            raise StreamError(f'{file}: has no column "{asked}"; it has {", ".join(names)}')
+            raise StreamError(f'{file}: has no column "{asked}"; columns: {", ".join(names)}')
         if names.count(asked) > 1:
             raise StreamError(f'{file}: has {names.count(asked)} columns "{asked}"')
         return names.index(asked)
     found = next((one for one in usual if one in names), None)
     if found is None:
         flag = "--operation" if what == "operations" else "--time"
-        raise StreamError(f"{file}: which column has the {what}? ({flag} C; it has {', '.join(names)})")
+        raise StreamError(f"{file}: which column contains the {what}? (use {flag} C; columns: {', '.join(names)})")
     return names.index(found)
 
 
@@ -167,7 +167,7 @@ def _begin(path: str) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return b""
-        begin = file.read(BEGIN) or b""  # None where the kernel's file has nothing to tell now
+        begin = file.read(BEGIN) or b""  # None if a kernel file has no data now
     if begin[:2] == b"\x1f\x8b":
         with gzip.open(path) as unpacked:
             return unpacked.read(BEGIN)
@@ -213,7 +213,7 @@ def _records(
     if torn and not any(found.values()):
         raise StreamError(torn)
     if torn:
-        notes.append(f"{where} breaks off and was left out")
+        notes.append(f"{where} is incomplete and was left out")
 
 
 # --- a hook's log
@@ -229,7 +229,7 @@ _BESIDE = frozenset(("comm", "rank", "host", "duration_us", "size"))
 def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]) -> list[Stream]:
     """Return one stream for each rank. Raises StreamError."""
     found: dict[str, list[Operation]] = {}
-    host, what = "", "is no line of a hook's log (time operation [comm])"
+    host, what = "", "is not a line of a hook's log (time operation [comm])"
     for _, (named, operation) in _records(lines, source, _hook_line, what, found, notes):
         host = named.get("host", host)
         if operation is None:
@@ -301,7 +301,7 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
             if header is None or metadata is None:
-                raise StreamError(f"{where}: has no header and metadata of a communicator before it")
+                raise StreamError(f"{where}: has no preceding header and metadata of a communicator")
             process = (str(metadata["hostname"]), str(int(metadata["pid"])))
             group, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
             if not 0 <= rank < ranks <= MOST_RANKS:
@@ -313,10 +313,10 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
                     operations[process].append(_of_inspector(record[part], kind, group))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise StreamError(
-                f"{where}: is no record of NCCL Inspector's, or has text where a number should be"
+                f"{where}: is not an NCCL Inspector record, or has text in place of a number"
             ) from None
     if not any(operations.values()):
-        raise StreamError(f"{source}: has no operation of NCCL Inspector's")
+        raise StreamError(f"{source}: has no operation of NCCL Inspector")
     return [
         Stream(
             _rank(place[process], process),
@@ -373,13 +373,13 @@ def read_recorder(data: bytes, source: str, rank: str) -> Stream:
         raise StreamError(f"{source}: {line}is damaged JSON") from None
     entries = dump.get("entries") if isinstance(dump, Mapping) else dump
     if not isinstance(entries, list) or not entries:
-        raise StreamError(f"{source}: has no entries of a flight recorder")
+        raise StreamError(f"{source}: has no flight recorder entries")
     operations = []
     for number, entry in enumerate(entries, 1):
         try:
             operations.append(_of_recorder(entry))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-            raise StreamError(f"{source}: entry {number:,} is not a flight recorder's") from None
+            raise StreamError(f"{source}: entry {number:,} is not a flight recorder entry") from None
     own = dump.get("rank") if isinstance(dump, Mapping) else None
     groups = _groups(dump.get("pg_config")) if isinstance(dump, Mapping) else {}
     return Stream(str(own) if type(own) is int else rank, tuple(operations), source, "", groups, dumped=True)

@@ -68,10 +68,10 @@ def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | N
                 runs.take(chunk.columns[len(rows.wanted) :])
         if likely := runs.of_series():
             raise Unreadable(f"{name}: {_asked(place, likely)}")
-        notes = [f"columns taken by their names: {'; '.join(taken)}"] if taken else []
+        notes = [f"columns found by name: {'; '.join(taken)}"] if taken else []
         unused = [column for column in table.names if column and column not in columns.used()]
         if unused and not columns.series and not columns.group:
-            notes.append(f"no column names a series; not used: {listed(unused)}")
+            notes.append(f"no column identifies a series; unused columns: {listed(unused)}")
         notes += table.notes
     return _series(rows, path, name, notes)
 
@@ -112,8 +112,8 @@ def _place(columns: Columns, names: Sequence[str]) -> str:
 
 
 def _asked(index: str, likely: Sequence[str]) -> str:
-    which = f"which column names the series? Say it with --series: {listed(likely, 'or')}"
-    return f"has each {printable(index)} several times: {which}"
+    which = f"which column identifies the series? Use --series: {listed(likely, 'or')}"
+    return f"has several rows per {printable(index)}; {which}"
 
 
 class _Runs:
@@ -287,7 +287,7 @@ class _Rows:
         if since is None:
             raise Unreadable(
                 f'{self.file}: {where(row)}: column "{printable(self.columns.index)}" has {_shown(cell)}, '
-                "which is no time as those before"
+                "which is not a time"
             )
         return since
 
@@ -341,7 +341,7 @@ def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, fil
         number = _number(cell)
         if number is None:
             raise Unreadable(
-                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no number'
+                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a number'
             )
         found.append(number)
     return found
@@ -374,7 +374,9 @@ def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file:
     found = []
     for row, cell in enumerate(cells):
         if isinstance(cell, (dict, list)):
-            raise Unreadable(f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no name')
+            raise Unreadable(
+                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a name'
+            )
         found.append("" if cell is None else str(cell).strip())
     return found
 
@@ -427,14 +429,14 @@ def _series(rows: _Rows, path: str, file: str, notes: list[str]) -> Read:
     if wrong_way and 2 * above[wrong_way] > sum(above.values()):
         parts = listed([*columns.parts().values()])
         raise Unreadable(
-            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples: do they have the same unit?"
+            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples; check the units"
         )
     most = max((len(one.value) for one in series), default=0)
     if most < 2:
         have = "one sample" if most else "no sample with a value"
         raise Unreadable(
             f"{file}: {rows.last()}: {'each series has' if len(series) > 1 else 'there is'} {have}: "
-            "slower than what? A series of them is needed"
+            "several samples per series are required"
         )
     return Read(series, notes + _told(counts, rows.counts["left"], few, columns))
 
@@ -445,7 +447,7 @@ def _thin_regimes(series: Sequence[Series]) -> str:
     thin = sum(count for count in sizes if count < FEWEST)
     if 2 * thin <= sum(sizes):
         return ""
-    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} of its series: not judged"
+    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} samples per series: ignored"
 
 
 def stem(path: str) -> str:
@@ -478,17 +480,17 @@ def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[s
         (counts[clean.NOT_POSITIVE], clean.NOT_POSITIVE, "left out"),
         (counts[clean.NO_TIME], clean.NO_TIME, "left out"),
         (counts[clean.REPEATED], "that repeat an earlier one", "left out"),
-        (counts[clean.LATE], "that came late", "put in their places"),
+        (counts[clean.LATE], "that are out of order", "sorted"),
         (
             counts[clean.NEGATIVE_PART],
-            "with a busy, wait or transfer time below zero or that no time has",
+            "with an invalid busy, wait or transfer time",
             "used without it",
         ),
     ]
     notes = [f"{count:,} row{'s' if count > 1 else ''} {what}: {done}" for count, what, done in told if count]
     if counts[clean.RESTARTS]:
         many = counts[clean.RESTARTS]
-        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series: what follows is warmed up first")
+        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series, each followed by a warm-up")
     if few:
-        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to be judged")
+        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to evaluate")
     return notes

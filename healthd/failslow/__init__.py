@@ -1,1 +1,1 @@
-"""Fail-slow detection: find what still runs, but slower than it should."""
+"""Fail-slow detection: find hardware or software that works, but too slowly."""

@@ -1,19 +1,20 @@
-"""Series that were slower than their peers from the first sample to the last. Pure.
+"""Series that were slower than their peers from the first sample to the last. Pure functions.
 
-The detector compares a series with its own past, so that it cannot see what was slow from the start. Peers can show it
-if they have the same work:
+The detector compares a series with its own past. It cannot detect slowness that was present from the start. Peers with
+the same work can show it:
 
-- Ranks of one told group (a pipeline stage): FEWEST or more, LIMIT times the median of the others, and CLEAR deviations
-  of these from each other.
-- Ranks that tell their own time and no group: only one rank that takes ALONE times as long as any other, while the
-  others take the same time within ALIKE. Stages and a rank with extra work differ by less, or not alone.
+- Ranks of one declared group (a pipeline stage): at least MIN_PEERS ranks. The rank takes LIMIT times the median of the
+  others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
+- Ranks that report their own time and no group: only a single rank that takes SINGLE_LIMIT times as long as any other,
+  while the others agree within SIMILAR_LIMIT. Stages and a rank with extra work differ by less, or are not alone.
 
-Workers of no told group that wait for nobody are not compared: they may have other GPUs or other shards (in the public
-trace of Alibaba they differ four times). Where the slowest member takes more than LIMIT times as long as the fastest
-one and none is named (half of a group, or times spread evenly), the group does not count as compared.
+Workers without a declared group that do not wait for each other are not compared: they may have different GPUs or
+shards. In the public trace of Alibaba they differ by a factor of four. A group also does not count as compared if its
+slowest member takes more than LIMIT times as long as the fastest one and no member is named (half of a group is slow,
+or times are spread evenly).
 
-The time compared is each series' own time (the value without waiting, else its busy time), or the value of workers that
-tell neither. In a synchronous job the value shows nothing: all ranks have the same.
+The compared time is each series' own time: the value without waiting, or its busy time. For workers that report
+neither, it is the value. In a synchronous job the value shows nothing, because it is the same for all ranks.
 
 "Throughout" means in the first of up to PARTS parts of the time that all series cover, and in all but one of the parts.
 """
@@ -35,14 +36,18 @@ from healthd.failslow.outliers import CLEAR, FEWEST
 
 LIMIT = 1.2
 ALONE, ALIKE = 1.5, 1.15
-PARTS, LEAST = 8, 5  # parts, and samples of each
-FEWEST_SAMPLES = 20  # of a series, as readers/table.py
+PARTS, LEAST = 8, 5  # number of parts; samples of each part
+FEWEST_SAMPLES = 20  # per series, as in readers/table.py
 LEAST_SPREAD = 0.02
 
 
 class Compared(NamedTuple):
-    """slow: the series that are slower throughout. number: how many series had peers to be compared with. why: how many
-    series were not compared, by reason; without those that are too short, which their reader reports."""
+    """Result of the comparison with peers.
+
+    slow: the series that are slower throughout. compared_count: how many series had peers to compare with. skipped: how
+    many series were not compared, by reason. Series that are too short are not included, because their reader reports
+    them.
+    """
 
     slow: tuple[SlowThroughout, ...]
     number: int
@@ -50,18 +55,18 @@ class Compared(NamedTuple):
 
 
 NO_PEERS = "their group has fewer than four series of 20 samples or more"
-NO_GROUP = "no groups of peers with the same work are known (--group)"
-APART = "their samples are of different times or regimes"
-ONLY_WHOLE = "only whole iterations are known, which are equally long for all ranks that wait for each other"
+NO_GROUP = "no groups of peers with the same work are declared (--group)"
+APART = "their samples have different times or regimes"
+ONLY_WHOLE = "only whole iterations are reported, which are equally long for all ranks that wait for each other"
 
 
 class _Role(NamedTuple):
     members: tuple[int, ...]
-    told: bool  # the group was named in the file
+    told: bool  # the file names the group
 
 
 class _Unlike(NamedTuple):
-    """A group whose members differ by more than LIMIT although none is named. ratio: slowest over fastest."""
+    """A group whose members differ by more than LIMIT although no member is named. ratio: slowest over fastest."""
 
     ratio: float
     group: str
@@ -69,7 +74,7 @@ class _Unlike(NamedTuple):
 
 
 def compared(series: Sequence[Series]) -> Compared:
-    """Return which series are slower than their peers throughout, and which were not compared."""
+    """Return the series that are slower than their peers throughout, and how many were not compared."""
     why: Counter[str] = Counter()
     long = [at for at, one in enumerate(series) if len(one.value) >= FEWEST_SAMPLES]
     slow: list[SlowThroughout] = []
@@ -104,22 +109,22 @@ def compared(series: Sequence[Series]) -> Compared:
 
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
-    """Return the slowest member's time over the fastest one's, each the median of its parts."""
+    """Return the time of the slowest member divided by that of the fastest, each the median of its parts."""
     times: list[float] = [statistics.median(some) for some in zip(*parts, strict=True)]
     return max(times) / min(times)
 
 
 def _differ(unlike: Sequence[_Unlike]) -> str:
-    """Return the reason why these groups are not compared: with the name and the ratio of the worst one."""
+    """Return the reason why these groups are not compared, with the name and the ratio of the worst group."""
     worst = max(unlike, key=lambda one: one.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
     more = len(unlike) - 1
-    others = f" ({plural(more, 'more group')} by less)" if more else ""
-    return f"{name} differ by {worst.ratio:.1f} x{others}, and which of them are slow is not known"
+    others = f" ({plural(more, 'more group')} by a smaller factor)" if more else ""
+    return f"{name} differ by {worst.ratio:.1f} x{others}; it is unknown which of these ranks are slow"
 
 
 def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) -> list[_Role]:
-    """Return the told groups, and the gangs of ranks that tell their own time and no group."""
+    """Return the declared groups, and the gangs of ranks that report their own time and no group."""
     groups: dict[str, list[int]] = defaultdict(list)
     for one in among:
         groups[series[one].group].append(one)
@@ -138,20 +143,20 @@ def _roles(series: Sequence[Series], among: Sequence[int], why: Counter[str]) ->
 
 
 def _own(series: Series) -> tuple[str, Sequence[float]]:
-    """Return the name of a rank's own time and its samples; "" and none if the series does not tell it."""
+    """Return the name of a rank's own time and its samples, or "" and no samples if the series does not report it."""
     if series.wait is not None:
         return "own", [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     return ("busy", series.busy) if series.busy is not None else ("", ())
 
 
 def _measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return what all of them tell: "own" or "busy", else "iteration"."""
+    """Return the measure that all ranks report, "own" or "busy". Otherwise return "iteration"."""
     names = {name for name, _ in own}
     return next(iter(names)) or "iteration" if len(names) == 1 else "iteration"
 
 
 def _together(series: Sequence[Series], members: Sequence[int]) -> bool:
-    """Return True if these may wait for each other: their iterations are equally long within one percent."""
+    """Return True if the ranks may wait for each other: their iterations are equally long within one percent."""
     levels = [statistics.median(series[one].value) for one in members]
     return max(levels) <= 1.01 * min(levels)
 
@@ -179,14 +184,14 @@ def _slow(
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the median of sorted values without one of them. Sorting the others for each rank takes minutes."""
+    """Return the median of sorted values without one value. Sorting the others for each rank would take minutes."""
     left_out, count = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at + (at >= left_out)] for at in ((count - 1) // 2, count // 2))
     return (low + high) / 2
 
 
 def _slow_in(part: Sequence[float], told: bool) -> set[int]:
-    """Return the places of the slow ones among the medians of one part."""
+    """Return the positions of the slow members among the medians of one part."""
     if not told:
         *others, second, most = sorted(part)
         alone = most >= ALONE * second and second <= ALIKE * (others or [second])[0]
@@ -198,8 +203,10 @@ def _slow_in(part: Sequence[float], told: bool) -> set[int]:
 
 
 def _parts(some: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return for each part of the time the median of each series; no part in which a series has too few samples of the
-    regime that is the most frequent one of all."""
+    """Return the median of each series for each part of the time.
+
+    Omit a part in which a series has too few samples of the most frequent regime of all series.
+    """
     count = min(PARTS, min(len(one.value) for one in some) // LEAST)
     edges = [_edges(one, some, count) for one in some]
     if not all(edges):
@@ -224,10 +231,10 @@ def _parts(some: Sequence[Series], times: Sequence[Sequence[float]]) -> list[lis
 
 
 def _edges(one: Series, some: Sequence[Series], count: int) -> list[int]:
-    """Return where its parts begin and the last one ends; [] if the series have no time in common.
+    """Return where the parts of `series` begin and the last one ends, or [] if the series have no time in common.
 
-    By the index, in parts of as many samples of the first series: an index may have gaps that all of them share. By
-    position if a job started anew.
+    Split by the index, into parts with equally many samples of the first series: an index may have gaps that all series
+    share. If a job restarted, split by position.
     """
     length = len(one.value)
     if any(len(each.starts) > 1 for each in some):

@@ -1,4 +1,4 @@
-"""From series to what is to be said of them: where each is slow, and who is suspected. The one way in."""
+"""Analysis of series: where each one is slow, and which components are suspects. Entry point of the package."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from healthd.failslow.detect import detect
 from healthd.failslow.model import Evidence, Judgement, Point, Series
 from healthd.failslow.peers import judge
 
-MANY_SAMPLES = 20_000  # below, to import numpy takes longer than it saves
+MANY_SAMPLES = 20_000  # with fewer, importing numpy takes longer than it saves
 
 
 def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
-    """Of each series its points: by numpy where there are many samples, and the extra that brings it."""
+    """Return the points of each series. Use numpy if there are many samples and the extra is installed."""
     if sum(len(one.value) for one in series) >= MANY_SAMPLES:
         with suppress(ImportError):
             from healthd.failslow import detect_many
@@ -26,9 +26,12 @@ def points_of(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
 
 
 def judged(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Judgement:
-    """Judge these series. evidence: conditions of their nodes, as root recorded them.
+    """Analyse these series.
 
-    If nothing is found, the notes give how many series were not compared with peers, and why.
+    If nothing is found, the notes say how many series were not compared with peers, and why.
+
+    Args:
+        evidence: conditions of the nodes, as root recorded them.
     """
     found = judge(series, points_of(series), evidence)
     beside = compared(series)

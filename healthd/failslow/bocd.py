@@ -1,14 +1,14 @@
-"""Bayesian online change-point detection: how long the present run of samples has lasted, as a distribution.
+"""Bayesian online change-point detection: the distribution of the length of the current run of samples.
 
 R. P. Adams and D. J. C. MacKay, "Bayesian online changepoint detection" (arXiv 0710.3742), with a constant hazard: a
-run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples of a run are Normal, its mean and variance unknown
-(conjugate prior: normal-inverse-gamma), so that what a run predicts is a Student's t.
+run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples of a run are Normal with unknown mean and variance
+(conjugate prior: normal-inverse-gamma). The predictive distribution of a run is therefore a Student's t.
 
-FALCON (arXiv 2410.12588) tells a change by P(r_t = 0) > 0.9. Under a constant hazard that never is: of every sample's
-probability the share 1 / HAZARD_SAMPLES goes to r_t = 0, whatever the sample is. What a change moves to short runs is
-seen a few samples later, so the rule is P(r_t <= RECENT) > LEAST_CHANCE.
+FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9. With a constant hazard this never happens: at every
+sample, the share 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, whatever the sample is. A change moves
+probability to short runs a few samples later. The rule here is therefore P(r_t <= RECENT) > MIN_PROBABILITY.
 
-The memory is constant: runs of RUNS - 1 samples and more are one, which forgets what is older.
+The memory is constant: runs of RUNS - 1 samples and more are one run, which gradually forgets older samples.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RUNS = 40
 RECENT = 5
 LEAST_CHANCE = 0.9
 
-# The prior of a run, in the logarithm of times: a noise of 5 %, known as from 2 PRIOR_ALPHA samples; a mean that may
-# be off the last one's by some 40 %.
+# Prior of a run, for the logarithm of times: noise of 5 %, with the weight of 2 PRIOR_ALPHA samples. The mean may
+# differ from the last one by about 40 %.
 PRIOR_NOISE = 0.05
 PRIOR_ALPHA = 3.0
 PRIOR_BETA = PRIOR_ALPHA * PRIOR_NOISE**2
@@ -38,23 +38,29 @@ FACTORS = tuple(
     math.exp(math.lgamma(alpha + 0.5) - math.lgamma(alpha)) * math.sqrt(shape / math.pi)
     for alpha, shape in zip(ALPHAS, SHAPES, strict=True)
 )
-# How a run's mean and beta move by d = sample - mean: mean += d * STEPS, beta += d^2 * SHAPES.
+# Update of a run's mean and beta with d = sample - mean: mean += d * STEPS, beta += d^2 * SHAPES.
 STEPS = tuple(1 / (kappa + 1) for kappa in KAPPAS)
-KEPT = ALPHAS[-1] / (ALPHAS[-1] + 0.5)  # of the longest run's beta, so that it weighs as much as RUNS - 1 samples do
+KEPT = ALPHAS[-1] / (ALPHAS[-1] + 0.5)  # of the longest run's beta, for a weight of RUNS - 1 samples
 GOES_ON = 1 - 1 / HAZARD_SAMPLES
 
 
 @dataclass(slots=True)
 class RunLengths:
-    """chances[r], means[r], betas[r] of a run of r samples; the last is of RUNS - 1 or more."""
+    """Distribution of run lengths.
+
+    `probabilities[r]`, `means[r]` and `betas[r]` belong to a run of r samples; the last entry to RUNS - 1 samples or
+    more.
+    """
 
     chances: list[float] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     betas: list[float] = field(default_factory=list)
 
     def add(self, sample: float) -> int:
-        """Takes the logarithm of one time. Returns how many samples, this one included, are of a new run: 1 to RECENT;
-        0 if it is not likely that one has begun."""
+        """Add the logarithm of one time. Return how many samples, including this one, belong to a new run.
+
+        The result is 1 to RECENT, or 0 if it is unlikely that a new run has begun.
+        """
         if not self.chances:
             self.chances, self.means, self.betas = [1.0] + [0.0] * (RUNS - 1), [sample] * RUNS, [PRIOR_BETA] * RUNS
             return 0
@@ -68,7 +74,7 @@ class RunLengths:
             chances.append(chance * factor / sqrt(beta) * (beta / grown) ** power)
             means.append(mean + off * step)
             betas.append(grown)
-        # The last two are both of the longest run now: it is as the likelier one.
+        # Both last entries now belong to the longest run. It takes the values of the likelier one.
         longest = betas.pop() * KEPT
         mean, chance = means.pop(), chances.pop()
         if chance >= chances[-1]:
@@ -83,7 +89,11 @@ class RunLengths:
 
 
 def newest(chances: Sequence[float]) -> int:
-    """Of the chances of runs of 0 to RECENT samples: the likeliest run's length, 0 if together they are too small."""
+    """Return the likeliest length of a new run, or 0 if new runs are together too unlikely.
+
+    Args:
+        probabilities: of runs of 0 to RECENT samples.
+    """
     if sum(chances) <= LEAST_CHANCE:
         return 0
     return max(range(1, RECENT + 1), key=chances.__getitem__)

@@ -1,20 +1,21 @@
-"""Where a series of times becomes slower, and where it recovers: a detector of constant memory, one sample at a time.
+"""Detector for the onset and the relief of slowness in a series of times. Constant memory, one sample at a time.
 
 FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and keeps it if the means before
-and after differ by 10 %. Of a job that fluctuates that reports most fluctuations, and it misses a slowness that comes
-by steps below 10 %. So here samples are held against the level of their regime (level.py), which is learned once. A
-sample is the logarithm of a time, less that level: 0.095 is 10 % slower.
+and after differ by 10 %. In a job that fluctuates, this reports most fluctuations, and it misses slowness that develops
+in steps below 10 %. This detector therefore compares samples with the level of their regime (level.py), which is
+learned once. A sample is the logarithm of a time minus that level: 0.095 is 10 % slower.
 
-- Looked at are the samples since a change point, for the quick; and the last 20 to 160, for what comes slowly.
-- They are slow if their mean is above 10 %, and above 7 % by so much that chance does not explain it: the noise of the
-  samples, what the level is not known for, and how blocks of samples drift by themselves. Two thirds of the samples and
-  the last ones must be slow too: a few long pauses are no slowness. Of fewer than 20 samples three quarters must be
-  half as slow as their mean: two disturbances beside each other are none either.
-- It must have lasted for ten samples.
-- The onset is where the samples, made to ascend (isotonic regression), cross 10 %; the relief is where they descend.
+- It tests the samples since a change point, for fast changes, and the last 20 to 160 samples, for slow ones.
+- The samples are slow if their mean is above 10 %, and above 7 % by more than chance explains. The chance covers the
+  noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the samples and
+  the last ones must also be slow: a few long pauses are not slowness. For fewer than 20 samples, three quarters must be
+  at least half as slow as their mean: two disturbances close together are not slowness either.
+- The slowness must have lasted for ten samples.
+- The onset is where the samples, fitted by an ascending sequence (isotonic regression), cross 10 %. The relief is where
+  a descending fit falls below it.
 
-All is decided by samples up to the alarm: none that comes later moves an onset. What is told without reason and what is
-missed: docs/fail-slow.md, "How good it is".
+Only samples up to the alarm decide: a later sample never moves an onset. docs/fail-slow.md, "How good it is", gives the
+rates of false alarms and misses.
 """
 
 from __future__ import annotations
@@ -31,37 +32,37 @@ from healthd.failslow.level import FARTHEST, LEAST_NOISE, Level, clipped, deviat
 from healthd.failslow.model import Kind, Point
 
 LASTS = 10  # samples
-STILL = 3  # of these, the last must be slow too
-AROUND = 3  # samples on each side of one, for where a slowness begins
-QUICK = 40  # for so many samples a change point is followed
-KEPT = 160  # samples that are looked back at
+STILL = 3  # the last samples must also be slow
+AROUND = 3  # samples on each side, to locate the onset
+QUICK = 40  # samples for which a change point is followed
+KEPT = 160  # samples
 WINDOWS = (20, 28, 40, 56, 80, 112, KEPT)
-SIGMAS = 3.0  # by so many errors a mean must be above what is tolerated,
-RARE_SIGMAS = 6.0  # and by so many above the level: each sample of each series is one more chance to be wrong
-NEARLY = 0.95  # an onset's level is measured below the limit as often as above
-WARM_UP = 60  # samples after a start at most, in which times may still fall
+SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
+RARE_SIGMAS = 6.0  # and the level: each sample of each series can cause a false alarm
+NEARLY = 0.95  # the level at an onset is as often measured below the limit as above
+WARM_UP = 60  # maximum number of samples after a start in which times may still fall
 FALLING = 0.02
-BLOCK, BLOCKS = 20, 24  # samples; blocks by which the drift is known
-PAUSES = 2  # samples of a block: so many of the longest, and of the shortest, are no drift
-LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04  # of QUICK samples or fewer: the mean of more drifts less
-DRIFT_A_BLOCK = 0.002  # at most: of few blocks little is known
-MOST_SLOW = 50.0  # in the logarithm: what is slower counts as no slower, so that no sum overflows
-LIVED = 200  # samples, after which a level is one that the job is known to have
-SHORT = 60  # samples of a slowness that may be the job's way
-MORE = 1.5  # times as long, or as high, as it was before
-MOST_REGIMES = 64  # of more, which is a name a sample, nothing is known
+BLOCK, BLOCKS = 20, 24  # samples per block; blocks from which the drift is estimated
+PAUSES = 2  # longest and shortest samples of a block that do not count as drift
+LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; a longer mean drifts less
+DRIFT_A_BLOCK = 0.002  # maximum, because few blocks give a poor estimate
+MOST_SLOW = 50.0  # logarithm; higher values are clipped so that no sum overflows
+LIVED = 200  # samples after which a level counts as established
+SHORT = 60  # maximum length of a slowness that may be normal for the job
+MORE = 1.5  # factor by which a slowness must exceed earlier ones in length or height
+MOST_REGIMES = 64  # with more, nearly every sample has its own name, and nothing can be learned
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In the logarithm. slow: by the mean; tolerated: what must be exceeded for certain."""
+    """Limits of the logarithm. slow: for the mean. tolerated: must be exceeded with certainty."""
 
     slow: float
     tolerated: float
 
 
-# FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (the same, table 2: 0.29 of
-# RDMA's latency, 0.01 of a copy within a GPU), and Greyhound's own detector calls a group degraded from 1.2 x on.
+# FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (FALCON, table 2: CoV 0.29 for
+# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from 1.2 x on.
 LIMITS = {
     Kind.ITERATION: Limits(math.log(1.10), math.log(1.07)),
     Kind.BUSY: Limits(math.log(1.10), math.log(1.07)),
@@ -75,7 +76,8 @@ def detect(
     starts: Sequence[int] = (0,),
     kind: Kind = Kind.ITERATION,
 ) -> tuple[Point, ...]:
-    """All points of one series, oldest first: what a Detector says of its samples, one by one."""
+    """Return all points of one series, oldest first. The result is that of a Detector that gets the samples one by one.
+    """
     return run(value, None, regimes, starts, kind)
 
 
@@ -86,7 +88,11 @@ def run(
     starts: Sequence[int],
     kind: Kind,
 ) -> tuple[Point, ...]:
-    """The same; newest: what RunLengths says of each sample, where that was computed before (detect_many.py)."""
+    """Return all points of one series.
+
+    Args:
+        run_lengths: the result of RunLengths.add for each sample, if already computed (detect_numpy.py).
+    """
     detector = Detector(kind)
     begins = frozenset(starts)
     regime = repeat("") if regimes is None else regimes
@@ -98,35 +104,41 @@ def run(
 
 @dataclass(slots=True)
 class Detector:
-    """One series. points: all that were found, the last may still last."""
+    """Detector for one series. points: all points found so far; the last one may be ongoing."""
 
     kind: Kind = Kind.ITERATION
     points: list[Point] = field(default_factory=list)
     _limits: Limits = field(init=False)
     _position: int = -1
     _levels: dict[str, Level] = field(default_factory=dict)
-    _left: list[Level] = field(default_factory=list)  # slower ones that the job had before
+    _left: list[Level] = field(default_factory=list)  # established, slower levels that the job had before
     _run_lengths: RunLengths = field(default_factory=RunLengths)
     _last_two: tuple[float, float] | None = None
-    _starting: list[float] | None = None  # samples since a start, until they lie still
-    # The last samples against their level; the same, no farther from it than FARTHEST; and their positions.
+    _starting: list[float] | None = None  # samples since a start, until times no longer fall
+    # The last samples minus their level; the same, clipped at MAX_DISTANCE; their positions.
     _off: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _near: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _positions: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _changed_at: int = -1  # the first sample after the change point that is followed
-    # What is healthy, by blocks: mean without PAUSES, and variance.
+    _changed_at: int = -1  # first sample after the followed change point
+    # Healthy samples in blocks: mean without BLOCK_TRIM, and variance.
     _block: list[float] = field(default_factory=list)
     _blocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
     _noise: float = LEAST_NOISE
     _drift: float = LEAST_DRIFT
     _slowness: Slowness | None = None
-    _short: list[tuple[int, float]] = field(default_factory=list)  # the last short ones: samples, mean
+    _short: list[tuple[int, float]] = field(default_factory=list)  # the last short slownesses: samples, mean
 
     def __post_init__(self) -> None:
         self._limits = LIMITS[self.kind]
 
     def add(self, value: float, regime: str = "", begins: bool = False, newest: int | None = None) -> None:
-        """Takes one time; what is none (0, NaN) has its position and tells nothing. begins: the job started anew."""
+        """Add one time.
+
+        A value that is not a time (0, NaN) takes a position and is otherwise ignored.
+
+        Args:
+            restarted: the job restarted before this sample.
+        """
         self._position += 1
         if begins:
             self._restart()
@@ -168,35 +180,37 @@ class Detector:
             self._measure(level)
         if newest:
             self._follow(self._position, near, newest)
-        # Nearly all samples end here.
+        # Nearly all samples return here.
         if near >= self._limits.slow / 2:
             self._look_for_slowness(regime, level)
         elif near <= -self._limits.slow / 2:
             self._look_for_quickness(regime, level)
 
     def hold_against(self, limits: Limits) -> None:
-        """From the next sample on these limits count; what was found stands."""
+        """Apply these limits from the next sample on. Points found before do not change."""
         self._limits = limits
 
     @property
     def slow(self) -> Point | None:
-        """The slowness that lasts, None if there is none."""
+        """The ongoing slowness, or None."""
         return None if self._slowness is None else self.points[-1]
 
     def baseline(self, regime: str = "") -> float:
-        """The time that is healthy in this regime, in the unit of the samples; 0 while it is not known."""
+        """Return the healthy time in this regime, in the unit of the samples. 0 while it is not known."""
         level = self._levels.get(regime)
         return math.exp(level.at) if level is not None and level.known else 0.0
 
     def lately(self) -> float | None:
-        """The last LASTS samples against what is healthy (1.3: 30 % slower); None while there are fewer."""
+        """Return the mean of the last MIN_SLOW_SAMPLES samples over the healthy time (1.3: 30 % slower), or None for
+        fewer.
+        """
         if len(self._off) < LASTS:
             return None
         last = islice(self._off, len(self._off) - LASTS, None)
         return math.exp(min(sum(last) / LASTS, MOST_SLOW))
 
     def _smoothed(self, sample: float) -> float:
-        """The median of this sample and the two before it: a single one that is far off is no change."""
+        """Return the median of this sample and the two before it: a single outlier is not a change."""
         before, last = self._last_two or (sample, sample)
         self._last_two = (last, sample)
         return sorted((before, last, sample))[1]
@@ -211,7 +225,7 @@ class Detector:
         self._changed_at = -1
 
     def _lies_still(self, sample: float) -> bool:
-        """After a start times fall: nothing is learned or looked at before they do no more."""
+        """Return True once times no longer fall after a start. Nothing is learned or tested before that."""
         assert self._starting is not None
         self._starting.append(sample)
         if len(self._starting) < LASTS:
@@ -234,9 +248,13 @@ class Detector:
         self._block.clear()
 
     def _measure(self, level: Level) -> None:
-        """What samples, and blocks of them, differ by. The newest two blocks may belong to what is to be found. Older
-        ones may to a ramp or to small steps, which must not hide themselves as drift: it is the median from one block
-        to the next, as a deviation of a normal distribution (0.6745 of which is the median)."""
+        """Update the noise of samples and the drift of blocks.
+
+        The newest two blocks are excluded, because they may belong to a slowness that is not detected yet. Older blocks
+        may belong to a ramp or to small steps, which must not count as drift. The drift is therefore the median step
+        from one block to the next, converted to the deviation of a normal distribution (its median is 0.6745
+        deviations).
+        """
         if len(self._blocks) < 5:
             return
         old = list(self._blocks)[:-2]
@@ -265,12 +283,12 @@ class Detector:
                 self._became_faster(samples, regime, level)
 
     def _mean_of_last(self) -> float:
-        """0 of fewer than LASTS."""
+        """Return the mean of the last MIN_SLOW_SAMPLES samples, or 0 for fewer."""
         count = len(self._near)
         return sum(islice(self._near, count - LASTS, count)) / LASTS if count >= LASTS else 0.0
 
     def _error(self, count: int, level: Level) -> float:
-        """Of the mean of so many samples."""
+        """Return the standard error of the mean of `count` samples."""
         drift = min(self._drift, MOST_DRIFT * math.sqrt(QUICK / max(QUICK, count)))
         return math.sqrt(self._noise**2 * (1 / count + 1 / level.count) + drift**2)
 
@@ -289,7 +307,7 @@ class Detector:
     def _report(self, samples: list[float], window: int, last: float, regime: str, level: Level) -> None:
         limits = self._limits
         known = next((one for one in self._left if abs(level.at + last - one.at) < limits.slow / 2), None)
-        if known is not None:  # it had been as slow for long, before it became faster
+        if known is not None:  # the job was as slow for a long time before it became faster
             self._left.remove(known)
             self._change_level(regime, known)
             return
@@ -308,13 +326,15 @@ class Detector:
         self._block.clear()
 
     def _usual(self, mean: float) -> float:
-        """For how many samples it may be as slow as this, since it was so before, again and again: an evaluation each
-        hundred iterations, a job that fluctuates. The first two of these are told."""
+        """Return how many samples may be as slow as `mean` without a report, because that has happened repeatedly.
+
+        Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two are reported.
+        """
         those = [length for length, height in self._short if mean < MORE * height]
         return MORE * max(those) if len(those) >= 2 else 0.0
 
     def _became_faster(self, samples: list[float], regime: str, level: Level) -> None:
-        """That is a regime of its own, with a level to be learned."""
+        """Start a new level. A faster job is a regime of its own."""
         if level.seen >= LIVED:
             self._left = [level, *self._left][:3]
         fresh = Level()
@@ -366,7 +386,7 @@ class Detector:
 
 @dataclass(slots=True)
 class Slowness:
-    """How slow it is, since the onset. rest: where the samples lay before, if below their level."""
+    """Height of a slowness since its onset. rest_level: mean of the samples before the onset, if below their level."""
 
     rest: float
     _total: float = 0.0
@@ -375,7 +395,7 @@ class Slowness:
     _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, sample: float) -> None:
-        """A pause within counts for no more than the others."""
+        """Add a sample. A pause within the slowness counts no more than other samples."""
         if self._count >= LASTS:
             sample = min(sample, self._total / self._count + FARTHEST)
         ratio = math.exp(min(sample - self.rest, MOST_SLOW))
@@ -388,7 +408,11 @@ class Slowness:
         return self._total / self._count
 
     def slowdown(self, without: int = 0) -> float:
-        """0.65 is 65 % slower; without the last samples, of at most KEPT, unless these are all."""
+        """Return the slowdown: 0.65 is 65 % slower.
+
+        Args:
+            without: number of last samples to exclude, at most HISTORY_SAMPLES. Ignored if these are all samples.
+        """
         count = self._count - without
         if count <= 0 or without > len(self._last):
             return self._ratios / self._count - 1
@@ -396,13 +420,15 @@ class Slowness:
 
 
 def smooth(samples: Sequence[float]) -> list[float]:
-    """The median of each sample and its neighbours, AROUND on each side: a pause shorter than that is gone, a step is
-    where it was."""
+    """Return the median of each sample and its SMOOTHING_RADIUS neighbours on each side.
+
+    This removes pauses shorter than the radius and does not move steps.
+    """
     return [median(samples[max(0, at - AROUND) : at + AROUND + 1]) for at in range(len(samples))]
 
 
 def ascending(samples: Iterable[float]) -> list[float]:
-    """The nearest sequence by least squares that never falls: pool adjacent violators (Ayer et al. 1955)."""
+    """Return the nearest sequence by least squares that never falls: pool adjacent violators (Ayer et al. 1955)."""
     pools: list[tuple[float, int]] = []
     for sample in samples:
         total, count = sample, 1

@@ -1,7 +1,7 @@
-"""The detector for many series at once: numpy computes their run lengths together (bocd.py), and excludes series
-without a slowness. detect.py tests the other series, sample by sample.
+"""The detector for many series at once. numpy computes the run lengths of all series together (bocd.py) and excludes
+series without a slowness. detect.py then tests the other series sample by sample.
 
-Needs the extra healthd[failslow]. tests/failslow/test_detect_many.py checks that it finds the same points as detect.py.
+Needs the extra healthd[failslow]. A test checks that it finds the same points as detect.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from healthd.failslow.detect import LASTS, LIMITS, run
 from healthd.failslow.level import BATCH, FARTHEST
 from healthd.failslow.model import Kind, Point
 
-MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
-MOST_SAMPLES = 1 << 21  # in one go: 16 MiB
-PIECE = 8192  # samples of a long series, which is cut so that its pieces are done together
+MOST_TOGETHER = 2048  # series: each array of runs has 640 KiB
+MOST_SAMPLES = 1 << 21  # per batch: 16 MiB
+PIECE = 8192  # samples of one piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-FORGOTTEN = 1024  # samples after which no run tells where it began: so many earlier each piece begins
+FORGOTTEN = 1024  # samples by which pieces overlap; after them run lengths do not depend on where a piece begins
 
 
 def detect(
@@ -31,11 +31,11 @@ def detect(
     starts: Sequence[Sequence[int]],
     kind: Kind = Kind.ITERATION,
 ) -> list[tuple[Point, ...]]:
-    """Of each series what detect.detect says of it. Those of about one length are done together."""
+    """Return what `detect.detect` returns for each series. Series of similar length form one batch."""
     points: list[tuple[Point, ...]] = [()] * len(values)
     together: list[int] = []
     for place in sorted(range(len(values)), key=lambda place: -len(values[place])):
-        # Where regimes are told, run lengths are of times less the regime's level, which only the detector knows.
+        # With regimes, run lengths need times minus the level of the regime, which only the detector knows.
         if regimes[place] is not None or not len(values[place]):
             points[place] = run(values[place], None, regimes[place], starts[place], kind)
             continue
@@ -57,7 +57,11 @@ def _together(
     places: Sequence[int],
     points: list[tuple[Point, ...]],
 ) -> None:
-    """places: of series with samples, the longest first."""
+    """Detect the points of one batch and store them in `points`.
+
+    Args:
+        batch: indices of series with samples, the longest first.
+    """
     samples = np.empty((len(places), len(values[places[0]])))
     counts = []
     for row, place in enumerate(places):
@@ -78,7 +82,7 @@ def _together(
 
 
 def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """As newest, which takes as long for one series as for a hundred, of long ones too."""
+    """Return the same as `recent_run_lengths`. A long series is cut: one series takes as long as a hundred."""
     count, length = samples.shape
     if length <= PIECE + FORGOTTEN:
         return newest(samples)
@@ -90,7 +94,7 @@ def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each sample and the two before it. series x samples."""
+    """Return the median of each sample and the two before it. Shape: series x samples."""
     padded = np.pad(samples, ((0, 0), (2, 0)), mode="edge")
     return np.median((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]), axis=0)
 
@@ -102,7 +106,7 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
     factors, shapes, powers, steps = (
         np.array(values)[:, None] for values in (bocd.FACTORS, bocd.SHAPES, bocd.POWERS, bocd.STEPS)
     )
-    # runs x series, so that each row is one piece of memory; a run of r samples moves down by one row each time.
+    # Shape: runs x series, so that each row is contiguous. A run of r samples moves down by one row each time.
     chances, means, betas = np.zeros((RUNS, count)), np.zeros((RUNS, count)), np.full((RUNS, count), PRIOR_BETA)
     chances[0] = 1.0
     means[:] = samples[:, 0]
@@ -138,22 +142,22 @@ def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def quiet(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
-    """Return for each series whether it certainly has no point: most healthy series need no test of each sample.
+    """Return True for each series that certainly has no point. Most healthy series then need no test of each sample.
 
-    detect.py reports a slowness only if the mean of LASTS consecutive samples exceeds the level by a limit. The level
-    is the mean of whole batches of BATCH consecutive samples (level.py), in which no sample counts as farther than
-    FARTHEST from the others. It is therefore at least the lowest mean of BATCH samples. If the highest mean and the
-    lowest differ by less than the limit, there is no point at any level. This holds without restarts, after which a
+    detect.py reports a slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
+    The level is the mean of whole batches of BATCH consecutive samples (level.py), in which each sample is clipped at
+    MAX_DISTANCE from the others. It is therefore at least the lowest mean of BATCH samples. If the highest mean and the
+    lowest differ by less than the limit, there is no point at any level. This is valid without restarts, after which a
     batch may have a gap, and without regimes.
 
     Args:
-        samples: series x samples, logarithms of times. Each series has only its first `counts` samples.
+        samples: series x samples, logarithms of times. Only the first `counts` samples of each series are valid.
     """
     if samples.shape[1] < max(BATCH, LASTS):
         return np.ones(len(samples), np.bool_)
     there = np.arange(samples.shape[1]) < counts[:, None]
     lowest = np.where(there, samples, np.inf).min(axis=1, keepdims=True)
-    # A level's middle is at least the lowest sample. Samples far above may count for less, never for more.
+    # The median of a level is at least the lowest sample. Clipping can only lower samples far above it.
     level = np.where(there[:, BATCH - 1 :], _means(np.minimum(samples - lowest, FARTHEST), BATCH), np.inf)
     level = lowest + level.min(axis=1, keepdims=True)
     above = _means(np.clip(samples - level, -FARTHEST, FARTHEST), LASTS)

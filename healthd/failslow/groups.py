@@ -1,19 +1,22 @@
-"""Which series belong together, where nobody told: the gangs of a file, and in each the peers of one role. Pure.
+"""Grouping of series without declared groups: the gangs of a file, and the peers of one role in each gang. Pure
+functions.
 
 A gang is synchronous: each iteration ends for all of its ranks with the same collective, so their iteration times move
-together. Two series are of one gang if the signs of their changes from sample to sample agree in SAME_SIGNS of the
-first SIGNS that both have; for noise of a normal distribution that is a correlation of 0.7 (agreement = 1/2 +
-asin(rho) / pi). A gang of fewer than FEW must agree in FEW_SIGNS: of many series whose load varies together now and
-then, two agree in as many as SAME_SIGNS. Where there is one gang, who tells how long it waits for others is of it too.
-Who else moves with nobody is pooled with the others of that kind: workers that do not wait for each other (of a
-parameter server), or whose measurements are too coarse to say.
+together. Two series belong to one gang if the signs of their changes from sample to sample agree in MIN_AGREEMENT of
+the first COMPARED_SIGNS that both have. For noise of a normal distribution, this is a correlation of 0.7 (agreement =
+1/2 + asin(rho) / pi). A gang of fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT: among many series whose
+load sometimes varies together, two can agree in MIN_AGREEMENT by chance. If there is one gang, series that report
+waiting for other ranks also belong to it.
 
-Peers have one role: the same group where it was told, else about the same level at rest: sorted by level, a role ends
-where the next is more than GAP times the one before. Levels stand for stage and volume (FALCON, arXiv 2410.12588,
-compares groups of identical role and volume).
+All other series form one pool: workers that do not wait for each other (parameter server), or series whose measurements
+are too coarse.
 
-Limits: jobs that are not synchronous and lie in one file are not told apart but by their levels; two gangs in the same
-rhythm are one; stages of about the same level are one role. --group tells.
+Peers have one role: the same declared group, or about the same level at rest. Without declared groups, members are
+sorted by level, and a role ends where the next level is more than LEVEL_GAP times the previous one. Levels stand for
+stage and volume (FALCON, arXiv 2410.12588, compares groups of identical role and volume).
+
+Limits: several jobs without synchronisation in one file are only separated by their levels. Two gangs with the same
+rhythm become one. Stages of about the same level become one role. `--group` separates them.
 """
 
 from __future__ import annotations
@@ -31,18 +34,18 @@ LEAST_SIGNS = 48
 SAME_SIGNS = 0.75
 FEW, FEW_SIGNS = 4, 0.85
 GAP = 1.5
-MOST_GANGS = 256  # to compare with, so that 100,000 series are done in seconds
+MOST_GANGS = 256  # compared with each series, so that 100,000 series take seconds
 
 
 class Pool(NamedTuple):
-    """members: positions in the series that were given, ascending. synchronous: they move together."""
+    """Series that belong together. members: their indices, ascending. synchronous: they move together."""
 
     members: tuple[int, ...]
     synchronous: bool
 
 
 def pools(series: Sequence[Series]) -> list[Pool]:
-    """Each series is in one pool. In the order of their first members."""
+    """Return the pools, ordered by their first members. Each series is in one pool."""
     order = sorted(range(len(series)), key=lambda one: identity(series[one]))
     signs = _signs(series)
     gangs: list[list[int]] = []
@@ -62,7 +65,7 @@ def pools(series: Sequence[Series]) -> list[Pool]:
             found.append(gang)
         else:
             alone += gang
-    if len(found) == 1:  # who tells how long it waits for others is of a gang, and there is one
+    if len(found) == 1:  # a series that reports waiting belongs to a gang, and there is only one
         found[0] += [one for one in alone if series[one].wait is not None]
         alone = [one for one in alone if series[one].wait is None]
     made = [Pool(tuple(sorted(gang)), True) for gang in found]
@@ -72,8 +75,11 @@ def pools(series: Sequence[Series]) -> list[Pool]:
 def roles(
     series: Sequence[Series], members: Sequence[int], level: Callable[[int], float | None]
 ) -> list[tuple[int, ...]]:
-    """Peers of one role, each member in one. level: a member's time at rest, None if it has none (then its level is no
-    reason to set it apart from the lowest)."""
+    """Return the members grouped by role; each member is in one group.
+
+    Args:
+        level: returns the time of a member at rest, or None. A member without a level stays with the lowest.
+    """
     told: dict[str, list[int]] = defaultdict(list)
     for one in members:
         told[series[one].group].append(one)
@@ -93,7 +99,7 @@ def roles(
 
 
 def identity(series: Series) -> tuple[str, str, str]:
-    """An order that does not depend on the order in which series are given."""
+    """Return a sort key that does not depend on the order in which series are given."""
     return series.name, series.group, series.node
 
 
@@ -101,15 +107,18 @@ _DIGITS = b"01".ljust(256, b"?")
 
 
 class _Signs(NamedTuple):
-    """Bits by place in time: whether a value is above the one before; where there is one at all."""
+    """Bit masks by time. rises: the value is above the previous one. present: there is a value."""
 
     up: int
     known: int
 
 
 def _signs(series: Sequence[Series]) -> list[_Signs]:
-    """Of the first SIGNS samples that all may have; by index where the series share one, so that a gap shifts nothing,
-    else by position."""
+    """Return the signs of the first COMPARED_SIGNS samples that all series can have.
+
+    Samples are aligned by index if the series share one, so that a gap shifts nothing. Otherwise they are aligned by
+    position.
+    """
     begin = max((one.index[0] for one in series if len(one.index)), default=0.0)
     stretches, times = [], set[float]()
     for one in series:
@@ -137,7 +146,7 @@ def _signs(series: Sequence[Series]) -> list[_Signs]:
 
 
 def _bits(ones: bytes) -> int:
-    """A number with the bit n set if the byte n is 1; the others are 0."""
+    """Return a number with bit n set if byte n is 1. All other bytes are 0."""
     return int(ones[::-1].translate(_DIGITS), 2) if ones else 0
 
 
@@ -146,5 +155,5 @@ def _alike(one: _Signs, other: _Signs, share: float = SAME_SIGNS) -> bool:
     count = both.bit_count()
     if count < LEAST_SIGNS or ((one.up ^ other.up) & both).bit_count() > (1 - share) * count:
         return False
-    # A series that never or always rises says nothing.
+    # A series that never or always rises carries no information.
     return all(0.2 < (each.up & both).bit_count() / count < 0.8 for each in (one, other))

@@ -1,14 +1,16 @@
-"""How long an iteration usually takes: from where iterations lie in a stream, and the times of its operations. Pure.
+"""The typical duration of an iteration, from the positions of iterations in a stream and the times of operations. Pure
+functions.
 
-It is the median of their times, but for two things:
+It is the median of the durations, with two corrections:
 
-- A mark is anywhere in the iteration. From mark to mark is the end of one and the begin of the next: a mixture, nearer
-  to the mean than either. Of 40 iterations that differ by a tenth, median and mean are 1 % apart. So the loop is looked
-  at from other phases too: an iteration begins where two that follow each other differ most.
-- An iteration with a pause in it (a checkpoint) tells only that it was paused: it does not count.
+- A mark can be anywhere in the iteration. The time from mark to mark then covers the end of one iteration and the
+  beginning of the next: a mixture that is nearer to the mean than either. For 40 iterations that differ by a tenth,
+  median and mean differ by 1 %. The loop is therefore evaluated from other phases too: an iteration begins at the phase
+  where consecutive durations differ most.
+- An iteration with a pause (a checkpoint) only shows the pause. It does not count.
 
-How far it may be off is known by the iterations that were not seen, which may all lie on one side of the median, by
-what the phases next to the chosen one tell, and by the ticks of the clock: each duration may be a tick off.
+The error estimate covers three things: missing iterations, which may all lie on one side of the median; the phases next
+to the chosen one; and the clock tick, because each duration may be wrong by one tick.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-PHASES = 32  # of a loop; a mixture of 1 and 31 is hardly one
-FINE = 16  # phases, of which neighbours tell about the same
-PAUSE = 2.0  # times the median, or a part of it
-OF_TICKS = 100_000  # times, by which a clock's ticks are known
+PHASES = 32  # of a loop; a mixture of 1 and 31 parts is negligible
+FINE = 16  # from this number of phases on, neighbours give about the same result
+PAUSE = 2.0  # factor above or below the median
+OF_TICKS = 100_000  # times from which the clock tick is estimated
 
-Place = float  # in the stream: 2.5 is half-way between the operations 2 and 3
+Place = float  # in the stream: 2.5 is half-way between operations 2 and 3
 
 
 class Chain(NamedTuple):
-    """Iterations that follow each other, from mark to mark. before, after: so many operations there are those of an
-    iteration too."""
+    """Consecutive iterations, from mark to mark. before, after: number of operations outside the chain that belong to
+    an iteration.
+    """
 
     marks: Sequence[Place]
     before: int
@@ -37,25 +40,31 @@ class Chain(NamedTuple):
 
 
 class Usual(NamedTuple):
-    """seconds: of an iteration. within: the share of it by which that may be wrong."""
+    """seconds: duration of an iteration. relative_error: its possible error as a share of seconds."""
 
     seconds: float
     within: float
 
 
 class _Phase(NamedTuple):
-    """What is seen from one phase of the loop. seconds: of those without a pause, in their order, at least one. paused:
-    how many more there were."""
+    """Durations measured at one phase of the loop.
+
+    seconds: durations without a pause, in order, at least one. paused: number of durations with a pause.
+    """
 
     seconds: Sequence[float]
     paused: int
 
 
 def usual(times: Sequence[float], chains: Sequence[Chain], operations: int) -> Usual:
-    """operations: of an iteration, as a rule. From mark to mark time must go by."""
+    """Return the typical duration of an iteration. Time must advance from mark to mark.
+
+    Args:
+        operations: typical number of operations in an iteration.
+    """
     count = min(operations, PHASES)
     differ = [_differ(_phase(times, chains, nth / count, operations)) for nth in range(count)]
-    # An operation varies by itself: three phases together are surer than one.
+    # A single operation varies: three phases together are more reliable than one.
     around = [[(nth + by) % count for by in (-1, 0, 1)] for nth in range(count)]
     best = max(around, key=lambda some: sum(differ[nth] for nth in some))
     near = [_phase(times, chains, nth / count, operations) for nth in best]
@@ -65,8 +74,11 @@ def usual(times: Sequence[float], chains: Sequence[Chain], operations: int) -> U
 
 
 def tick(times: Sequence[float]) -> float:
-    """Of the clock that wrote these times, seconds: what lies between the different steps from one to the next, which
-    are multiples of it. Hardly more than nothing where the clock is finer than they vary."""
+    """Return the tick of the clock that wrote these times, in seconds.
+
+    The steps between consecutive times are multiples of the tick, so the tick is the smallest difference between
+    distinct steps. For a clock finer than the variation of the times, the result is close to 0.
+    """
     rounding = 4 * math.ulp(max(map(abs, (times[0], times[-1]))))
     some = times[-OF_TICKS:]
     steps = sorted({after - before for before, after in pairwise(some) if after > before})
@@ -81,14 +93,17 @@ def _phase(times: Sequence[float], chains: Sequence[Chain], phase: float, operat
 
 
 def _differ(phase: _Phase) -> float:
-    """By how much two that follow each other do, the mean; -1 where there are none."""
+    """Return the mean difference between consecutive durations, or -1 for fewer than two."""
     steps = [abs(after - before) for before, after in pairwise(phase.seconds)]
     return statistics.fmean(steps) if steps else -1.0
 
 
 def _off(phase: _Phase, seconds: float, chains: int) -> float:
-    """Where the median may lie instead, as a share of seconds. At each chain an iteration was not seen from end to end.
-    Each that was not is below or above the median by chance: of many hardly all are on one side."""
+    """Return how far the true median may be, as a share of `seconds`.
+
+    At each chain one iteration is incomplete. Each missing iteration is below or above the median by chance: many are
+    very unlikely to be all on one side.
+    """
     ascending, many = sorted(phase.seconds), chains + phase.paused
     middle, away = (len(ascending) - 1) / 2, min(many / 2, math.sqrt(many))
     low, high = max(0.0, middle - away), min(len(ascending) - 1.0, middle + away)
@@ -96,7 +111,7 @@ def _off(phase: _Phase, seconds: float, chains: int) -> float:
 
 
 def _durations(times: Sequence[float], chain: Chain, phase: float, operations: int) -> Iterator[float]:
-    """Of the iterations that begin so much (of one) behind each mark."""
+    """Yield the durations of the iterations that begin `phase` (a share of an iteration) after each mark."""
     marks = chain.marks
     places = [begin + phase * (end - begin) for begin, end in pairwise(marks)]
     if (1 - phase) * operations <= chain.before:
@@ -108,7 +123,7 @@ def _durations(times: Sequence[float], chain: Chain, phase: float, operations: i
 
 
 def seconds_at(times: Sequence[float], place: Place) -> float:
-    """Between the times of two operations, where the place is between these."""
+    """Return the time at a position, interpolated between two operations."""
     before = int(place)
     part = place - before
     return times[before] + part * (times[before + 1] - times[before]) if part else times[before]

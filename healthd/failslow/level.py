@@ -1,7 +1,7 @@
-"""Where the samples of a healthy regime lie, learned from its first ones and then fixed.
+"""The level of a healthy regime, learned from its first samples and then fixed.
 
-A level that followed its series would follow a slowness that comes gradually, which is FALCON's own miss (arXiv
-2410.12588, section 6: steps below 10 % in a row). Samples are logarithms of times.
+A level that followed its series would also follow slowness that develops gradually. FALCON misses such slowness (arXiv
+2410.12588, section 6: consecutive steps below 10 %). Samples are logarithms of times.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-BATCH = 10  # samples are taken, or put aside, by so many
-LEAST = 20  # samples of which a level can be known
-MOST = 200  # samples of which it is made
-LOOKED_AT = 2 * MOST  # samples after which it is fixed, however many of them were taken
-YOUNG = 60  # samples of which the first may be a warm-up
-FARTHEST = math.log(1.6)  # a sample counts as no farther than this from the others: a pause is one sample
+BATCH = 10  # samples that are accepted or set aside together
+LEAST = 20  # needed for a level
+MOST = 200  # used for a level
+LOOKED_AT = 2 * MOST  # samples after which the level is fixed, even if fewer were accepted
+YOUNG = 60  # samples in which a warm-up is searched
+FARTHEST = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
 LEAST_NOISE = 0.005
-APART = 0.03  # so far from the others a batch may be whatever the noise is
+APART = 0.03  # distance that a batch may always have from the others
 
 
 @dataclass(slots=True)
 class Level:
-    """at: the mean, of samples that are not far off; noise: their standard deviation. Both only if known.
+    """Level of a regime.
 
-    seen: how many samples the regime had since then.
+    mean: mean of the clipped samples. noise: their standard deviation. Both are valid only if `is_known`.
+    samples_since: samples of the regime since the level is known.
     """
 
     at: float = 0.0
@@ -46,10 +47,10 @@ class Level:
         return len(self._taken) >= MOST or self.seen >= LOOKED_AT
 
     def learn(self, sample: float) -> float:
-        """Takes one sample. Returns by how much the level moved.
+        """Add one sample. Return by how much the level moved.
 
-        A batch that is far from the others is put aside. If the job comes back within three of them it fluctuates
-        so, and they count; else that was the begin of something else.
+        A batch that is far from the others is set aside. If the job returns to the level within three batches, it
+        fluctuates, and these batches count. Otherwise they were the begin of another regime.
         """
         self._batch.append(sample)
         if len(self._batch) < BATCH:
@@ -80,7 +81,9 @@ class Level:
         return self.at - before
 
     def _forget_warm_up(self) -> None:
-        """The first iterations compile, tune and fill caches: what lies clearly above all that followed goes."""
+        """Drop the first batches if they are clearly above all that follow: first iterations compile, tune and fill
+        caches.
+        """
         taken = self._taken
         if len(taken) > YOUNG or self.seen > 2 * YOUNG:
             return
@@ -92,7 +95,7 @@ class Level:
 
 
 def deviation(samples: Sequence[float]) -> float:
-    """The standard deviation of two samples or more."""
+    """Return the standard deviation of two or more samples."""
     mean = sum(samples) / len(samples)
     return math.sqrt(sum([(sample - mean) ** 2 for sample in samples]) / (len(samples) - 1))
 

@@ -1,4 +1,4 @@
-"""The words of fail-slow detection: what is measured, what is found in it, and who is suspected. Frozen values."""
+"""Data model of fail-slow detection: measurements, findings and suspects. Frozen values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from healthd.failslow.times import TimeStyle
 
 
 class Cause(enum.Enum):
-    """Of what kind a slowness is. FALCON (arXiv 2410.12588), table 1 and 2.2, and what a job does to itself."""
+    """Kind of slowness: FALCON (arXiv 2410.12588), table 1 and 2.2, and slowness caused by the job itself."""
 
-    COMPUTE = "compute"  # of a worker, and whether its GPU or its CPU is not known
+    COMPUTE = "compute"  # of a worker; GPU or CPU is unknown
     COMPUTE_GPU = "compute_gpu"
     COMPUTE_CPU = "compute_cpu"
-    COMMUNICATION = "communication"  # and whether within a node or between nodes is not known
+    COMMUNICATION = "communication"  # within a node or between nodes is unknown
     COMMUNICATION_INTRA_NODE = "communication_intra_node"
     COMMUNICATION_INTER_NODE = "communication_inter_node"
     IMBALANCE = "imbalance"  # of the job: a pipeline stage, longer sequences, data loading
@@ -33,27 +33,27 @@ class Kind(enum.Enum):
 
     ITERATION = "iteration"  # whole iterations, the default
     BUSY = "busy"  # a rank's own compute
-    TRANSFER = "transfer"  # a rank's or a group's communication, without waiting for others
+    TRANSFER = "transfer"  # communication of a rank or a group, without waiting for others
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One worker's, rank's or job's samples, oldest first, cleaned: every value > 0 and finite.
+    """Samples of one worker, rank or job, oldest first and cleaned: every value is > 0 and finite.
 
-    index: where each sample stands: what the index column has (iterations, seconds), ascending within an attempt; else
-    0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) of the same samples, None if not told, NaN where
-    one sample lacks it. regimes: a name a sample (batch size, sequence length), None if not told: another name is
-    another regime. starts: positions (0 is always one) at which the job started anew: after them comes a warm-up.
-    rows: of each sample its place among the rows of the series, if rows without a value were left out; None if that is
-    its position. times: the index is seconds since 1970, and stood in the file as text of this style.
+    index: position of each sample in the index column (iterations, seconds), ascending within an attempt; without an
+    index column 0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) of the same samples, None if not
+    reported, NaN for a missing sample. regimes: a name for each sample (batch size, sequence length), None if not
+    reported; each name is a regime. starts: positions at which the job started, always including 0; a warm-up follows.
+    rows: position of each sample among the rows of the series, if rows without a value were left out; None if both are
+    equal. times: the index is seconds since 1970, and was text of this style in the file.
     """
 
     name: str  # "6"
     value: Sequence[float]
     index: Sequence[float]
-    kind_of: str = ""  # what the series columns are called: "worker", for people: "worker 6"
-    group: str = ""  # "" if not told
-    node: str = ""  # "" if not told
+    kind_of: str = ""  # name of the series columns: "worker", displayed as "worker 6"
+    group: str = ""  # "" if not reported
+    node: str = ""  # "" if not reported
     busy: Sequence[float] | None = None
     wait: Sequence[float] | None = None
     transfer: Sequence[float] | None = None
@@ -65,10 +65,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One stretch of slowness of one series. Indices are positions in its samples, from 0.
+    """One slowness of one series. Indices are positions in its samples, from 0.
 
     slowdown: 0.65 is 65 % slower than the regime's baseline. confidence: 0 to 1. alarm_index: the sample at which it
-    was known. Neither onset_index nor alarm_index changes once a point is reported; relief_index is None until then.
+    was detected. onset_index and alarm_index never change once a point is reported; relief_index is None until the
+    relief.
     """
 
     onset_index: int
@@ -80,49 +81,52 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the node of a series told by itself, as root: a condition that stood there. begin, end: as Series.index."""
+    """A condition on the node of a series, reported by root. begin, end: as Series.index."""
 
     node: str
     begin: float
-    end: float | None  # None: it still stands
+    end: float | None  # None: it is still open
     code: str  # "gpu_clocks/hw_thermal"
-    what: str  # a sentence without its end
+    what: str  # a sentence without a full stop
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """subject: a series' name, a group's or a node's, as subject_kind says ("worker", "rank", "group", "node").
-    whole_stage: it runs all ranks of one role or more, so that no rank elsewhere can take over its work."""
+    """The component that probably slows a job.
+
+    subject: name of a series, group or node; subject_kind says which ("worker", "rank", "group", "node"). whole_stage:
+    it runs all ranks of at least one role, so that no other rank can take over its work.
+    """
 
     subject: str
     subject_kind: str
     cause: Cause
     confidence: Confidence
-    evidence: tuple[str, ...]  # sentences without their end
-    series: tuple[str, ...] = ()  # the names of the series that it is about
+    evidence: tuple[str, ...]  # sentences without a full stop
+    series: tuple[str, ...] = ()  # names of its series
     point: Point | None = None
     whole_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobSlow:
-    """Slowness that names nobody: all peers share it, or there are too few to compare. whole_stage: as of a Suspect."""
+    """Slowness without a suspect: all peers are slow, or there are too few to compare. whole_stage: as in Suspect."""
 
     group: str
     onset: float  # as Series.index
     point: Point
-    series: tuple[str, ...]  # those that are slow
-    peers: int  # how many there are
+    series: tuple[str, ...]  # the slow series
+    peers: int  # number of peers
     cause: Cause
-    why: str  # a sentence without its end: why nobody is named
+    why: str  # why there is no suspect: a sentence without a full stop
     whole_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SlowThroughout:
-    """A series that was slower than its peers from the first sample on: when it became slow is not known.
+    """A series that was slower than its peers from the first sample on. Its onset is unknown.
 
-    measure: what was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time / peers_time, both
+    measure: the compared time: "own" (the value without waiting), "busy" or "iteration". ratio: time / peers_time, both
     in the unit of the values. group: "" if the peers are all ranks that wait for each other.
     """
 
@@ -139,8 +143,11 @@ class SlowThroughout:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """points: by series, in the order of the series that were given. compared: how many series had peers with the same
-    work, so that one that was slow from its first sample would be in slow_throughout."""
+    """Result of the analysis.
+
+    points: by series, in the given order. compared_count: number of series that had peers with the same work. A series
+    among them that was slow from its first sample would be in slow_throughout.
+    """
 
     points: tuple[tuple[Point, ...], ...]
     suspects: tuple[Suspect, ...] = ()

@@ -1,4 +1,4 @@
-"""What the nodes told by themselves, beside what their ranks' times say. Pure."""
+"""Evidence from the nodes' own conditions, in addition to the times of their ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.failslow.windows import Change
 
 MOST_NAMED = 12
 
-# From what a code of a node's evidence begins with (a check's name) to what that slows; the first that fits.
+# Prefix of a condition's code (a check's name) -> cause. The first match counts.
 _CAUSES = (
     (("gpu_nvlink", "nvlink", "gpu_fabric", "sxid", "gpu_pcie", "pcie", "iommu"), Cause.COMMUNICATION_INTRA_NODE),
     (("ib_", "mlx5", "nic", "eth_link"), Cause.COMMUNICATION_INTER_NODE),
@@ -32,7 +32,10 @@ _INTO = {
 def named_by_evidence(
     seen: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
 ) -> Suspect | None:
-    """One node alone, of all that run the job, told what slows; its ranks do not show that it was not that."""
+    """Return the node as a suspect if it alone, of all nodes of the job, reported a condition that can slow a job.
+
+    Return None if the times of its ranks contradict that.
+    """
     there = {seen.series[one].node for one in members} - {""}
     telling: dict[str, list[int]] = defaultdict(list)
     for one in members:
@@ -56,7 +59,7 @@ def named_by_evidence(
         Confidence.MEDIUM if fresh else Confidence.LOW,
         (
             *agreeing_evidence(seen, step, ones),
-            "the job became slower at that time; its peers' times do not say who",
+            "the job became slower at that time; the ranks' times do not show the cause",
         ),
         tuple(sorted(seen.series[one].name for one in ones)),
         seen.point(step, ones),
@@ -64,13 +67,14 @@ def named_by_evidence(
 
 
 def agreeing_evidence(seen: Observed, step: Step, ones: Iterable[int]) -> tuple[str, ...]:
-    """What their nodes told at that time, as sentences."""
+    """Return the conditions that the members' nodes reported at that time, as sentences."""
     said = {(one.begin, one.code, one.what, one.node) for each in ones for one in _covering(seen, step, each)}
-    return tuple(f"node {node} told {what} ({code})" for _, code, what, node in sorted(said)[:MOST_NAMED])
+    return tuple(f"node {node} reported {what} ({code})" for _, code, what, node in sorted(said)[:MOST_NAMED])
 
 
 def _covering(seen: Observed, step: Step, one: int) -> list[Evidence]:
-    """What stood on this series' node at the onset, or came until the alarm: a check sees it late."""
+    """Return the conditions that were open on the node at the onset or began before the alarm: checks detect them late.
+    """
     series = seen.series[one]
     begin, _ = seen.window(step, one)
     if not series.node or begin >= len(series.value):
@@ -94,7 +98,7 @@ def _of_code(code: str) -> Cause:
 
 
 def one_cause(causes: set[Cause]) -> Cause:
-    """What they have in common: compute, communication, or nothing that is known."""
+    """Return what the causes have in common: compute, communication, or unknown."""
     if len(causes) == 1:
         return next(iter(causes))
     kinds = {_INTO.get(cause, "") for cause in causes}

@@ -1,6 +1,7 @@
-"""Who stands out of its peers: by a time of its own that rose against its baseline and against theirs. Pure.
+"""Outliers among peers: ranks with a time of their own that rose against its baseline and against the peers. Pure
+functions.
 
-peers.py says which limits, and why.
+peers.py describes the limits and their reasons.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ LIMIT = 1.1
 COMMUNICATION_LIMIT = 1.2
 CLEAR = 4.0
 EXPLAINS = 0.3
-PAUSES, PAUSING = 1.3, 0.2  # so many samples as fast as before, in so high a rise: pauses that lie close together
+PAUSES, PAUSING = 1.3, 0.2  # a higher rise with more samples as fast as before: frequent pauses
 
 
 class Found(NamedTuple):
-    """One who stands out. excess: its change over its peers'. clear: in standard errors."""
+    """An outlier. excess: its change divided by that of its peers. standard_errors: the difference in standard errors.
+    """
 
     member: int
     cause: Cause
@@ -33,7 +35,7 @@ class Found(NamedTuple):
     limit: float
     peers: int
     sentence: str
-    channel: Channel | None = None  # that became slower, and of whom it is compared
+    channel: Channel | None = None  # the compared time that became slower
     role: tuple[int, ...] = ()
     now: float = 0.0
     resting: float = 0.0
@@ -49,8 +51,13 @@ def outliers(
     of: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Found]:
-    """Whose change is more than `limit` times the median of its role's. lost: what an iteration is longer now. of:
-    who is asked for, if not all. ranks: how many the role has, if `role` is a sample of it."""
+    """Return the members whose change is more than `limit` times the median of their role.
+
+    Args:
+        lost: by how much an iteration is longer now.
+        candidates: members to test, default all.
+        ranks: size of the role if `role` is a sample of it.
+    """
     there = {one: changes[one] for one in role if one in changes}
     if len(there) < FEWEST:
         return []
@@ -103,7 +110,10 @@ def hosts(
     of: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Found]:
-    """Whose host takes more of an iteration than before, and more than its peers'. of, ranks: as above."""
+    """Return the members whose host takes a larger share of an iteration than before and than that of their peers.
+
+    Arguments as in `find_outliers`.
+    """
     there = {one: host[one] for one in role if one in host and one in values}
     if len(there) < FEWEST:
         return []
@@ -139,7 +149,7 @@ def _cause(seen: Observed, one: int, role: Sequence[int], kind: Kind) -> Cause:
 
 
 def link(seen: Observed, members: Iterable[int]) -> Cause:
-    """Of which kind the links are that these use with each other."""
+    """Return the kind of the links between these members."""
     nodes = {seen.series[one].node for one in members}
     if "" in nodes:
         return Cause.COMMUNICATION
@@ -147,7 +157,7 @@ def link(seen: Observed, members: Iterable[int]) -> Cause:
 
 
 def until_the_end(seen: Observed, step: Step, found: Found) -> Found:
-    """It may become worse after the samples by which it was found."""
+    """Update an outlier that became worse after the samples by which it was found."""
     longest = windows.AFTER[0]
     if found.channel is None or not seen.lasts(step, found.member, 2 * longest):
         return found
@@ -176,11 +186,11 @@ def pausing(found: Found) -> Found:
 
 
 def _its_peers(compared: int, ranks: int) -> str:
-    """Whose median is told: "its 7 peers"; of a large role, or where not all tell it, how many of them."""
+    """Return "its 7 peers", or how many of them were compared in a large role or if some do not report the time."""
     peers = ranks - 1
     return f"its {peers} peers" if compared >= peers else f"the median of {compared} of its {peers} peers"
 
 
 def duration(seconds: float) -> str:
-    """In the series' own unit, three digits."""
+    """Format a duration in the unit of the series with three digits."""
     return f"{seconds:,.0f}" if abs(seconds) >= 1000 else f"{seconds:.3g}"

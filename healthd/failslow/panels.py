@@ -1,7 +1,7 @@
-"""The content of a plot of fail-slow: which series have a panel, and the few points of each line. Pure.
+"""Content of a plot of fail-slow: which series get a panel, and the points of each line. Pure functions.
 
-However many samples a series has, its line has at most COLUMNS points. Each has the least, the median and the largest
-of its samples, so that one spike among 100,000 samples is still visible.
+However many samples a series has, its line has at most MAX_COLUMNS points. Each point has the smallest, the median and
+the largest of its samples, so that a single spike among 100,000 samples remains visible.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from healthd.failslow.model import Cause, JobSlow, Judgement, Point, Series, Sus
 
 MOST_PANELS = 24
 COLUMNS = 320
-MOST_PEERS = 60  # are looked at for a band: of more, these evenly
-A_BAND = 4  # so many peers have a median and a spread; fewer have a line each
+MOST_PEERS = 60  # used for a band; of more, an even selection
+A_BAND = 4  # from this number on peers have a median and a spread; fewer have a line each
 SPREAD = (0.1, 0.9)  # of a band: the quantiles of the peers
-TOGETHER = 10  # samples: what becomes slow within so many became slow at the same time
-MOST_WORDS = 3  # stretches of one panel that are said in words
+TOGETHER = 10  # samples; onsets within this distance count as simultaneous
+MOST_WORDS = 3  # spans of one panel that are described in its caption
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """x: as Series.index. Of the samples there, or of the peers' medians there: low <= middle <= high."""
+    """Samples at x (as Series.index), or medians of the peers there: low <= middle <= high."""
 
     x: float
     low: float
@@ -38,7 +38,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One Point where it is drawn. relief: None while it lasts. before, level: how long a sample took, and takes."""
+    """A Point as drawn. relief: None while it lasts. before, level: duration of a sample before and during the
+    slowness.
+    """
 
     onset: float
     alarm: float
@@ -51,9 +53,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """above: samples that lie higher than `top`, which a pause of one sample does not set. peers: their band, or empty;
-    thin: a line of each peer, where they are too few for a band. Both are at the level of the line before its onset.
-    times: the style of x, None for plain numbers."""
+    """One panel.
+
+    above: number of samples higher than `top`, which a pause of one sample does not raise. peers: their band, or empty.
+    peer_lines: a line for each peer if there are too few for a band. Both are scaled to the level of the line before
+    its onset. times: style of x, None for plain numbers.
+    """
 
     title: str
     words: tuple[str, ...]
@@ -72,7 +77,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A panel to be: a series, what of it is drawn ("" for the value itself), and why it is worth a panel."""
+    """Request for a panel: a series, the drawn measure ("" for the value itself), and the reason."""
 
     at: int
     measure: str
@@ -81,7 +86,7 @@ class Wanted:
 
 
 def panels(series: Sequence[Series], judgement: Judgement) -> tuple[tuple[Panel, ...], int]:
-    """The panels, who is suspected first, and how many more there would be."""
+    """Return the panels, suspects first, and the number of panels left out."""
     first: dict[tuple[int, str], Wanted] = {}
     for each in _wanted(series, judgement):
         first.setdefault((each.at, each.measure), each)
@@ -94,12 +99,12 @@ def panels(series: Sequence[Series], judgement: Judgement) -> tuple[tuple[Panel,
 
 
 def called(one: Series) -> str:
-    """As people say it: "worker 6"."""
+    """Return the display name, such as "worker 6"."""
     return f"{one.kind_of} {one.name}".strip()
 
 
 def stretch_words(one: Series, point: Point) -> str:
-    """As the terminal has it: "slow from 180 to 195, +65 %, recovered"."""
+    """Return the description of a point as in the terminal: "slow from 180 to 195, +65 %, recovered"."""
     onset = where(one, point.onset_index)
     if point.relief_index is None:
         return f"slow from {onset} on, {percent(point.slowdown)}"
@@ -107,7 +112,7 @@ def stretch_words(one: Series, point: Point) -> str:
 
 
 def where(one: Series, at: int) -> str:
-    """What the index has there, as text."""
+    """Return the index at a sample as text."""
     return number(one.index[min(at, len(one.index) - 1)], one.times)
 
 
@@ -121,16 +126,16 @@ def percent(slowdown: float) -> str:
     return f"{slowdown * 100:+.0f} %"
 
 
-# --- which
+# --- selection
 
 
 def _wanted(series: Sequence[Series], judgement: Judgement) -> Iterator[Wanted]:
-    """Suspects, then slow jobs by one series each, then what is slow beside these."""
+    """Yield requests for suspects, then for slow jobs (one series each), then for other slow series."""
     told: set[int] = set()
     named_so: dict[str, list[int]] = {}
     for at, one in enumerate(series):
         named_so.setdefault(one.name, []).append(at)
-    onsets: dict[str, list[int]] = {}  # of suspects, by group
+    onsets: dict[str, list[int]] = {}  # onsets of suspects, by group
     for suspect in judgement.suspects:
         why = f"suspect: {suspect.cause.value.replace('_', ' ')}, {suspect.confidence.value} confidence"
         for at in _of_suspect(named_so, judgement, suspect):
@@ -148,7 +153,7 @@ def _wanted(series: Sequence[Series], judgement: Judgement) -> Iterator[Wanted]:
             yield Wanted(shown, "", f"the job is slow: {job.why}", judgement.points[shown])
     for at, points in enumerate(judgement.points):
         if points and at not in told and not _together(points, onsets.get(series[at].group, ())):
-            yield Wanted(at, "", "nobody is suspected", points)
+            yield Wanted(at, "", "no suspect", points)
 
 
 def _of_suspect(named_so: Mapping[str, Sequence[int]], judgement: Judgement, suspect: Suspect) -> list[int]:
@@ -157,12 +162,13 @@ def _of_suspect(named_so: Mapping[str, Sequence[int]], judgement: Judgement, sus
 
 
 def _together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
-    """Whether all of it began when a suspect became slow, as in a gang that waited: it is among the peers there."""
+    """Return True if all points began with a suspect, as in a gang that waited. Such a series is among the peers there.
+    """
     return all(any(abs(point.onset_index - onset) <= TOGETHER for onset in onsets) for point in points)
 
 
 def _measure(one: Series, cause: Cause) -> str:
-    """What a rank did itself: that tells it from those that waited for it."""
+    """Return the rank's own time to draw, which distinguishes it from ranks that waited for it."""
     if one.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
         return "busy"
     communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)
@@ -170,7 +176,8 @@ def _measure(one: Series, cause: Cause) -> str:
 
 
 def _of_measure(one: Series, measure: str, point: Point) -> Point:
-    """The same stretch, with what that time rose by: a gang's iteration becomes longer by fewer percent."""
+    """Return the same point with the slowdown of this measure: the iteration of a gang rises by a smaller percentage.
+    """
     ys = _values(one, measure)
     before = _before(one, ys, point, _healthy(ys, (point,)))
     during = [y for y in ys[point.onset_index : point.relief_index] if math.isfinite(y)]
@@ -178,7 +185,7 @@ def _of_measure(one: Series, measure: str, point: Point) -> Point:
 
 
 def _calm(series: Sequence[Series]) -> list[Wanted]:
-    """Return a panel of one series of each group among its peers: nothing became slow."""
+    """Return a request for one series of each group among its peers, because nothing became slow."""
     first: dict[str, int] = {}
     for at, one in enumerate(series):
         if len(one.value):
@@ -233,7 +240,7 @@ def _words(one: Series, wanted: Wanted, peers: int) -> tuple[str, ...]:
     said = [stretch_words(one, point) for point in wanted.points[:MOST_WORDS]]
     if len(wanted.points) > MOST_WORDS:
         said.append(f"and {len(wanted.points) - MOST_WORDS} more")
-    beside = f"beside {plural(peers, 'peer')}" if peers else "without peers"
+    beside = f"compared with {plural(peers, 'peer')}" if peers else "without peers"
     return (f"{wanted.why}; {beside}", "; ".join(said)) if said else (f"{wanted.why}; {beside}",)
 
 
@@ -242,7 +249,7 @@ def _ascends(index: Sequence[float]) -> bool:
 
 
 def _places(one: Series, by_index: bool) -> Sequence[float]:
-    """Where each sample stands; by its position where the iterations begin anew, as after a restart."""
+    """Return the x value of each sample. If the index restarts, this is its position."""
     return one.index if by_index else range(len(one.value))
 
 
@@ -257,7 +264,8 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float],
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], begin: float, end: float) -> tuple[Column, ...]:
-    """The samples between begin and end: themselves if they are few, else columns. What is no number is left out."""
+    """Return the samples between begin and end, or columns if there are many. Values that are not finite are left out.
+    """
     known = [(x, y) for x, y in zip(xs, ys, strict=False) if begin <= x <= end and math.isfinite(y)]
     if len(known) <= COLUMNS:
         return tuple(Column(x, y, y, y) for x, y in known)
@@ -278,8 +286,10 @@ def _columns(
 
 
 def _at_one_level(lines: Sequence[Sequence[Column]], line: Sequence[Column], onset: float) -> list[tuple[Column, ...]]:
-    """The peers, each times what brings it to the level of this series before its onset: what is judged is how much
-    slower each is than itself, and workers may differ 4 x at rest."""
+    """Return the peers' lines, each scaled to the level of this series before its onset.
+
+    The analysis compares each series with itself, and workers may differ by a factor of 4 at rest.
+    """
 
     def rest(those: Sequence[Column]) -> float:
         return median([one.middle for one in those if one.x < onset] or [one.middle for one in those] or [1.0])
@@ -293,7 +303,7 @@ def _at_one_level(lines: Sequence[Sequence[Column]], line: Sequence[Column], ons
 
 
 def _band(lines: Sequence[Sequence[Column]], begin: float, end: float, count: int) -> tuple[Column, ...]:
-    """The peers' median and spread, where half of them at least have samples."""
+    """Return the median and the spread of the peers, wherever at least half of them have samples."""
     columns: dict[float, list[float]] = {}
     for line in lines:
         for x, column in _columns(((one.x, one.middle) for one in line), begin, end, count):
@@ -307,7 +317,9 @@ def _band(lines: Sequence[Sequence[Column]], begin: float, end: float, count: in
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float:
-    """Between the two samples beside it (type 7 of Hyndman and Fan, The American Statistician 50, 1996)."""
+    """Return a quantile, interpolated between two samples (type 7 of Hyndman and Fan, The American Statistician 50,
+    1996).
+    """
     place = share * (len(ascending) - 1)
     below = int(place)
     above = min(below + 1, len(ascending) - 1)
@@ -315,7 +327,7 @@ def _quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def _healthy(ys: Sequence[float], points: Sequence[Point]) -> Sequence[int]:
-    """Which samples are of no slow stretch, in their order."""
+    """Return the positions of the samples outside of slow spans, ascending."""
     slow = bytearray(len(ys))
     for point in points:
         stretch = slice(point.onset_index, point.relief_index)
@@ -339,8 +351,10 @@ def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point
 
 
 def _before(one: Series, ys: Sequence[float], point: Point, healthy: Sequence[int]) -> float:
-    """What a healthy sample of this regime took before; where nothing is known of it, what the slow samples are without
-    their slowdown."""
+    """Return the duration of a healthy sample of this regime before the point.
+
+    Without such samples, it is computed from the slow samples and their slowdown.
+    """
     begins = max(start for start in (0, *one.starts) if start <= point.onset_index)
     regime = one.regimes[point.onset_index] if one.regimes is not None else None
     samples = [
@@ -367,18 +381,18 @@ def _job_bands(
 
 
 def _range(line: Sequence[Column], peers: Sequence[Column], stretches: Sequence[Stretch]) -> tuple[float, float]:
-    """From where to where y goes: all that is slow is in it, a pause of one sample is not."""
+    """Return the range of y. It includes all slow spans, but not a pause of one sample."""
     levels = [level for one in stretches for level in (one.before, one.level * 1.05) if math.isfinite(level)]
     if not line and not levels:
         return 0.0, 1.0
     lows, highs = sorted(column.low for column in line), sorted(column.high for column in line)
     bottom = min([_quantile(lows, 0.005), *levels] if lows else levels)
     top = max([_quantile(highs, 0.98), *levels] if highs else levels)
-    for one in stretches:  # short ones too, unless a single sample is far out
+    for one in stretches:  # include short spans, unless a single sample is far off
         during = sorted(column.high for column in line if one.onset <= column.x <= one.end)
         if during and math.isfinite(one.level):
             top = max(top, min(_quantile(during, 0.9), 2 * one.level))
-    # Peers may lie far off, and a plot of a series stays readable.
+    # Peers may be far off. The plot of the series must stay readable.
     middles = [column.middle for column in peers]
     bottom = min([bottom, *(max(middle, bottom - (top - bottom)) for middle in middles)])
     top = max([top, *(min(column.high, top + (top - bottom)) for column in peers)])

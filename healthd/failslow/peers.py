@@ -1,32 +1,37 @@
-"""Who is to blame for slowness, and when nobody is. Pure.
+"""Comparison with peers: which component causes the slowness, and when no component can be named. Pure functions.
 
-A collective makes every rank of a gang equally slow, so that a step of all iteration times says only that the job is
+A collective makes every rank of a gang equally slow. A step of all iteration times therefore only shows that the job is
 slow; workers explain over half of the slowdown in 1.7 % of the straggling jobs (Lin et al., OSDI 2025, arXiv
-2505.05713). A suspect therefore has a time of its own that rose
+2505.05713). A suspect is therefore a component with a time of its own that rose
 
   against its own baseline   and   against its peers: by more than a limit times the median of their own changes.
 
-The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588, step 5) and 1.2 for communication,
-which varies more (its table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released detector
-takes 1.2); in addition CLEAR standard errors, of the series' own scatter and of the peers' spread. In a gang the time
-that rose must also make up EXPLAINS of what an iteration lost. The median is the upper one of all peers, the suspect's
-too: half of a role or more is no minority, and nobody is named, unless it is one of four nodes or more, which are
-peers then (suspects.py).
+The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588, step 5). It is 1.2 for communication,
+which varies more (FALCON's table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released
+detector uses 1.2). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series' own scatter
+and the spread of the peers. In a gang the time that rose must also make up MIN_EXPLAINED_SHARE of what an iteration
+lost. The median is the upper one of all peers, including the suspect. Half of a role or more is not a minority, and no
+member is named, except if it is one of at least four nodes: the other nodes are then the peers (suspects.py).
 
-What an iteration is made of: busy (compute), transfer, wait, and the rest, which is the host's. A rank that only waits
-is a victim. Peers of one role: groups.py; in a role of fewer than FEWEST nobody is named, nor a group of fewer groups.
-A node's own evidence names a node without peers, where it covers the onset and its ranks' times do not clear it.
+An iteration consists of busy (compute), transfer, wait, and the rest, which belongs to the host. A rank that only waits
+is a victim. groups.py defines the peers of one role. In a role of fewer than MIN_PEERS no member is named, and no group
+among fewer groups. Conditions on a node can name a node without peers, if they cover the onset and the times of its
+ranks do not contradict them.
 
-What lasted less than LASTING samples names nobody. Confidence counts four: an excess of 1.2 (communication: 1.4); twice
-as clear as needed; seven other peers or more; agreeing evidence of the node. Three are high, two medium. Three ranks or
-more at once are not high without the node's evidence (they have something in common that is not in the data); a busy
-time that rises while no iteration becomes slower (the rank has slack) is low, and needs 1.25 and three times as long;
-so is a rise by PAUSES or more in which more than PAUSING of the samples are as fast as before; node evidence alone is
-medium, and low if it stood all through the baseline.
+A slowness shorter than MIN_LENGTH samples names no component. The confidence counts four facts: an excess of 1.2
+(communication: 1.4); twice the required number of standard errors; seven or more other peers; agreeing conditions on
+the node. Three are high, two medium, with these exceptions:
 
-Points: a step of most peers of a role that do not wait for each other is one job_slow, in place of a point in each of
-its series, unless WHOLE of all series step, who then keep theirs. It is decided by the samples until the alarm, so
-that no later sample takes a point away. A verdict uses the first 50 samples of a step, and 200 if these name nobody.
+- Three or more ranks at once are not high without conditions on the node, because their common cause is not in the
+  data.
+- A busy time that rises while no iteration becomes slower (the rank has slack) is low, and needs 1.25 and three times
+  the length.
+- A rise by PAUSE_EXCESS or more in which more than MAX_FAST_SHARE of the samples are as fast as before is also low.
+- Conditions on a node alone are medium, and low if they were open during the whole baseline.
+
+Points: a step of most peers of a role that do not wait for each other becomes one slow job, in place of a point in each
+of its series. If WHOLE_SHARE of all series step, they keep their points. Only samples up to the alarm decide this, so
+no later sample removes a point. A verdict uses the first 50 samples of a step, and 200 if these name no component.
 """
 
 from __future__ import annotations
@@ -58,11 +63,15 @@ from healthd.failslow.windows import Change, changed, position
 
 SLACK_LIMIT = 1.25  # busy alone
 WHOLE = 0.9
-MOST_COMPARED = 64  # of a larger role so many peers, evenly chosen
+MOST_COMPARED = 64  # maximum number of peers from a large role, evenly chosen
 
 
 def judge(series: Sequence[Series], points: Sequence[Sequence[Point]], evidence: Sequence[Evidence] = ()) -> Judgement:
-    """points: of each series. The order of the series changes nothing but the order of Judgement.points."""
+    """Compare series with their peers. The order of the series affects only the order of Diagnosis.points.
+
+    Args:
+        points: of each series.
+    """
     world = _World(Observed(series, points, evidence))
     if not any(points) and not any(one.busy is not None for one in series):
         return Judgement(tuple(tuple(some) for some in points))
@@ -83,9 +92,9 @@ class _World:
         self.seen = seen
         self.suspects: list[Suspect] = []
         self.job_slow: list[JobSlow] = []
-        self.shared: set[tuple[int, Point]] = set()  # that are one job_slow instead
+        self.shared: set[tuple[int, Point]] = set()  # points replaced by one slow job
 
-    # --- which steps there are, and of what kind each is
+    # --- steps and their kinds
 
     def judge(self, pool: Pool) -> None:
         members = sorted(pool.members, key=lambda one: identity(self.seen.series[one]))
@@ -123,7 +132,7 @@ class _World:
 
     def _gang(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]]) -> None:
         if not self.seen.lasts(step, step.leader):
-            self._nobody(step, members, f"it lasted less than {LASTING} samples, too short to say who")
+            self._nobody(step, members, f"it lasted less than {LASTING} samples, too short to find the cause")
             return
         for longest in windows.AFTER:
             look = replace(step, longest=longest)
@@ -161,8 +170,13 @@ class _World:
         self._nobody(step, members, why, cause, {**busy, **transfer}, whole)
 
     def _later(self, step: Step, members: Sequence[int], role_of: Mapping[int, tuple[int, ...]], known: int) -> None:
-        """Who became slow while the step lasted, and which of its suspects recovered before it ended: by each rank's
-        own time, since an iteration is as slow as the slowest of them. known: suspects there were before this step."""
+        """Find ranks that became slow or recovered while the step lasted, by each rank's own time.
+
+        The iteration time does not show this, because it follows the slowest rank.
+
+        Args:
+            suspects_before: number of suspects before this step.
+        """
         begin, end = self.seen.window(step, step.leader)
         if min(end, len(self.seen.series[step.leader].value)) - begin < TOGETHER + LASTING:
             return
@@ -190,7 +204,7 @@ class _World:
                 self.suspects[at] = replace(one, point=replace(one.point, relief_index=relief))
 
     def _joins(self, step: Step, members: Sequence[int], role: Sequence[int]) -> None:
-        """One who became slow while others were."""
+        """Add a suspect that became slow while others were slow."""
         one = step.leader
         if not self.seen.lasts(step, one):
             return
@@ -223,16 +237,16 @@ class _World:
         host: Mapping[int, Change],
         lost: float,
     ) -> tuple[Cause, str]:
-        """What rose in a whole role or in half of it, where nobody stands out."""
+        """Return the cause if a time rose in a whole role or in half of it, and there is no outlier."""
         best, cause, why = EXPLAINS * lost, Cause.UNKNOWN, "no rank's busy or transfer time rose more than its peers'"
         whole = sorted(set(role_of.values()))
         for changes, of, ours, words in (
-            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work, no rank alone")),
+            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work for all")),
             (
                 host,
                 Cause.IMBALANCE,
                 Cause.COMPUTE_CPU,
-                ("the time that is neither busy, wait nor transfer rose", ": the data's loading?"),
+                ("the time that is neither busy, wait nor transfer rose", ": possibly data loading"),
             ),
             (transfer, Cause.COMMUNICATION, Cause.COMMUNICATION, ("transfer time rose", "")),
         ):
@@ -255,7 +269,7 @@ class _World:
         return "all peers" if roles == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
 
     def _part(self, rose: Sequence[int], of: Sequence[int]) -> str:
-        """ "on node gpu-0 (4 of 8 ranks)" if it is all of that node's, else "in 4 of 8 ranks" """
+        """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks of that node, otherwise "in 4 of 8 ranks"."""
         kind = self.seen.series[rose[0]].kind_of
         count = f"{len(rose)} of {len(of)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
         nodes = {self.seen.series[one].node for one in rose}
@@ -278,7 +292,7 @@ class _World:
                 stepping = max(stepping, count)
         own = {one: point for one, point in mine.items() if one not in common}
         if own:
-            # Who was slow before its peers were, and does not stand out of them now.
+            # Members that were slow before their peers and are not outliers now.
             count, joined = self._own(step, own, role, compared)
             stepping = max(stepping, count)
         else:
@@ -291,8 +305,10 @@ class _World:
                 self.shared |= set(common.items())
 
     def _in_common(self, one: int, point: Point, compared: Sequence[int]) -> int:
-        """How many peers step, if half of them or more step with it and it does not stand out of them; by what was
-        known at the alarm."""
+        """Return how many peers step, if at least half of them step with this member and it is not an outlier.
+
+        Only samples up to the alarm are used. Otherwise return 0.
+        """
         alone = Step(one, {one: point})
         changes = {}
         for peer in {one, *compared}:
@@ -304,7 +320,7 @@ class _World:
                 changes[peer] = change
         if one not in changes or sum(peer in changes for peer in compared) < FEWEST:
             return 0
-        # Half of its own step is a step with it, and so is what would be slow by itself.
+        # Half of the member's own step counts as a step with it, and so does a change that would be slow by itself.
         middle = statistics.median_high(changes[peer].ratio for peer in compared if peer in changes)
         if middle <= max(STEPS, min(LIMIT, 1 + (changes[one].ratio - 1) / 2)):
             return 0
@@ -315,7 +331,7 @@ class _World:
     def _own(
         self, step: Step, own: Mapping[int, Point], role: Sequence[int], compared: Sequence[int]
     ) -> tuple[int, dict[int, Point]]:
-        """Names who stands out. How many of the role step, and whose points are theirs too, if half of it does."""
+        """Name the outliers. If half of the role steps, return how many do, and the points that belong to the role."""
         found: list[Found] = []
         waiting: set[int] = set()
         for longest in windows.AFTER:
@@ -341,7 +357,7 @@ class _World:
                     waiting.add(slow.member)
         for victim in sorted(waiting, key=lambda one: identity(self.seen.series[one])):
             alone = Step(victim, {victim: own[victim]})
-            self._nobody(alone, role, "neither its busy nor its transfer time rose: it waits for others")
+            self._nobody(alone, role, "neither its busy nor its transfer time rose: it waits for other ranks")
         if found:
             self.suspects += named(self.seen, step, role, found)
         count = _stepping(values[one].ratio for one in compared if one in values)
@@ -378,7 +394,7 @@ class _World:
         changes: Mapping[int, Change] | None = None,
         whole_stage: bool = False,
     ) -> None:
-        """The node that told why, or else a slow job."""
+        """Add the node with a matching condition as a suspect, or a slow job without a suspect."""
         node = named_by_evidence(self.seen, step, members, changes or {})
         if node is not None:
             self.suspects.append(replace(node, whole_stage=whole_stage))
@@ -401,13 +417,13 @@ class _World:
 
 
 def _no_minority(some: Sequence[int], of: Sequence[int]) -> str:
-    return ": half is no minority" if len(some) * 2 == len(of) else ": that is no minority"
+    return ": half is not a minority" if len(some) * 2 == len(of) else ": that is not a minority"
 
 
 def _too_few(peers: int) -> str:
     if peers == 1:
-        return "it has no peers to compare it with"
-    return f"{peers} peers of one role are too few to name one of them"
+        return "it has no peers"
+    return f"{peers} peers of one role are too few to find an outlier"
 
 
 def _some(role: Sequence[int]) -> Sequence[int]:
@@ -416,7 +432,7 @@ def _some(role: Sequence[int]) -> Sequence[int]:
 
 
 def _steps(ratios: Iterable[float], share: float) -> bool:
-    """Whether more than this share became slower."""
+    """Return True if more than this share became slower."""
     ratios = list(ratios)
     return bool(ratios) and _stepping(ratios) > share * len(ratios)
 
@@ -426,7 +442,7 @@ def _stepping(ratios: Iterable[float]) -> int:
 
 
 def _blocks(values: Sequence[float]) -> list[float]:
-    """The median of each 25 samples; NaN where one has none."""
+    """Return the median of each 25 samples, or NaN for a block with a missing sample."""
     found = []
     for at in range(0, len(values) - 24, 25):
         block = values[at : at + 25]
@@ -435,7 +451,7 @@ def _blocks(values: Sequence[float]) -> list[float]:
 
 
 def _rising(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
-    """Who is worth a look: two blocks in sequence above its first ones by more than its peers' are."""
+    """Return the members to test: two consecutive blocks rose above the first ones by more than those of the peers."""
     high: dict[int, list[float]] = {}
     for one, values in own.items():
         blocks = _blocks(values)
@@ -456,7 +472,7 @@ def _rising(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
 
 
 def _own_time(series: Series) -> Sequence[float] | None:
-    """What of each sample is not waiting for others; None where that is not told of all."""
+    """Return each sample without waiting, or None if this is not reported for all samples."""
     if series.wait is not None:
         own = [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     else:

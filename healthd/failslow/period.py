@@ -1,25 +1,28 @@
-"""How many operations an iteration has, and how long each iteration took: from a stream (operation, time) alone. Pure.
+"""Number of operations in an iteration and duration of each iteration, from a stream (operation, time) alone. Pure
+functions.
 
 FALCON (arXiv 2410.12588, 2.2 step 2): the period is the smallest k >= 1 with ACF_k >= 0.95, the autocorrelation of the
-sequence of operations; the time of an iteration is that of an operation minus that of its occurrence one period before.
-That rule decides where nothing is lost and an iteration has no loop in it. It is departed from in these points:
+sequence of operations. The duration of an iteration is the time of an operation minus that of its occurrence one period
+earlier. This rule is sufficient if nothing is lost and an iteration contains no loop. This module differs in these
+points:
 
-- One lost entry moves all that follow it, so that with 1 in 100 lost no long sequence agrees with itself at a fixed
-  lag. Here an operation, or a few in a row, is a *mark*: its distances to its next occurrences are one vote each, and a
-  lost entry spoils the votes beside it only. Most of the stream must lie in distances like the usual one.
-- What lies between two marks must be the same, in the same order, from one time to the next: the agreement of the short
-  runs of operations in it, which is the ACF of a stream that may have gaps. Names are names: the paper numbers them.
-- The smallest k is that of a layer, where layers are loops within an iteration. The outermost loop is taken: a longer
-  one takes over from one that may be a layer (a few operations, none of them again and again), and from any other one
-  (micro-batches) if it has fewer than ten of them, or if what it has beside them takes time (3 % of one, beyond chance)
-  or is more than one operation. A single operation that comes every tenth time and takes none is a loss that is logged.
-- L >= 20 k stays, for the one that is chosen. A longer one that is seen less often makes the choice doubtful, unless it
-  looks like an evaluation or a checkpoint: many loops, and then a pause longer than one of them.
+- A lost entry shifts all entries after it. With 1 in 100 lost, no long sequence agrees with itself at a fixed lag. Here
+  an operation, or a few consecutive ones, is a *mark*. The distances to its next occurrences are one vote each, and a
+  lost entry spoils only the votes next to it. Most of the stream must lie in distances like the usual one.
+- The content between two marks must be the same, in the same order, from one time to the next. This is measured by the
+  agreement of its short runs of operations, which is the ACF of a stream that may have gaps. Operations are compared by
+  name; the paper numbers them.
+- The smallest k is that of a layer if layers are loops within an iteration. This module selects the outermost loop. A
+  longer loop replaces one that may be a layer (a few operations without repetition). It replaces any other loop
+  (micro-batches) if it has fewer than ten of them, or if its additional part takes time (3 % of one loop, beyond
+  chance) or has more than one operation. A single operation at every tenth loop that takes no time is a logged loss.
+- L >= 20 k remains required for the selected period. A longer period with fewer repetitions makes the choice doubtful,
+  unless it looks like an evaluation or a checkpoint: many loops, followed by a pause longer than one of them.
 
-It is doubtful too if what decided took less than 10 % of the shorter loop, or if 16 loops or more that are no layers
-make the longer one. Then the confidence is below 0.5, and the other period is told beside it.
+The choice is also doubtful if the deciding part took less than 10 % of the shorter loop, or if the longer loop contains
+16 loops or more that are not layers. The confidence is then below 0.5, and the other period is reported too.
 
-An iteration whose mark was lost begins where the mark would stand, by those before and behind it.
+If the mark of an iteration was lost, the iteration begins at the position expected from its neighbours.
 """
 
 from __future__ import annotations
@@ -35,41 +38,44 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.iteration_time import Chain, seconds_at, usual
 
 LEAST_PERIODS = 20
-LEAST_SEEN = 5  # repeats of a loop that make a choice doubtful
-LOOKED_AT = (40_000, 400_000)  # operations, the newest; twice the ring of FALCON's hook, then more for long iterations
-RUNS = (1, 2, 4, 8, 16)  # operations of a mark
-MOST_EACH = 8  # marks in one iteration, of one or two operations
-REGULAR = 0.6  # of the stream, between marks that are as far apart as usual
-SHARE_LOST = 25  # one operation in so many may be lost from a loop, and one more from a long one
+LEAST_SEEN = 5  # repetitions of a loop that can make a choice doubtful
+LOOKED_AT = (40_000, 400_000)  # newest operations: twice the ring of FALCON's hook, then more for long iterations
+RUNS = (1, 2, 4, 8, 16)  # operations in a mark
+MOST_EACH = 8  # marks in one iteration, for marks of one or two operations
+REGULAR = 0.6  # of the stream, between marks at the usual distance
+SHARE_LOST = 25  # one operation in this many may be lost from a loop, and one more from a long loop
 LONG_ENOUGH = 8  # operations
-SAME_CONTENT = 0.7  # of the runs of operations of two loops that follow each other
+SAME_CONTENT = 0.7  # of the runs of operations in consecutive loops
 RUN_OF_CONTENT = 3
 MOST_LOOKED_AT = 64  # loops whose content is compared
-ADDS = 0.03  # of a loop's time: what is beside the loops belongs to the iteration
+ADDS = 0.03  # of a loop's time: the additional part then belongs to the iteration
 ADDS_CLEARLY = 0.1
 BEYOND_CHANCE = 3.0  # standard errors
-NEIGHBOURS = 4  # loops on each side, with which one is compared
-LAYER = 24  # operations at most
-RARE = 10  # loops: what comes with so many or more, alone and in no time, belongs to none of them
-MANY = 16  # loops that are no layers, in an iteration: doubtful
+NEIGHBOURS = 4  # loops on each side for the comparison
+LAYER = 24  # maximum number of operations
+RARE = 10  # loops: a single operation that takes no time and is at least this rare is not part of an iteration
+MANY = 16  # loops in an iteration, if they are not layers
 TOO_MANY = 128
-PHASE = 1.0  # loops: what takes longer and is seen seldom is an evaluation or a checkpoint
-DOUBTFUL = 0.45  # the confidence at most
-MOST_MENDED = 3  # iterations whose marks were lost one after another: more are another phase
-ALIKE = 1.25  # times as long as the neighbours, or a part of it
-SURE_WITHIN = 0.012  # of an iteration's time: FALCON's is off by at most so much (its 2.2, step 2)
+PHASE = 1.0  # loops: a longer and rare part is an evaluation or a checkpoint
+DOUBTFUL = 0.45  # maximum confidence
+MOST_MENDED = 3  # consecutive iterations with lost marks; more are another phase
+ALIKE = 1.25  # factor above or below the duration of the neighbours
+SURE_WITHIN = 0.012  # of an iteration's time: the maximum error of FALCON (2.2, step 2)
 
 
 class NoPeriod(HealthdError):
-    """A stream in which no period is found: why, in words that follow its name."""
+    """A stream without a period. The message is the reason, in words that follow the name of the stream."""
 
 
 class Period(NamedTuple):
-    """operations: of one iteration, as they were seen. iteration_seconds: how long one usually takes, as
-    iteration_time.py has it; within: by what share of it that may be wrong. confidence: the share of the stream that
-    lies in iterations like it, 0 to 1; below 0.5 if other is about as good, or within above 0.012. begin_seconds: when
-    iterations began, by their mark, seconds: how long each took; both of one length. other: operations and seconds of
-    that other period."""
+    """Result for one stream.
+
+    operations: in one iteration, as observed. iteration_seconds: typical duration (iteration_time.py). relative_error:
+    its possible error as a share. confidence: share of the stream in such iterations, 0 to 1; below 0.5 if the
+    alternative is about as good, or relative_error is above 0.012. begin_seconds: begin of each iteration, by its mark.
+    seconds: duration of each; both have the same length. alternative: operations and seconds of the other possible
+    period.
+    """
 
     operations: int
     iteration_seconds: float
@@ -81,8 +87,11 @@ class Period(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """A run of operations that comes back. places: where; size: its operations; each: how often an iteration has it;
-    operations: from one to the next of the next iteration; regular: the share of the stream where that holds."""
+    """A run of operations that repeats.
+
+    positions: where it occurs. size: its number of operations. per_iteration: occurrences in an iteration. operations:
+    distance to the same mark in the next iteration. regular_share: share of the stream with that distance.
+    """
 
     places: list[int]
     size: int
@@ -92,15 +101,18 @@ class _Mark(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One time through a loop: the places at which it and the next one begin."""
+    """One pass through a loop: the positions at which it and the next one begin."""
 
     begin: int
     end: int
 
 
 class _Added(NamedTuple):
-    """seconds: more or less than usual, in loops, the median; chance: its standard error (that of the median of normal
-    values: 1.2533 deviations by the root of their number); operations: the median."""
+    """Additional part of a longer loop.
+
+    seconds: median absolute difference from the usual duration, in loops. standard_error: of that median (for normal
+    values 1.2533 deviations divided by the square root of their number). operations: median number.
+    """
 
     seconds: float
     chance: float
@@ -113,12 +125,16 @@ class _Choice(NamedTuple):
 
 
 def period(operations: Sequence[str], times: Sequence[float]) -> Period:
-    """operations, times: of one length; times in seconds, ascending. Raises NoPeriod."""
+    """Find the period of a stream. Raises PeriodNotFound.
+
+    Args:
+        operations, times: of the same length; times in seconds, ascending.
+    """
     operations = list(operations)
     if len(operations) < 2 * LEAST_PERIODS:
-        raise NoPeriod(f"has {len(operations):,} operations with a time: a period needs {2 * LEAST_PERIODS} or more")
+        raise NoPeriod(f"has {len(operations):,} operations with a time; a period needs at least {2 * LEAST_PERIODS}")
     if len(set(operations[-LOOKED_AT[0] :])) == 1:
-        raise NoPeriod("has one kind of operation only: where an iteration begins cannot be seen in it")
+        raise NoPeriod("has only one kind of operation, so the begin of an iteration is not visible")
     chosen = None
     for most in LOOKED_AT:
         seen = operations[-most:]
@@ -129,14 +145,14 @@ def period(operations: Sequence[str], times: Sequence[float]) -> Period:
             break
     if chosen is None:
         raise NoPeriod(
-            f"repeats itself nowhere: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of what "
-            "it has"
+            f"has no repeating pattern: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of its "
+            "length"
         )
     return _iterations(operations, times, chosen, len(operations) - len(seen))
 
 
 def _loops(operations: Sequence[str]) -> list[_Mark]:
-    """The best mark of each loop, the shortest loop first."""
+    """Return the best mark of each loop, the shortest loop first."""
     marks = sorted(_marks(operations), key=lambda one: one.operations)
     groups: list[list[_Mark]] = []
     for one in marks:
@@ -152,7 +168,8 @@ def _loops(operations: Sequence[str]) -> list[_Mark]:
 
 
 def _measured(mark: _Mark) -> _Mark:
-    """An operation that comes twice in a row has two distances: its loop is as long as from one time to the next."""
+    """Return the mark with the measured length of its loop: an operation that comes twice in a row has two distances.
+    """
     return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
 
 
@@ -174,8 +191,11 @@ def _marks(operations: Sequence[str]) -> Iterator[_Mark]:
 
 
 def _mark(places: list[int], size: int, each: int, length: int) -> _Mark | None:
-    """None if its distances differ. The usual one is that in which the middle of the stream lies: what is lost or comes
-    by chance makes some that are longer or shorter."""
+    """Return the mark, or None if its distances differ.
+
+    The usual distance is the one in the middle of the stream, because lost or accidental operations make some distances
+    longer or shorter.
+    """
     if len(places) < LEAST_SEEN * each:
         return None
     steps = sorted(after - before for before, after in zip(places, places[each:], strict=False))
@@ -183,19 +203,19 @@ def _mark(places: list[int], size: int, each: int, length: int) -> _Mark | None:
     below = 0
     usual = next(step for step in steps if (below := below + step) * 2 >= whole)
     if usual <= each:
-        return None  # it follows itself
+        return None  # the operation follows itself
     reach = _reach(usual)
     regular = sum(steps[bisect_left(steps, usual - reach) : bisect_right(steps, usual + reach)]) / (each * length)
     return _Mark(places, size, each, usual, regular) if regular >= REGULAR else None
 
 
 def _reach(operations: int) -> int:
-    """How many operations fewer or more a loop may have: what was lost."""
+    """Return by how many lost operations the length of a loop may differ."""
     return operations // SHARE_LOST + (operations >= LONG_ENOUGH)
 
 
 def _steps(mark: _Mark) -> list[_Step]:
-    """From mark to mark, as far apart as usual; others between them come by chance."""
+    """Return the steps between marks at the usual distance. Other occurrences are accidental."""
     places, reach, steps = mark.places, _reach(mark.operations), list[_Step]()
     at = 0
     while at < len(places):
@@ -211,7 +231,7 @@ def _steps(mark: _Mark) -> list[_Step]:
 
 
 def _same_content(operations: Sequence[str], mark: _Mark) -> bool:
-    """Whether loops that follow each other have the same runs of operations."""
+    """Return True if consecutive loops have the same runs of operations."""
     steps = _steps(mark)
     follow = [(one, other) for one, other in pairwise(steps) if one.end == other.begin]
     shares = []
@@ -222,7 +242,7 @@ def _same_content(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _repeats(operations: Sequence[str], mark: _Mark) -> bool:
-    """Whether this is a shorter loop several times."""
+    """Return True if this loop consists of several equal shorter loops."""
     length = mark.operations
     steps = [step for step in _steps(mark) if step.end - step.begin == length]
     steps = steps[:: len(steps) // MOST_LOOKED_AT + 1]
@@ -240,7 +260,7 @@ def _content(operations: Sequence[str], step: _Step) -> Counter[tuple[str, ...]]
 
 
 def _chosen(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[float]) -> _Choice | None:
-    """The outermost loop that takes more time than its loops do."""
+    """Return the outermost loop that takes more time than the loops in it."""
     chosen: _Mark | None = None
     other: _Mark | None = None
     for one in loops:
@@ -265,7 +285,7 @@ def _chosen(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[f
 
 
 def _may_be_a_layer(operations: Sequence[str], mark: _Mark) -> bool:
-    """Short, and nothing in it repeats."""
+    """Return True for a short loop without repetition."""
     if mark.operations > LAYER:
         return False
     steps = _steps(mark)
@@ -274,7 +294,7 @@ def _may_be_a_layer(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _added(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
-    """What the loops in which the longer one's mark lies have beyond those beside them."""
+    """Return how loops that contain the mark of the longer loop differ from their neighbours."""
     steps = _steps(loop)
     ends = sorted({place for step in steps for place in step})
     seconds, operations = list[float](), list[int]()
@@ -319,7 +339,7 @@ def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choi
 
 
 def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
-    """The iterations that follow each other: from mark to mark, and where one was lost from where it would stand."""
+    """Yield the consecutive iterations from mark to mark. A lost mark is replaced by its expected position."""
     steps = _steps(mark)
     marks, first = list[float](), 0
     for nth, step in enumerate(steps):
@@ -335,9 +355,12 @@ def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> I
 def _between(
     operations: Sequence[str], times: Sequence[float], before: _Step, after: _Step, length: int
 ) -> list[float]:
-    """Where the iterations between two steps begin, the end of the last too: all of one length, if there are as many
-    operations as a few loops have but for those that were lost, the same ones as before, and they take as long as
-    those beside them. An evaluation is none, though it may call the same operations."""
+    """Return the begins of the iterations between two steps, including the end of the last one, or [].
+
+    The gap must have the number of operations of a few loops, except for lost ones. It must contain the same operations
+    as before and take as long as its neighbours. An evaluation does not meet these conditions, although it may call the
+    same operations.
+    """
     there = after.begin - before.end
     count = round(there / length)
     lost = abs(count * length - there)
@@ -354,14 +377,16 @@ def _between(
 
 
 def _goes_on(operations: Sequence[str], step: _Step, by: int) -> int:
-    """How many operations behind a step (before it: by -1) are those of an iteration too, an iteration's at most."""
+    """Return how many operations after a step (before it, if direction is -1) continue an iteration, at most one
+    iteration.
+    """
     here, there = (step.end, step.begin) if by == 1 else (step.begin - 1, step.end - 1)
     most = min(step.end - step.begin, len(operations) - 1 - here if by == 1 else step.begin)
     return next((at for at in range(most) if operations[here + by * at] != operations[there + by * at]), most)
 
 
 def _everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
-    """The mark in the whole stream, if it was found in the newest part of it."""
+    """Return the mark with its positions in the whole stream, if it was found in the newest part."""
     if not offset:
         return mark
     begin = mark.places[0] + offset

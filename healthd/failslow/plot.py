@@ -1,8 +1,8 @@
 """`healthd failslow --plot FILE`: the series with onset, relief and peers, as SVG or as a page with a table.
 
-Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. Neither file has a script or
-fetches anything. The chart is written as Vega-Lite's JSON (https://vega.github.io/vega-lite/docs/): altair takes 10 s
-to build 24 panels, which are rendered in 2 s.
+Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no scripts
+and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/), because altair takes
+10 s to build 24 panels that render in 2 s.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from healthd.failslow.model import Judgement, Point, Series
 from healthd.failslow.panels import Column, Panel, called, panels, percent, where
 
 ENDINGS = (".svg", ".html")
-MOST_ROWS = 1000  # of the page's table; --json has all
+MOST_ROWS = 1000  # of the table on the page; --json has all
 
 
 class NoPlot(HealthdError):
-    """The name of the file has no known ending, or the file that is there must not be replaced."""
+    """The file name has an unknown ending, or the existing file must not be replaced."""
 
 
 class MissingExtra(HealthdError):
-    """The packages that draw are not installed."""
+    """The packages for plots are not installed."""
 
 
 def ending(path: str) -> str:
-    """Return ".svg" or ".html". Raises NoPlot."""
+    """Return ".svg" or ".html". Raises InvalidPlotPath."""
     for one in ENDINGS:
         if path.lower().endswith(one):
             return one
-    raise NoPlot(f"{path}: a plot is a file that ends in {' or '.join(ENDINGS)}")
+    raise NoPlot(f"{path}: the name of a plot must end in {' or '.join(ENDINGS)}")
 
 
 def check(path: str, inputs: Sequence[str]) -> None:
-    """Check before anything is computed whether a plot can be drawn and may replace the file at `path`.
+    """Check before the analysis whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
+    InvalidPlotPath.
 
-    A link is refused, because it would be replaced, and not the file that it points to. Raises MissingExtra, NoPlot.
+    A link is rejected: the link would be replaced, not the file that it points to.
     """
     ending(path)
     if importlib.util.find_spec("vl_convert") is None:
@@ -54,18 +55,18 @@ def check(path: str, inputs: Sequence[str]) -> None:
     try:
         there = os.lstat(path)
     except OSError:
-        return  # nothing is there; whether something can be, writing it tells
+        return  # no such file; writing it will show other problems
     if stat.S_ISLNK(there.st_mode):
-        raise NoPlot(f"{path}: is a link: name the file itself")
+        raise NoPlot(f"{path}: is a symbolic link; name its target")
     if not stat.S_ISREG(there.st_mode) and not stat.S_ISDIR(there.st_mode):
-        raise NoPlot(f"{path}: is no regular file")
+        raise NoPlot(f"{path}: is not a regular file")
     for one in inputs:
         if os.path.exists(one) and os.path.samestat(os.stat(one), there):
-            raise NoPlot(f"{path}: is what is to be read")
+            raise NoPlot(f"{path}: is also an input file")
 
 
 def plot(series: Sequence[Series], judgement: Judgement, path: str) -> None:
-    """Write the plot, whole or not at all. Raises NoPlot, ownership.Untrusted, OSError."""
+    """Write the plot atomically. Raises InvalidPlotPath, ownership.Untrusted, OSError."""
     kind = ending(path)
     drawn, left = panels(series, judgement)
     picture = svg(drawn, headline(series, judgement), more(left))
@@ -78,7 +79,7 @@ def headline(series: Sequence[Series], judgement: Judgement) -> str:
     found = [plural(len(judgement.suspects), "suspect")] if judgement.suspects else []
     found += ["the job is slow"] if judgement.job_slow else []
     if not found and slow:
-        found = [f"{slow:,} slow, nobody is suspected"]
+        found = [f"{slow:,} slow, no suspect"]
     if judgement.slow_throughout:
         found += [f"{len(judgement.slow_throughout):,} slower than the peers throughout"]
     if not found:
@@ -92,20 +93,20 @@ def more(left: int) -> str:
 
 
 EXPLAINED = (
-    "Grey is the median of the peers and four fifths of them, each brought to the level that this series had before "
-    "its onset: what is compared is how much slower each became than itself."
+    "Grey: the median of the peers and the middle 80 % of them, scaled to the level of this series before its onset, "
+    "because each series is compared with its own past."
 )
 
 
 # --- the chart
 
-WIDTH, HEIGHT = 880, 150  # pixels of a plot
+WIDTH, HEIGHT = 880, 150  # pixels of one plot
 MOST_LABELS = 12  # slowdowns written above one plot
-FONT = "'Liberation Sans', Arial, sans-serif"  # vl-convert has it: a picture is the same on each machine
+FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a picture is the same on each machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
-SHAPES = {"onset": "triangle-up", "known": "diamond", "relief": "triangle-down"}
-DASHES = {"onset": [1, 0], "known": [1, 3], "relief": [4, 3]}
+SHAPES = {"onset": "triangle-up", "detected": "diamond", "relief": "triangle-down"}
+DASHES = {"onset": [1, 0], "detected": [1, 3], "relief": [4, 3]}
 # Vega's expression for a label of the time axis: a date at midnight, seconds only where they are not zero.
 TIME = (
     "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' "
@@ -114,7 +115,7 @@ TIME = (
 
 
 def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
-    """Draw the panels below each other. more: a sentence below the title."""
+    """Draw the panels below each other. note: a sentence below the title."""
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, more))
@@ -122,7 +123,7 @@ def svg(panels: Sequence[Panel], title: str, more: str = "") -> str:
 
 
 def spec(panels: Sequence[Panel], title: str, more: str = "") -> dict[str, Any]:
-    """Return the chart as Vega-Lite."""
+    """Return the chart as a Vega-Lite specification."""
     return {
         "background": "white",
         "config": {
@@ -168,7 +169,7 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 
 
 def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
-    """From the back to the front."""
+    """Yield the layers from back to front."""
     slow = [{"x": _place(panel, one.onset), "x2": _place(panel, one.end)} for one in panel.stretches]
     bands = [{"x": _place(panel, begin), "x2": _place(panel, end)} for begin, end in panel.bands]
     earlier = _place(panel, panel.begin + (panel.end - panel.begin) / 4) - _place(panel, panel.begin)
@@ -187,7 +188,7 @@ def _layers(panel: Panel) -> Iterator[dict[str, Any]]:
     yield _layer(BEFORE, _rule(2, [5, 3]), before, x2=_X2)
     yield _layer(SLOW, _rule(2, [1, 0]), during, x2=_X2)
     for name in SHAPES:
-        moments = [getattr(one, "alarm" if name == "known" else name) for one in panel.stretches]
+        moments = [getattr(one, "alarm" if name == "detected" else name) for one in panel.stretches]
         rows = [{"x": _place(panel, at)} for at in moments if at is not None]
         yield _layer(SLOW, _rule(1.4, DASHES[name]), rows, y=None)
         mark = {"type": "point", "filled": True, "size": 70, "opacity": 1}
@@ -216,7 +217,9 @@ def _rule(width: float, dash: Sequence[int]) -> dict[str, Any]:
 def _layer(
     kind: str, mark: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **encoding: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a layer with the colour of `kind`. An encoding of None removes the panel's: a mark as high as the plot."""
+    """Return a layer with the colour of `kind`. An encoding of None removes that of the panel: the mark is as high as
+    the plot.
+    """
     return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _look(kind, COLOURS), **encoding}}
 
 
@@ -235,20 +238,20 @@ def _lines(panel: Panel, lines: Sequence[Sequence[Column]]) -> list[dict[str, An
 
 
 def _extent(panel: Panel, line: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return the area between the least and the largest sample; none where each column is one sample."""
+    """Return the area between the smallest and the largest sample, or [] if each column is one sample."""
     if all(one.low == one.high for one in line):
         return []
     return [{"x": _place(panel, one.x), "y": one.low, "y2": one.high} for one in line]
 
 
 def _place(panel: Panel, x: float) -> float:
-    """Return `x` as the axis has it: times become milliseconds of the clock in the file's time zone."""
+    """Return `x` as an axis value: times become milliseconds in the time zone of the file."""
     return x if panel.times is None else 1000 * (x + times.offset(panel.times.zone))
 
 
 # --- the page
 
-# The page may use its own style and nothing else (CSP Level 3: https://www.w3.org/TR/CSP3/).
+# The page may only use its own style (CSP Level 3: https://www.w3.org/TR/CSP3/).
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: #fff; color: #1b1f24;
@@ -301,7 +304,7 @@ def _found(judgement: Judgement) -> Iterator[str]:
     for job in judgement.job_slow:
         of = f" of group {job.group}" if job.group else ""
         yield (
-            f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, and nobody is named: {_text(job.why)} "
+            f"<p>The job{_text(of)} is slow, {percent(job.point.slowdown)}, without a suspect: {_text(job.why)} "
             f"({len(job.series):,} of {job.peers:,} series).</p>"
         )
     for slow in judgement.slow_throughout:
@@ -311,12 +314,12 @@ def _found(judgement: Judgement) -> Iterator[str]:
             "it became slow is not known.</p>"
         )
     if not judgement.suspects and not judgement.job_slow:
-        yield "<p>Nobody is suspected, and no job is slow as a whole.</p>"
+        yield "<p>No suspects, and no job is slow as a whole.</p>"
     for note in judgement.notes:
         yield f'<p class="soft">{_text(note)}</p>'
 
 
-COLUMNS = ("series", "group", "onset", "known at", "relief", "slowdown", "confidence")
+COLUMNS = ("series", "group", "onset", "detected at", "relief", "slowdown", "confidence")
 
 
 def _table(series: Sequence[Series], judgement: Judgement) -> Iterator[str]:
@@ -338,7 +341,7 @@ def _cells(one: Series, point: Point) -> tuple[str, ...]:
         one.group,
         where(one, point.onset_index),
         where(one, point.alarm_index),
-        "it lasts" if point.relief_index is None else where(one, point.relief_index),
+        "ongoing" if point.relief_index is None else where(one, point.relief_index),
         percent(point.slowdown),
         f"{point.confidence:.2f}",
     )

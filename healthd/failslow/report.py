@@ -1,4 +1,4 @@
-"""What `healthd failslow` says: the document (docs/json.md) and its text. Pure."""
+"""Output of `healthd failslow`: the document (docs/json.md) and its text. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from healthd.failslow.stream import FailStop
 
 Document = dict[str, Any]
 
-MOST_SHOWN = 20  # suspects, and as many others
+MOST_SHOWN = 20  # of suspects, and of other rows
 MOST_NOTES = 8
 MOST_NAMED = 8
-FEW = 3  # suspects, of whom all is told; of more, two lines each
+FEW = 3  # suspects with all details; more suspects have two lines each
 LONGEST_NAME = 40
-WHOLE_LINE = 1 << 30  # columns: in a pipe a sentence is a line
-TOGETHER = 20  # rows at most between two onsets of what is told as one, as in peers.py
-SEVERAL = 4  # series from which on they are told as one
+WHOLE_LINE = 1 << 30  # columns: in a pipe each sentence is one line
+TOGETHER = 20  # maximum distance of onsets that are reported together, as in peers.py
+SEVERAL = 4  # from this number on, series are reported together
 WIDEST_SUBJECT = 24
 _SURE = [one.value for one in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
 _CAUSES = {
@@ -48,8 +48,13 @@ def document(
     unread: Sequence[Mapping[str, str]] = (),
     fail_stops: Sequence[FailStop] = (),
 ) -> Document:
-    """What --json prints. files: as they were named; notes: of reading them; unread: {file, why} of those in a folder
-    that could not be read."""
+    """Return the content of --json.
+
+    Args:
+        files: as given.
+        notes: from reading the files.
+        unread: {file, why} of files in a folder that could not be read.
+    """
     by_name = {one.name: one for one in series}
     return {
         "files": list(files),
@@ -66,7 +71,7 @@ def document(
 
 
 def found(told: Document) -> bool:
-    """Return True for a suspect, a slow job, a series that is slow throughout, or a rank that stands still."""
+    """Return True for a suspect, a slow job, a series that is slow throughout, or a rank that has stopped."""
     return bool(told["suspects"] or told["job_slow"] or told["slow_throughout"] or told["fail_stop"])
 
 
@@ -95,12 +100,12 @@ def _point(point: Point, of: Series | None) -> Document:
 
 
 def row(of: Series | None, position: int) -> int:
-    """A sample's place among the rows of its series in the file."""
+    """Return the position of a sample among the rows of its series in the file."""
     return position if of is None or of.rows is None else int(of.rows[position])
 
 
 def place(of: Series | None, position: int) -> float | str:
-    """Where a sample stands, as the file's index says it: a number, a time as it stood there."""
+    """Return the index of a sample: a number, or a time in the format of the file."""
     if of is None:
         return position
     there = of.index[position]
@@ -146,11 +151,11 @@ def _job_slow(one: JobSlow, by_name: Mapping[str, Series]) -> Document:
     }
 
 
-# --- for people
+# --- text
 
 
 class _Slow(NamedTuple):
-    """A point, and whose it is. kind: "rank"."""
+    """A point and its series. kind: "rank"."""
 
     kind: str
     series: str
@@ -158,7 +163,7 @@ class _Slow(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """suspect: whether it is one. brief: in two lines at most."""
+    """A row of the text. is_brief: at most two lines."""
 
     subject: str
     what: str
@@ -168,8 +173,10 @@ class _Row(NamedTuple):
 
 
 def text(told: Document, page: Page) -> str:
-    """The document as people read it: first who is suspected, the worst first, and what is slow, then what else is to
-    be known. Who only waited for a suspect is one line, however many they are."""
+    """Return the document as text: suspects first, the worst first, then slow jobs and other facts.
+
+    Series that only waited for a suspect are one line.
+    """
     page = page if page.fold else page._replace(width=WHOLE_LINE)
     lines = page.wrap(_heading(told))
     suspects = _suspects(told)
@@ -199,32 +206,35 @@ def _some(sentences: Sequence[str], what: str, page: Page) -> list[str]:
 
 
 def _heading(told: Document) -> str:
-    """ "job.csv: 10 series, 3,000 samples; 1 fail-slow": a suspect, or a slow job, at one time, however many waited."""
+    """Return "job.csv: 10 series, 3,000 samples; 1 fail-slow". A suspect or slow job counts once per onset."""
     files = told["files"]
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(one["subject_kind"], one["subject"], _onset(one.get("point"))) for one in told["suspects"]}
     count, stops = len(suspects) + len(_slow_jobs(told)), len(told["fail_stop"])
-    # Without peers it is not known what was slow from the first sample on.
+    # Without peers, slowness from the first sample on is not visible.
     slow = "nothing is slow" if told["compared"] == len(told["series"]) else "nothing became slow"
     if told["series"] and all(one["samples"] < FEWEST_SAMPLES for one in told["series"]):
-        slow = "too few samples to be judged"
+        slow = "too few samples to evaluate"
     if count:
         slow = f"{count:,} fail-slow"
     elif any(one["points"] for one in told["series"]):
-        slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, nobody is suspected"
+        slow = f"{sum(bool(one['points']) for one in told['series']):,} slow, no suspect"
     if throughout := len(told["slow_throughout"]):
-        before = f"{slow}, " if count or slow.endswith("suspected") else ""
+        before = f"{slow}, " if count or slow.endswith("no suspect") else ""
         slow = f"{before}{throughout:,} slower than the peers throughout"
-    still = f", {stops:,} standing still" if stops else ""
+    still = f", {stops:,} stopped" if stops else ""
     return f"{name}: {len(told['series']):,} series, {plural(told['samples'], 'sample')}; {slow}{still}"
 
 
-# --- suspects, and who waited for them
+# --- suspects, and series that waited for them
 
 
 def _suspects(told: Document) -> list[_Row]:
-    """Of each time first the suspects, the worst first, then what is said of several of them, then all others that were
-    slow with them. Of too many suspects the worst."""
+    """Return the rows of the suspects by onset.
+
+    For each onset: suspects, the worst first; then evidence that several of them share; then other series that were
+    slow with them. If there are too many suspects, only the worst are included.
+    """
     left = _episodes(_others(told))
     badness = partial(_badness, samples={one["series"]: one["samples"] for one in told["series"]})
     worst = sorted(told["suspects"], key=badness)
@@ -247,7 +257,11 @@ def _suspects(told: Document) -> list[_Row]:
 
 
 def _badness(suspect: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[int, float]:
-    """The surest first, of these who lost most: the slowdown times how long it lasted. samples: of each series."""
+    """Return a sort key: highest confidence first, then largest loss (slowdown times duration).
+
+    Args:
+        samples: number of samples of each series.
+    """
     sure, point = _SURE.index(suspect["confidence"]), suspect.get("point")
     if point is None:
         return sure, 0.0
@@ -268,7 +282,7 @@ def _at_one_time(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str
 
 
 def _common(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """What is said of several of them in the same words, and of whom."""
+    """Return the sentences that more than two suspects share, with these suspects."""
     said: dict[str, list[Mapping[str, Any]]] = {}
     for one in suspects:
         for sentence in one["evidence"]:
@@ -287,11 +301,14 @@ def _is_with(others: Sequence[_Slow], suspects: Iterable[Mapping[str, Any]]) -> 
 
 
 def _with_suspects(others: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]], series: int) -> _Row:
-    """Where most are slow at once, they wait for each other: of workers on their own that would be a slow job."""
+    """Return a row for series that were slow at the same time as suspects.
+
+    If most series are slow at once, they wait for each other. For independent workers this would be a slow job.
+    """
     involved = {name for one in suspects for name in one["series"]} | {one.series for one in others}
     spans = _spans([one.point for one in others])
     whom = "it" if len({one["subject"] for one in suspects}) == 1 else "them"
-    waited = f"waited for {whom}: {spans}" if 2 * len(involved) > series else f"{spans}; nobody is suspected"
+    waited = f"waited for {whom}: {spans}" if 2 * len(involved) > series else f"{spans}; no suspect"
     return _Row(_those(others, "other "), waited)
 
 
@@ -314,7 +331,7 @@ def _of_suspect_in_brief(one: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _others_slow(suspect: Mapping[str, Any], point: Mapping[str, Any], told: Document) -> bool:
-    """Whether any other series, or the job, was slow at that time too."""
+    """Return True if another series, or the job, was slow at that time."""
     own = {suspect["subject"], *suspect["series"]}
     others = [one for series in told["series"] if series["series"] not in own for one in series["points"]]
     return any(_overlap(point, one) for one in (*others, *told["job_slow"]))
@@ -334,7 +351,7 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _slow_jobs(told: Document) -> list[list[Mapping[str, Any]]]:
-    """Those that say the same of the same time (three ranks that wait) are one."""
+    """Group slow jobs with the same content and time (for example three waiting ranks)."""
     found: list[list[Mapping[str, Any]]] = []
     for one in told["job_slow"]:
         for same in found:
@@ -359,7 +376,7 @@ def _jobs(told: Document) -> list[_Row]:
             subject = _name(kinds.get(slow[0], ""), slow[0])
         count = f", {len(slow):,} of {first['peers']:,} {whose}" if len(slow) > 1 else ""
         cause = "" if first["cause"] == Cause.UNKNOWN.value else f"; {_CAUSES[Cause(first['cause'])]}"
-        rows.append(_Row(subject, f"{_spans(some)}{count}{cause}: nobody is named: {first['why']}"))
+        rows.append(_Row(subject, f"{_spans(some)}{count}{cause}; no suspect: {first['why']}"))
     return rows
 
 
@@ -370,18 +387,18 @@ def _of_throughout(one: Mapping[str, Any]) -> _Row:
     peers = plural(one["peers"], "peer")
     what = (
         f"slower than its peers throughout ({one['ratio']:.2f} x): {_MEASURES[one['measure']]} "
-        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; when it became slow is not known"
+        f"{duration(one['time'])}, its {peers} {duration(one['peers_time'])}; the onset is unknown"
     )
-    caution = () if one["group"] else ("no groups are known: a rank with more work looks the same",)
+    caution = () if one["group"] else ("no groups are declared: a rank with more work looks the same",)
     return _Row(_name(one["kind"], one["series"]), what, caution)
 
 
-# --- what neither a suspect nor a slow job is about
+# --- points that belong to neither a suspect nor a slow job
 
 
 def _others(told: Document) -> list[_Slow]:
     about: dict[str, list[Mapping[str, Any] | None]] = {}
-    later: dict[str, list[int]] = {}  # who became a suspect while it waited for another
+    later: dict[str, list[int]] = {}  # series that became suspects while they waited for another one
     for one in told["suspects"]:
         for name in {one["subject"], *one["series"]}:
             about.setdefault(name, []).append(one.get("point"))
@@ -399,7 +416,7 @@ def _others(told: Document) -> list[_Slow]:
 
 
 def _episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
-    """Those that began at about the same time."""
+    """Group points with about the same onset."""
     found: list[list[_Slow]] = []
     for one in sorted(slow, key=lambda one: _onset(one.point)):
         if found and _near(found[-1][0].point, one.point):
@@ -410,23 +427,23 @@ def _episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
 
 
 def _unsuspected(told: Document) -> list[_Row]:
-    """Many that became slow together are a row; else each series is."""
+    """Return a row for each group of series that became slow together, and one for each other series."""
     rows, alone = [], []
     for some in _episodes(_others(told)):
         if _is_with(some, told["suspects"]):
-            continue  # told beside them
+            continue  # reported with these suspects
         if len(some) >= SEVERAL:
-            rows.append(_Row(_those(some), f"{_spans([one.point for one in some])}; nobody is suspected"))
+            rows.append(_Row(_those(some), f"{_spans([one.point for one in some])}; no suspect"))
         else:
             alone += some
     order = {one["series"]: at for at, one in enumerate(told["series"])}
     alone.sort(key=lambda one: (order[one.series], _onset(one.point)))
     for (kind, name), points in groupby(alone, key=lambda one: (one.kind, one.series)):
-        rows.append(_Row(_name(kind, name), "; ".join(_span(one.point) for one in points) + "; nobody is suspected"))
+        rows.append(_Row(_name(kind, name), "; ".join(_span(one.point) for one in points) + "; no suspect"))
     return rows
 
 
-# --- words
+# --- phrases
 
 
 def _onset(point: Mapping[str, Any] | None) -> int:
@@ -438,27 +455,27 @@ def _near(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> boo
 
 
 def _name(kind: str, name: str) -> str:
-    """ "worker 6"; of several columns "gpu-1/3 (node/gpu)". A long name is cut."""
+    """Return "worker 6", or for several columns "gpu-1/3 (node/gpu)". A long name is truncated."""
     name = plain(name)
     name = f"{name[: LONGEST_NAME - 3]}..." if len(name) > LONGEST_NAME else name
     return f"{name} ({plain(kind)})" if "/" in kind else f"{plain(kind)} {name}".strip()
 
 
 def _kinds(kinds: Iterable[str]) -> str:
-    """ "ranks" """
+    """Return the plural of the kind: "ranks"."""
     (kind, *others) = set(kinds)
     return f"{kind}s" if kind and "/" not in kind and not others else "series"
 
 
 def _those(some: Sequence[_Slow], other: str = "") -> str:
-    """ "7 other ranks"; one by its name."""
+    """Return "7 other ranks", or the name of a single series."""
     if len(some) == 1:
         return _name(some[0].kind, some[0].series)
     return plain(f"{len({one.series for one in some}):,} {other}{_kinds(one.kind for one in some)}")
 
 
 def _span(point: Mapping[str, Any], height: str = "") -> str:
-    """ "slow from 180 to 195, +65 %, recovered" """
+    """Return "slow from 180 to 195, +65 %, recovered"."""
     begin, end, height = _shown(point["onset"]), point["relief"], height or _height([point])
     return (
         f"slow since {begin}, {height}" if end is None else f"slow from {begin} to {_shown(end)}, {height}, recovered"
@@ -466,13 +483,13 @@ def _span(point: Mapping[str, Any], height: str = "") -> str:
 
 
 def _spans(points: Sequence[Mapping[str, Any]]) -> str:
-    """Of several that began at about the same time: from when to when by the middle one of them."""
+    """Return the span of the middle one of several points with about the same onset."""
     middle = sorted(points, key=_onset)[(len(points) - 1) // 2]
     return _span(middle, _height(points))
 
 
 def _height(points: Sequence[Mapping[str, Any]]) -> str:
-    """ "+65 %", "+65 to +70 %" """
+    """Return "+65 %", or "+65 to +70 %"."""
     least, most = (f"+{some(one['slowdown'] for one in points) * 100:.0f}" for some in (min, max))
     return f"{least} %" if least == most else f"{least} to {most} %"
 
@@ -484,11 +501,11 @@ def _shown(place: float | str) -> str:
 
 
 def _of_stop(one: Mapping[str, Any]) -> str:
-    return f"stands still since {_shown(one['since'])}: {one['evidence']}"
+    return f"stopped at {_shown(one['since'])}: {one['evidence']}"
 
 
 def _written(row: _Row, wide: int, page: Page) -> list[str]:
-    """The subject, and beside it what is said of it: as wide as the page is."""
+    """Return the lines of a row: the subject, and its text in the next column."""
     label = row.subject.ljust(wide)
     painted = page.paint(label, "warning") if row.suspect else label
     if row.brief:
@@ -500,7 +517,7 @@ def _written(row: _Row, wide: int, page: Page) -> list[str]:
 
 
 def _in_brief(row: _Row, painted: str, label: str, page: Page) -> list[str]:
-    """Two lines: who and what; and below it the evidence, if there is room."""
+    """Return at most two lines: subject and text, then the evidence as far as it fits."""
     columns = max(page.width, 40)
     first, *rest = textwrap.wrap(f"{label}   {plain(row.what)}", columns, break_long_words=False)
     second = " ".join(rest) or plain("; ".join(row.below))

@@ -1,4 +1,4 @@
-"""What happened at about one time in several series, and what each of them was like before and after. Pure."""
+"""Steps: simultaneous changes in several series, and the values of each series before and after. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from healthd.failslow.groups import identity
 from healthd.failslow.model import Evidence, Point, Series
 from healthd.failslow.windows import Change, Channel, changed, position
 
-TOGETHER = 20  # samples between two onsets of one step: each is known within 10
-LASTING = 10  # shorter names nobody
-STEPS = 1.05  # who is slower by this takes part in a step of others
+TOGETHER = 20  # samples between two onsets of one step; each onset is accurate to 10
+LASTING = 10  # samples; a shorter step names no suspect
+STEPS = 1.05  # a member that is slower by this factor takes part in a step
 
 
 @dataclass(slots=True)
 class Step:
-    """What happened at about one time. points: by series (its position). longest: samples that are looked at."""
+    """A simultaneous change. points: by index of the series. max_samples: number of samples to evaluate after the
+    onset.
+    """
 
     leader: int
     points: dict[int, Point] = field(default_factory=dict)
@@ -27,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is judged. points: of each series, by its position; a series is named by its position everywhere here."""
+    """Input of the comparison. points: of each series. In this module, a member is the index of a series."""
 
     series: Sequence[Series]
     points: Sequence[Sequence[Point]]
@@ -38,7 +40,9 @@ class Observed:
         return series.busy is not None or series.wait is not None or series.transfer is not None
 
     def steps(self, members: Sequence[int]) -> Iterator[Step]:
-        """Points whose onsets are at most TOGETHER samples behind the first of them are one step."""
+        """Yield the steps. Points whose onsets are at most MAX_ONSET_DISTANCE samples after the first one form one
+        step.
+        """
         left = sorted(
             ((self.series[one].index[point.onset_index], identity(self.series[one]), one, point))
             for one in members
@@ -64,7 +68,7 @@ class Observed:
             left = rest
 
     def window(self, step: Step, one: int) -> tuple[int, int]:
-        """From where to where the step is in this series."""
+        """Return the begin and the end of the step in this series."""
         point, series = step.points.get(one), self.series[one]
         leader, first = self.series[step.leader], step.points[step.leader]
         onset = point.onset_index if point else position(leader, first.onset_index, series)
@@ -72,7 +76,7 @@ class Observed:
             return onset, len(series.value) if point.relief_index is None else point.relief_index
         if first.relief_index is None:
             return onset, len(series.value)
-        # As long as it lasted for the leader, and no longer than it has samples.
+        # The same duration as for the leader, limited to the samples of this series.
         return onset, max(position(leader, first.relief_index, series), onset)
 
     def changes(self, step: Step, members: Iterable[int], channel: Channel) -> dict[int, Change]:
@@ -102,7 +106,7 @@ class Observed:
         )
 
     def point(self, step: Step, ones: Sequence[int]) -> Point:
-        """The suspect's own in this step, the first; else the leader's."""
+        """Return the first point of the members in this step, otherwise that of the leader."""
         own = [one for one in ones if one in step.points]
         if not own:
             return step.points[step.leader]

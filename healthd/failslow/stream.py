@@ -1,11 +1,12 @@
-"""What a rank did, operation by operation: from such streams to iteration times, and who stands still. Pure.
+"""Operations of ranks: conversion of their streams to iteration times, and detection of ranks that have stopped. Pure
+functions.
 
-A hook between a job and NCCL sees each call: what it is and when (FALCON, arXiv 2410.12588, 2.2 step 1). A rank whose
-last operation stays the same between two looks at it is a fail-stop (its released detector, control_plane).
+A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). A rank
+whose last operation stays the same between two observations is a fail-stop (FALCON's released detector, control_plane).
 
-A collective takes as long on a rank as that waits for the last one, so that its time is no transfer time. Where all
-ranks of a group told of the same collective, the least of their times is that of the one that came last, which did not
-wait: transfer; what others took longer is their wait.
+The duration of a collective on a rank includes the wait for the last rank, so it is not the transfer time. If all ranks
+of a group reported the same collective, the smallest of their times belongs to the last rank, which did not wait: this
+is the transfer time. The rest of the other ranks' time is their wait.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ from healthd.failslow.period import NoPeriod, Period, period
 
 MOST_NOTES = 3
 STANDS_ITERATIONS = 10
-STANDS_PAUSES = 3  # times the longest pause that it ever made
+STANDS_PAUSES = 3  # times its longest pause so far
 STANDS_SECONDS = 10.0
-STANDS_SECONDS_DUMPED = 60.0  # of what is dumped at one time: not all ranks do it at once
+STANDS_SECONDS_DUMPED = 60.0  # for dumps: not all ranks dump at the same time
 
 
 class StreamError(HealthdError):
-    """A record of operations that cannot be read or used: one sentence, with its file and line."""
+    """A record of operations that cannot be read or used. The message is one sentence with file and line."""
 
 
 class Operation(NamedTuple):
-    """time_seconds: since the epoch, or since any other time; NaN if not told. size: of its data, as text; sequence:
-    the number that the same operation has on all ranks of its group, -1 if not told. duration_seconds: NaN if not
-    told."""
+    """One operation.
+
+    time_seconds: since the epoch or any other time; NaN if not reported. size: of its data, as text. sequence: number
+    of the operation, the same on all ranks of its group; -1 if not reported. duration_seconds: NaN if not reported.
+    """
 
     time_seconds: float
     name: str
@@ -50,8 +53,11 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """operations: as they were begun. group_ranks: of how many ranks each group is. dumped: written at one time, not
-    as it went on. source: the file, for people."""
+    """Operations of one rank.
+
+    operations: in the order of their begin. group_ranks: number of ranks of each group. dumped: written at one time,
+    not continuously. source: the file's name in messages.
+    """
 
     rank: str
     operations: tuple[Operation, ...]
@@ -62,7 +68,7 @@ class Stream:
 
 
 class FailStop(NamedTuple):
-    """since: the time of the rank's last operation. evidence: a sentence without its end."""
+    """A rank that has stopped. since: time of its last operation. evidence: a sentence without a full stop."""
 
     series: str
     since: float
@@ -70,7 +76,7 @@ class FailStop(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """notes: sentences without their end."""
+    """Result for all streams of a job. notes: sentences without a full stop."""
 
     series: tuple[Series, ...]
     fail_stops: tuple[FailStop, ...]
@@ -78,7 +84,8 @@ class Gathered(NamedTuple):
 
 
 def gathered(streams: Sequence[Stream]) -> Gathered:
-    """All that a job's streams tell. Raises StreamError if it is neither an iteration nor who stands still."""
+    """Analyse the streams of a job. Raises StreamError if they show neither an iteration nor a rank that has stopped.
+    """
     by_rank: dict[str, list[Stream]] = defaultdict(list)
     for one in streams:
         by_rank[one.rank].append(one)
@@ -97,7 +104,7 @@ def gathered(streams: Sequence[Stream]) -> Gathered:
     if not series:
         series = _by_group(ranks)
     if not series and not stops:
-        raise StreamError(next(iter(why.values()), "no operation is told"))
+        raise StreamError(next(iter(why.values()), "no operation has a time"))
     notes = [f"rank {rank}: {text}" for rank, text in why.items()][:MOST_NOTES]
     if len(why) > MOST_NOTES:
         notes.append(f"and {len(why) - MOST_NOTES:,} more ranks have no period")
@@ -105,13 +112,16 @@ def gathered(streams: Sequence[Stream]) -> Gathered:
 
 
 def period_of(stream: Stream) -> Period:
-    """By the finest name of the operations that repeats: kind, group and size; kind and group; kind; at last those of
-    the busiest group alone, for the order between groups may change. Raises StreamError."""
+    """Find the period of a stream. Raises StreamError.
+
+    Use the finest name of the operations that repeats: kind, group and size; kind and group; kind; then only the
+    operations of the busiest group, because the order between groups may change.
+    """
     told = [one for one in stream.operations if not math.isnan(one.time_seconds)]
     if stream.operations and not told:
         raise StreamError(
-            f"{stream.source}: its records carry the time of the dump only, no event_trace_ts: no iteration can be "
-            "seen in them (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
+            f"{stream.source}: its records have only the time of the dump, no event_trace_ts, so iterations are not "
+            "visible (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
         )
     told.sort(key=lambda one: one.time_seconds)
     groups = Counter(one.group for one in told)
@@ -131,18 +141,18 @@ def period_of(stream: Stream) -> Period:
 
 
 def _lost(stream: Stream) -> str:
-    """What the numbers of the operations say is missing."""
+    """Return a text about operations that are missing by their sequence numbers, or ""."""
     seen: dict[tuple[str, str], list[int]] = defaultdict(list)
     for one in stream.operations:
         if one.sequence >= 0:
             seen[one.group, one.name].append(one.sequence)
     there = sum(len(set(numbers)) for numbers in seen.values())
     whole = sum(max(numbers) - min(numbers) + 1 for numbers in seen.values())
-    return f"; by their numbers {whole - there:,} of {whole:,} operations are missing" if whole > 1.1 * there else ""
+    return f"; {whole - there:,} of {whole:,} operations are missing by sequence number" if whole > 1.1 * there else ""
 
 
 def _joined(several: Sequence[Stream]) -> Stream:
-    """Several looks at one rank, as one."""
+    """Combine several files of one rank."""
     if len(several) == 1:
         return several[0]
     every = sorted({one for stream in several for one in stream.operations}, key=lambda one: one.time_seconds)
@@ -166,7 +176,7 @@ def _when(one: Operation) -> float:
 
 
 def _left_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[FailStop]:
-    """Whose operations ended long before those of others."""
+    """Yield ranks whose operations ended long before those of other ranks."""
     ends = {one.rank: max(map(_when, one.operations), default=-math.inf) for one in ranks}
     newest = max(ends.values(), default=-math.inf)
     usual = statistics.median([found.iteration_seconds for found in periods.values()] or [0.0])
@@ -189,7 +199,10 @@ def _left_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iter
 
 
 def _series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
-    """One a rank that has a period. index: the iteration's number, the same for what began at one time on all ranks."""
+    """Yield a series for each rank with a period.
+
+    The index is the number of the iteration, the same on all ranks for iterations that began at the same time.
+    """
     least = _least(ranks)
     clock = max((found.begin_seconds for found in periods.values()), key=len, default=())
     for one in ranks:
@@ -213,7 +226,7 @@ def _series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[
 
 
 def _numbered(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
-    """Numbers that ascend: that of the clock's iteration nearest in time, where one is near."""
+    """Return ascending iteration numbers: that of the clock's nearest iteration, if one is near."""
     numbers: list[float] = []
     for begin in begins:
         at = bisect_left(clock, begin - iteration_seconds / 2)
@@ -231,7 +244,7 @@ def _key(one: Operation) -> _Key:
 
 
 def _least(ranks: Iterable[Stream]) -> dict[_Key, float]:
-    """Of each operation that all ranks of its group told of: the least time that it took."""
+    """Return the smallest duration of each operation that all ranks of its group reported."""
     told: dict[_Key, dict[str, float]] = defaultdict(dict)
     size: dict[str, int] = {}
     for stream in ranks:
@@ -245,8 +258,10 @@ def _least(ranks: Iterable[Stream]) -> dict[_Key, float]:
 def _communication(
     stream: Stream, begins: Sequence[float], seconds: Sequence[float], least: Mapping[_Key, float]
 ) -> tuple[list[float], list[float]]:
-    """Of each iteration how long its operations took, and without waiting; nothing if an iteration has none that all
-    ranks told of."""
+    """Return the duration of each iteration's operations, and their duration without waiting.
+
+    Both are empty if an iteration has no operation that all ranks reported.
+    """
     own, transfer = [0.0] * len(begins), [0.0] * len(begins)
     for one in stream.operations:
         at = bisect_left(begins, math.nextafter(one.time_seconds, math.inf)) - 1
@@ -257,8 +272,10 @@ def _communication(
 
 
 def _by_group(ranks: Sequence[Stream]) -> list[Series]:
-    """Where no time was told: of each group's operations of one kind and size how long they took without waiting. Peers
-    are groups of as many ranks that do the same."""
+    """Return series of operations without times: the duration without waiting, by group, kind and size.
+
+    Peers are groups with the same number of ranks and the same operations.
+    """
     size = {group: count for stream in ranks for group, count in stream.group_ranks.items()}
     found: dict[tuple[str, str, str], list[tuple[int, float]]] = defaultdict(list)
     for (group, name, volume, sequence), seconds in _least(ranks).items():

@@ -1,13 +1,15 @@
-"""Name the suspects of a slow step: ranks or nodes that stand out, groups, and nodes that are slow alone. Pure.
+"""Selection of the suspects of a slow step: outlying ranks or their node, groups, and nodes that are slow alone. Pure
+functions.
 
 peers.py decides when each rule applies, and describes the limits and the confidence.
 
-Nodes that are slow alone: ranks are compared with peers of one role. That names nobody where a node runs a whole
-pipeline stage (tensor times data parallel ranks = GPUs of a node) or half of one: no role has a healthy majority. The
-other nodes are peers then, each rank against its own time before. More work for the job (a larger batch, longer
-sequences) would have slowed the other stages too, and work that moved between stages would have made another stage
-faster; both rule out the node. A change of one stage's work alone cannot be told from a slow node, so that a node with
-a whole stage is a suspect of low confidence. Only the busy time counts there: the first stage alone loads the data.
+Nodes that are slow alone: ranks are compared with peers of one role. This cannot name a node that runs a whole pipeline
+stage (tensor times data parallel ranks = GPUs of a node) or half of one, because the role has no healthy majority. The
+other nodes are then the peers, and each rank is compared with its own earlier time. More work for the job (a larger
+batch, longer sequences) would also have slowed the other stages. Work that moved between stages would have made another
+stage faster. Both rule out the node. A change of the work of one stage alone cannot be distinguished from a slow node.
+A node with a whole stage is therefore a suspect of low confidence. Only the busy time counts there, because only the
+first stage loads the data.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from healthd.failslow.outliers import (
 from healthd.failslow.steps import STEPS, Observed, Step
 from healthd.failslow.windows import Change
 
-FASTER = 0.97  # a stage whose median change is below this gave work away
+FASTER = 0.97  # a stage with a median change below this has less work than before
 
 
 def named(
     seen: Observed, step: Step, members: Sequence[int], found: Sequence[Found], slack: bool = False
 ) -> list[Suspect]:
-    """Their node, if all who stand out are on one of several; else each of them."""
+    """Return the node as the suspect if all outliers are on one of several nodes, otherwise each outlier."""
     found = [pausing(until_the_end(seen, step, one)) for one in found]
     nodes = {seen.series[one.member].node for one in found}
     all_nodes = {seen.series[one].node for one in members}
@@ -64,7 +66,7 @@ def named(
                 "node",
                 one_cause(causes),
                 _sure(seen, step, found, bool(agreeing), slack),
-                (*said, *((f"and {left} more of its ranks",) if left > 0 else ()), *agreeing),
+                (*said, *((f"and {left} more ranks",) if left > 0 else ()), *agreeing),
                 tuple(seen.series[one].name for one in ones),
                 seen.point(step, ones),
             )
@@ -75,7 +77,7 @@ def named(
         agreeing = agreeing_evidence(seen, step, [one.member])
         said = (one.sentence,)
         if several:
-            said += (f"{slow} became slow at about the same time: they may have something in common",)
+            said += (f"{slow} became slow at about the same time: they may have a common cause",)
         if slack:
             said += ("no iteration became slower: it has slack",)
         sure = _sure(seen, step, [one], bool(agreeing), slack)
@@ -107,7 +109,7 @@ def _sure(seen: Observed, step: Step, found: Sequence[Found], agreeing: bool, sl
 
 
 def confidence_of(*counts: bool) -> Confidence:
-    """Of the four that count (peers.py): three are high, two medium."""
+    """Return the confidence for the facts listed in peers.py: three are high, two medium."""
     yes = sum(counts)
     return Confidence.HIGH if yes >= 3 else Confidence.MEDIUM if yes == 2 else Confidence.LOW
 
@@ -118,8 +120,11 @@ def confidence_of(*counts: bool) -> Confidence:
 def slow_groups(
     seen: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
 ) -> list[Suspect]:
-    """Groups that transfer long while others of the same role do not: of as many ranks, at about the same time
-    at rest (the same volume). Their members in common, if there is one, is the suspect; else each of them."""
+    """Return suspects for groups whose transfer is long while it is not in other groups of the same role.
+
+    Groups of one role have the same number of ranks and about the same time at rest (the same volume). If the slow
+    groups have exactly one member or node in common, it is the suspect. Otherwise each group is.
+    """
     groups: dict[str, list[int]] = defaultdict(list)
     for one in members:
         if seen.series[one].group and one in transfer:
@@ -194,7 +199,7 @@ def _named(
                     kind or seen.series[ones[0]].kind_of or "series",
                     link(seen, [one for name in slow for one in groups[name]]),
                     confidence(slow, bool(agreeing)),
-                    (*sentences, f"it is in each of the {len(slow)} slow groups", *agreeing),
+                    (*sentences, f"it belongs to each of the {len(slow)} slow groups", *agreeing),
                     tuple(sorted({seen.series[one].name for one in ones})),
                     seen.point(step, ones),
                 )
@@ -223,9 +228,9 @@ def _named(
 class SlowNode(NamedTuple):
     """A node that is slow alone.
 
-    members: its ranks. others: the other nodes' ranks. roles: those with a member on the node. whole: it runs all
-    members of these roles. nodes: how many nodes the job has. more: the median added time of its ranks. excess: the
-    change of its least slowed rank over the other nodes' median. clear: that in standard errors.
+    members: its ranks. others: ranks of the other nodes. roles: roles with a member on the node. whole: it runs all
+    members of these roles. node_count: number of nodes of the job. added_time: median added time of its ranks. excess:
+    change of its least slowed rank divided by the median of the other nodes. standard_errors: of that difference.
     """
 
     node: str
@@ -250,9 +255,11 @@ def slow_node(
     values: Mapping[int, Change],
     lost: float,
 ) -> SlowNode | None:
-    """Return the one node whose ranks account for the slowdown, or None.
+    """Return the only node whose ranks account for the slowdown, or None.
 
-    busy, transfer, host, values: the change of each rank's time. lost: by how much an iteration became longer.
+    Args:
+        busy, transfer, host, values: change of each rank's time.
+        lost: by how much an iteration became longer.
     """
     for what, changes, limit in (
         ("busy", busy, LIMIT),
@@ -281,10 +288,10 @@ def suspect(seen: Observed, step: Step, found: SlowNode) -> Suspect:
 
 
 def too_few_nodes(seen: Observed, found: SlowNode) -> str:
-    """Return why a node of so few is not named: a sentence without its end."""
+    """Return why the node is not named among so few nodes: a sentence without a full stop."""
     return (
         f"{_NAMES[found.what]} rose in all {len(found.members)} ranks of node {found.node}, {_part(seen, found)}, and "
-        f"in no other rank: {found.nodes} nodes are too few to name one"
+        f"in no other rank; {found.nodes} nodes are too few to name one"
     )
 
 
@@ -296,7 +303,7 @@ _NAMES = {
 
 
 def _of_iteration(host: Mapping[int, Change], values: Mapping[int, Change]) -> dict[int, Change]:
-    """Return the iteration's time with only the host's part changed: the host's own time may be near zero."""
+    """Return the iteration's time with only the host's part changed, because the host's own time may be near zero."""
     return {
         one: Change(values[one].before, values[one].before + change.more, change.noise, change.resting)
         for one, change in host.items()
@@ -342,7 +349,7 @@ def _alone(
 def _middles(
     changes: Mapping[int, Change], role_of: Mapping[int, tuple[int, ...]], others: Collection[int]
 ) -> list[float]:
-    """Return the median change of each role, of its ranks that are on other nodes."""
+    """Return the median change of each role, for its ranks on other nodes."""
     roles = {role_of[one] for one in others}
     return [statistics.median(changes[one].ratio for one in role if one in others) for role in roles]
 
@@ -357,7 +364,10 @@ def cause_of(seen: Observed, found: SlowNode) -> Cause:
 
 
 def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
-    """A whole stage: low, medium with the node's own evidence. Part of a stage, clearly: one grade more."""
+    """Return the confidence.
+
+    A whole stage is low, or medium with conditions on the node. A clear part of a stage is one grade higher.
+    """
     clearly = not found.whole and found.excess - 1 >= 2 * (found.limit - 1) and found.clear > 2 * CLEAR
     grades = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
     return grades[clearly + agreeing]
@@ -379,7 +389,7 @@ def _caution(seen: Observed, found: SlowNode) -> str:
 
 
 def _part(seen: Observed, found: SlowNode) -> str:
-    """Return "all of group g1", "8 of 16 of group g1"."""
+    """Return "all of group g1" or "8 of 16 of group g1"."""
     words = []
     for role in found.roles:
         here, group = sum(one in found.members for one in role), seen.series[role[0]].group

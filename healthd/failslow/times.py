@@ -1,4 +1,4 @@
-"""Times as text: ISO 8601, as people and pandas write it. Pure."""
+"""Times as text: ISO 8601 with "T" or a space. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from healthd.common.text import regex
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:([T ])(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?(Z|[+-]\d\d:?(?:\d\d)?)?)?")
 _EPOCH = datetime(1970, 1, 1)
-_MICROSECONDS = 6  # what a number of seconds since 1970 can hold
+_MICROSECONDS = 6  # precision of a float of seconds since 1970
 
 
 class TimeStyle(NamedTuple):
-    """How a time stood: "T" or " " before the hour, digits of a second's fraction, the zone ("Z", "+01:00", "")."""
+    """Format of a time: "T" or " " before the hour, digits of the fraction of a second, the zone ("Z", "+01:00", "").
+    """
 
     separator: str
     digits: int
@@ -21,7 +22,7 @@ class TimeStyle(NamedTuple):
 
 
 def seconds(text: str) -> float | None:
-    """Since 1970, of an ISO 8601 date and time; without a zone it is UTC. None if it is none."""
+    """Return an ISO 8601 date and time as seconds since 1970, UTC without a zone. None for other text."""
     parts = _ISO.fullmatch(text.strip())
     if parts is None:
         return None
@@ -30,7 +31,7 @@ def seconds(text: str) -> float | None:
         whole = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0), min(int(second or 0), 59))
     except ValueError:
         return None
-    leap = int(second or 0) - whole.second  # 23:59:60, and what no second is
+    leap = int(second or 0) - whole.second  # 23:59:60, and invalid seconds
     if leap > 1:
         return None
     since = whole - _EPOCH
@@ -38,13 +39,16 @@ def seconds(text: str) -> float | None:
 
 
 def units_a_second(first: float, last: float) -> float | None:
-    """Of numbers from first to last that are times since 1970: 1 if they are seconds, 1000 if ms, so also us and ns. A
-    time is from 2001 to 2286, so that each size has one unit. None if they are no times."""
+    """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and the same for us and ns. None if they are not
+    times.
+
+    A time is between 2001 and 2286, so each magnitude has one unit.
+    """
     return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if 1e9 * unit <= first <= last < 1e10 * unit), None)
 
 
 def style(text: str) -> TimeStyle | None:
-    """How an ISO 8601 time is written; None if it is none."""
+    """Return the format of an ISO 8601 time, or None for other text."""
     parts = _ISO.fullmatch(text.strip())
     if parts is None or seconds(text) is None:
         return None
@@ -52,7 +56,7 @@ def style(text: str) -> TimeStyle | None:
 
 
 def text(since: float, how: TimeStyle) -> str:
-    """A time as the others of its column stood, to the microsecond at best."""
+    """Return a time in the format of its column, with microseconds at best."""
     digits = min(how.digits, _MICROSECONDS)
     try:
         micro = round(round(since + offset(how.zone), digits) * 1_000_000)
@@ -67,7 +71,7 @@ def text(since: float, how: TimeStyle) -> str:
 
 
 def offset(zone: str) -> int:
-    """Seconds east of UTC."""
+    """Return the offset of a zone in seconds east of UTC."""
     numbers = zone[1:].replace(":", "")
     if not numbers:
         return 0

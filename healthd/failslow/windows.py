@@ -1,9 +1,9 @@
-"""What a series was like before an onset and what it is like after it, by kind of time. Pure.
+"""Times of a series before and after an onset, for each kind of time. Pure functions.
 
-Before: the LONGEST_BEFORE samples before the onset that are of the same regime and of no stretch of slowness, in blocks
-of BLOCK; their lower quartile, so that a ramp or another slow stretch is no baseline (peers are measured in the same
-way, and the bias of it cancels in a comparison). After: until relief, at most AFTER samples. Means are trimmed
-by a tenth at each end: checkpoints and pauses are no step, and a step that comes and goes is.
+Before: the MAX_BASELINE samples before the onset with the same regime and outside of slow spans, in blocks of BLOCK.
+The result is their lower quartile, so that a ramp or another slow span does not become the baseline. Peers are measured
+in the same way, so the bias cancels in a comparison. After: until the relief, at most AFTER_SAMPLES samples. Means are
+trimmed by a tenth at each end: checkpoints and pauses are not a step, and a step that comes and goes is.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from typing import NamedTuple
 from healthd.failslow.model import Point, Series
 
 LONGEST_BEFORE = 400
-AFTER = (50, 200)  # samples; the longer, where the first ones do not say
+AFTER = (50, 200)  # samples; the longer window if the first one names no component
 LEAST = 5  # samples
 BLOCK = 20
-LOOKED_BACK = 5000  # samples, for the same regime
-GUARD = 3  # samples before an onset that may be its
+LOOKED_BACK = 5000  # samples, in search of the same regime
+GUARD = 3  # samples before an onset that may belong to it
 
-Channel = Callable[[Series, int], float]  # a sample's time; NaN if it has none
+Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 
 
 class Change(NamedTuple):
-    """In the unit of the series. noise: one standard error of after - before, by the scatter before. resting: the share
-    of the samples after that are nearly (by a quarter of the change) as fast as before."""
+    """Change of a time, in the unit of the series.
+
+    noise: standard error of after - before, from the scatter before. fast_share: share of the samples after that are
+    nearly as fast as before (within a quarter of the change).
+    """
 
     before: float
     after: float
@@ -50,7 +53,7 @@ def value(series: Series, at: int) -> float:
 
 
 def busy(series: Series, at: int) -> float:
-    """The rank's own compute. Where it is not told: what is neither waiting nor transfer."""
+    """Return the rank's own compute time. If it is not reported, the time without waiting and transfer."""
     if series.busy is not None:
         return series.busy[at]
     if series.wait is None:
@@ -67,7 +70,7 @@ def transfer(series: Series, at: int) -> float:
 
 
 def residual(series: Series, at: int) -> float:
-    """What is neither busy nor waiting nor transfer: the host, e.g. its CPUs and the data's loading."""
+    """Return the time that is neither busy, wait nor transfer: the host, for example its CPUs and data loading."""
     if series.busy is None or series.wait is None:
         return math.nan
     told = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
@@ -75,8 +78,10 @@ def residual(series: Series, at: int) -> float:
 
 
 def position(of: Series, at: int, other: Series) -> int:
-    """Where `other` was when `of` was at its sample `at`: by index, within the same attempt. len(other.value): later
-    than all that it has."""
+    """Return where `target` was when `source` was at sample `at`: by index, within the same attempt.
+
+    The result is len(target.value) if that is after its last sample.
+    """
     attempt = bisect_right(of.starts, at) - 1
     if attempt >= len(other.starts):
         return len(other.value)
@@ -88,8 +93,12 @@ def position(of: Series, at: int, other: Series) -> int:
 def changed(
     series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
 ) -> Change | None:
-    """How `channel` changed at `onset`, until `end`; `since`: by the samples from there on only. None where there are
-    fewer than LEAST samples on one side."""
+    """Return how `channel` changed at `onset`, or None with fewer than MIN_SAMPLES samples on one side.
+
+    Args:
+        end: end of the samples after the onset.
+        since: use only samples after the onset from here on.
+    """
     after = range(onset if since is None else since, min(end, len(series.value)))
     regimes = series.regimes
     regime = Counter(regimes[at] for at in after).most_common(1)[0][0] if regimes is not None and len(after) else None
@@ -106,15 +115,15 @@ def changed(
     before, now = _rest(earlier), trimmed(later)
     if channel is not residual and not (before > 0 and now > 0):
         return None
-    # Could it be chance? The scatter is that before: a slowness comes with scatter of its own. Samples are not
-    # independent: not more than three blocks' worth of them count.
+    # Standard error. It uses the scatter before, because a slowness has its own scatter. Samples are not independent:
+    # at most three blocks of them count.
     noise = 1.25 * spread(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
     fast = before + (now - before) / 4
     return Change(before, now, noise, sum(one < fast for one in later) / len(later))
 
 
 def level(series: Series, channel: Channel) -> float | None:
-    """Its time at rest: the lower quartile of up to 400 samples, evenly chosen."""
+    """Return the time at rest: the lower quartile of up to 400 samples, evenly chosen."""
     step = max(1, len(series.value) // 400)
     found = sorted(
         one for at in range(0, len(series.value), step) if not math.isnan(one := channel(series, at)) and one > 0
@@ -123,19 +132,20 @@ def level(series: Series, channel: Channel) -> float | None:
 
 
 def trimmed(values: Sequence[float]) -> float:
-    """Their mean without a tenth at each end; of few without a quarter, for a pause may be two of ten."""
+    """Return the mean without a tenth at each end. For few values without a quarter, because a pause may be two of ten.
+    """
     cut = len(values) // (10 if len(values) >= BLOCK else 4)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def spread(values: Sequence[float]) -> float:
-    """Their standard deviation, from the median distance to the median."""
+    """Estimate the standard deviation from the median absolute deviation."""
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(one - middle) for one in values)
 
 
 def _earlier(series: Series, points: Sequence[Point], onset: int, regime: str | None, channel: Channel) -> list[float]:
-    """Oldest first."""
+    """Return the samples of the baseline, oldest first."""
     found: list[float] = []
     stretches = [(one.onset_index, one.relief_index) for one in points if one.onset_index < onset]
     for at in range(onset - 1 - GUARD, max(-1, onset - LOOKED_BACK), -1):

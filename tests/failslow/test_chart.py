@@ -92,7 +92,7 @@ def moments(panel: dict[str, Any]) -> dict[str, float]:
 
 def test_a_slow_series_is_drawn_with_its_interval_levels_and_peers() -> None:
     (panel,) = drawn(*one_slow())
-    assert moments(panel) == {"onset": 180, "known": 186, "relief": 195}
+    assert moments(panel) == {"onset": 180, "detected": 186, "relief": 195}
     assert rows(panel, SLOW, "rect") == [{"x": 180, "x2": 195}]
     assert [row["text"] for row in rows(panel, SLOW, "text")] == ["+60 %"]
     (before,), (level,) = rows(panel, BEFORE, "rule"), [row for row in rows(panel, SLOW, "rule") if "x2" in row]
@@ -102,7 +102,7 @@ def test_a_slow_series_is_drawn_with_its_interval_levels_and_peers() -> None:
     assert max(row["y"] for row in rows(panel, SERIES, "line")) > 150
     assert words(panel) == [
         "worker 6",
-        "suspect: compute, high confidence; beside 9 peers",
+        "suspect: compute, high confidence; compared with 9 peers",
         "slow from 180 to 195, +60 %, recovered",
     ]
 
@@ -111,14 +111,14 @@ def test_a_slowness_that_lasts_has_no_relief_and_reaches_the_end() -> None:
     series, judgement = one_slow()
     lasting = Point(180, 186, 0.6, 0.99)
     (panel,) = drawn(series, Judgement(((lasting,), *judgement.points[1:])))
-    assert moments(panel) == {"onset": 180, "known": 186}
+    assert moments(panel) == {"onset": 180, "detected": 186}
     assert rows(panel, SLOW, "rect") == [{"x": 180, "x2": 299}]
-    assert words(panel)[1:] == ["nobody is suspected; beside 9 peers", "slow from 180 on, +60 %"]
+    assert words(panel)[1:] == ["no suspect; compared with 9 peers", "slow from 180 on, +60 %"]
 
 
 def test_where_nothing_is_slow_a_series_is_shown_among_its_peers() -> None:
     (panel,) = drawn([worker(str(at)) for at in range(5)], Judgement(((),) * 5))
-    assert words(panel)[1:] == ["nothing became slow; beside 4 peers"]
+    assert words(panel)[1:] == ["nothing became slow; compared with 4 peers"]
     assert rows(panel, PEERS, "area")
     assert moments(panel) == {}
 
@@ -214,7 +214,7 @@ def test_times_stand_on_the_axis_as_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plot.png", "plot", "svg", "plot.html.gz", ""])
 def test_another_ending_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(NoPlot, match=r"a plot is a file that ends in \.svg or \.html"):
+    with pytest.raises(NoPlot, match=r"the name of a plot must end in \.svg or \.html"):
         plot(*one_slow(), str(tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
@@ -224,7 +224,7 @@ def test_the_headline_counts_suspects_or_says_that_there_are_none(tmp_path: Path
     job = JobSlow("", 180, POINT, ("6",), 10, Cause.UNKNOWN, "too few")
     assert headline(series, judgement) == "10 series, 3,000 samples: 1 suspect"
     assert headline(series, Judgement(judgement.points, (), (job,))).endswith(": the job is slow")
-    assert headline(series, Judgement(judgement.points)).endswith(": 1 slow, nobody is suspected")
+    assert headline(series, Judgement(judgement.points)).endswith(": 1 slow, no suspect")
     assert headline(series, Judgement(((),) * 10)).endswith(": nothing became slow")
 
 

@@ -87,8 +87,8 @@ def test_the_node_that_told_of_it_is_the_suspect_whatever_unit_the_times_have(
         ["2", "3"],
     )
     assert one["confidence"] == "medium"
-    assert one["evidence"][0] == f"node gpu-2 told {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
-    assert "the store has 1 finding of 1 of its 4 nodes at that time" in notes
+    assert one["evidence"][0] == f"node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
+    assert "the store has 1 finding of 1 of the 4 nodes at that time" in notes
 
 
 def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path
     span = "slow from 2026-11-22T00:33:20Z to 2026-11-22T00:53:20Z, +30 %, recovered"
     assert lines[begin : begin + 4] == [
         f"node gpu-2      {span}: suspect the GPU on node gpu-2 (medium)",
-        f"                - node gpu-2 told {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)",
-        "                - the job became slower at that time; its peers' times do not say who",
+        f"                - node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)",
+        "                - the job became slower at that time; the ranks' times do not show the cause",
         f"6 other ranks   waited for it: {span}",
     ]
 
@@ -108,12 +108,12 @@ def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path
 @pytest.mark.parametrize(
     ("index", "nodes", "flags", "status", "sentence"),
     [
-        ("seconds", False, (), 64, "--db: no series has a node: --node names the column that has it"),
+        ("seconds", False, (), 64, "--db: no series has a node; name its column with --node"),
         (
             *("steps", True, (), 64),
-            "--db: the index is no time: --index names a column with ISO 8601 or the time since 1970",
+            "--db: the index is not a time; set --index to a column of ISO 8601 or Unix times",
         ),
-        ("seconds", True, ("--db", ""), 64, "--db: is empty: which store?"),
+        ("seconds", True, ("--db", ""), 64, "--db: is empty; name a fleet store"),
         (
             *("seconds", True, ("--db", "/none"), 3),
             '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',

@@ -61,7 +61,7 @@ def test_values_that_no_time_has_are_left_out_and_counted(tmp_path, capsys, huge
     status, out, err = ran(capsys, file, "--series", "worker", "--value", "t", "--busy", "busy", "--json")
     assert (status, err) == (0, "")
     notes = json.loads(out)["notes"]
-    assert f"{150 * len(whose):,} rows with a value that no time has (below 1e-18, or above 1e+18): left out" in notes
+    assert f"{150 * len(whose):,} rows with a value that is not a time (below 1e-18, or above 1e+18): left out" in notes
 
 
 def test_a_detector_takes_any_time_that_a_float_can_be():
@@ -73,7 +73,7 @@ def test_a_mistake_of_healthds_own_is_one_sentence_and_nobody_is_slow(tmp_path, 
     monkeypatch.setattr("healthd.failslow.analysis.judge", lambda *_: 1 // 0)
     status, out, err = ran(capsys, file)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert "a mistake of healthd's: ZeroDivisionError" in err
+    assert "internal error of healthd, no result: ZeroDivisionError" in err
 
 
 def test_a_pipe_that_nobody_writes_to_is_told_and_ends_no_folder(tmp_path, capsys):
@@ -81,9 +81,9 @@ def test_a_pipe_that_nobody_writes_to_is_told_and_ends_no_folder(tmp_path, capsy
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
         status, _, err = ran(capsys, str(tmp_path / "pipe"))
-        assert (status, err) == (3, f"healthd failslow: {tmp_path}/pipe: is no regular file\n")
+        assert (status, err) == (3, f"healthd failslow: {tmp_path}/pipe: is not a regular file\n")
         written(tmp_path, column(1))
-        assert read_all([str(tmp_path)], Columns()).unread == [{"file": "pipe", "why": "is no regular file"}]
+        assert read_all([str(tmp_path)], Columns()).unread == [{"file": "pipe", "why": "is not a regular file"}]
     finally:
         os.close(held)
 
@@ -109,7 +109,7 @@ def test_a_copy_is_told_and_counted_once(tmp_path):
     written(tmp_path, column(1), "copy.csv")
     found = read_all([file, file, str(tmp_path / "copy.csv")], Columns())
     assert len(found.series) == 1
-    assert sum("is the same as" in note for note in found.notes) == 2
+    assert sum("has the same samples as" in note for note in found.notes) == 2
 
 
 def test_equal_samples_that_never_change_are_no_copies(tmp_path):
@@ -120,7 +120,7 @@ def test_equal_samples_that_never_change_are_no_copies(tmp_path):
 
 def test_series_whose_column_nobody_named_are_not_read_as_one(tmp_path):
     rows = "".join(f"{step},{who},{one}\n" for step, one in enumerate(samples(1)) for who in "abcd")
-    sentence = "job.csv: has each step several times: which column names the series? Say it with --series: machine"
+    sentence = "job.csv: has several rows per step; which column identifies the series? Use --series: machine"
     assert wrong(tmp_path, "step,machine,step_time\n" + rows, Columns()) == sentence
     assert wrong(tmp_path, "at,machine,t\n" + rows, Columns(index="at", value="t")) == sentence.replace("step ", "at ")
 
@@ -129,7 +129,7 @@ def test_series_whose_column_nobody_named_are_not_read_as_one(tmp_path):
 def test_series_one_after_another_whose_column_nobody_named_are_not_read_as_one(tmp_path, monkeypatch, rows_at_once):
     monkeypatch.setattr(chunks, "BLOCK", 20 * rows_at_once)
     rows = "".join(f"{step},{who},{one}\n" for who in "abc" for step, one in enumerate(samples(1, 150)))
-    sentence = "job.csv: has each step several times: which column names the series? Say it with --series: machine"
+    sentence = "job.csv: has several rows per step; which column identifies the series? Use --series: machine"
     assert wrong(tmp_path, "step,machine,step_time\n" + rows, Columns()) == sentence
 
 
@@ -140,7 +140,7 @@ def test_a_job_that_starts_anew_on_other_machines_is_one_series(tmp_path):
 
 def test_columns_that_are_not_used_are_told_where_none_names_a_series(tmp_path):
     file = written(tmp_path, "machine,step_time\n" + "".join(f"a,{one}\n" for one in samples(1)))
-    assert "no column names a series; not used: machine" in read(file, Columns()).notes
+    assert "no column identifies a series; unused columns: machine" in read(file, Columns()).notes
 
 
 @pytest.mark.parametrize("name", ["proc", "process", "task", "worker_name", "procid"])
@@ -153,13 +153,13 @@ def test_series_are_found_by_names_that_such_columns_have(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("worker,step_time\n0,1\n0,fast\n0,2\n", 'line 3: column "step_time" has 4 characters, which is no number'),
-        ("worker;step_time\n0;1,5\n0;1,6\n", 'line 2: column "step_time" has \'1,5\', which is no number'),
-        ('worker,step_time\n0,"1,053"\n', 'line 2: column "step_time" has \'1,053\', which is no number'),
-        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value: slower than what? A series of "
-         "them is needed"),
+        ("worker,step_time\n0,1\n0,fast\n0,2\n", 'line 3: column "step_time" has 4 characters, which is not a number'),
+        ("worker;step_time\n0;1,5\n0;1,6\n", 'line 2: column "step_time" has \'1,5\', which is not a number'),
+        ('worker,step_time\n0,"1,053"\n', 'line 2: column "step_time" has \'1,053\', which is not a number'),
+        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value: several samples "
+         "per series are required"),
         ("worker,step_time\n", "has no row"),
-        ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, and the header 2"),
+        ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, the header has 2"),
     ],
 )  # fmt: skip
 def test_what_is_no_number_in_the_first_rows_has_its_line_too(tmp_path, text, sentence):
@@ -173,9 +173,9 @@ def test_one_infinite_value_among_the_first_does_not_hide_its_column(tmp_path):
 
 def test_a_true_is_no_number(tmp_path):
     text = '{"worker": 0, "t": 1.5}\n{"worker": 0, "t": true}\n'
-    assert wrong(tmp_path, text) == 'job.csv: line 2: column "t" has a bool, which is no number'
+    assert wrong(tmp_path, text) == 'job.csv: line 2: column "t" has a bool, which is not a number'
     text = '{"worker": 0, "t": true}\n{"worker": 0, "t": 2}\n'
-    assert wrong(tmp_path, text) == 'job.csv: line 1: column "t" has a bool, which is no number'
+    assert wrong(tmp_path, text) == 'job.csv: line 1: column "t" has a bool, which is not a number'
 
 
 def test_damaged_lines_that_complete_each_other_are_damaged(tmp_path):
@@ -220,7 +220,7 @@ def test_an_operation_column_without_a_name_is_wrong_use_and_two_of_one_name_can
 def test_regimes_of_which_each_has_too_few_samples_are_told(tmp_path):
     rows = "".join(f"{step},{one}\n" for step, one in enumerate(samples(1)))
     found = read(written(tmp_path, "step,t\n" + rows), Columns(value="t", regime=("step",)))
-    assert "40 of 40 samples have a regime with fewer than 20 of its series: not judged" in found.notes
+    assert "40 of 40 samples have a regime with fewer than 20 samples per series: ignored" in found.notes
 
 
 def test_a_decimal_column_of_parquet_is_found_by_its_name(tmp_path):
@@ -240,4 +240,4 @@ def test_parquet_with_text_among_numbers_is_told_with_its_row(tmp_path):
     duckdb.sql(f"COPY (SELECT unnest(['1.5', 'fast']) AS step_time) TO '{file}'")
     with pytest.raises(Unreadable) as caught:
         read(str(file), Columns(), "job.parquet")
-    assert str(caught.value) == 'job.parquet: row 2: column "step_time" has 4 characters, which is no number'
+    assert str(caught.value) == 'job.parquet: row 2: column "step_time" has 4 characters, which is not a number'

@@ -104,7 +104,7 @@ def test_a_remedy_that_is_due_at_the_end_is_exit_status_1(capsys: Captured, fold
     (tmp_path / "now.csv").write_text("\n".join(cut) + "\n")
     status, out, _ = ran(capsys, "plan", str(tmp_path / "now.csv"), "--index", "step", "--gpus", "8")
     assert status == 1
-    assert "now: S2, move micro-batches; then S3, change the topology, when" in out
+    assert "now: S2, move micro-batches; then S3, change the topology, after" in out
 
 
 def test_a_slow_node_with_a_whole_stage_is_not_ignored(capsys: Captured, tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_plan_prints_the_swaps_for_slow_links(capsys: Captured, tmp_path: Path) 
         (("--layout", "4x2"), "--layout: must be stages x"),
         (("--layout", "0x2x2"), "--layout: must be stages x"),
         (("--layout", "99999x99x99"), "--layout: must be stages x"),
-        (("--layout", "2x2x2"), "rank 8 has no place in the job"),
+        (("--layout", "2x2x2"), "rank 8 has no position in the job"),
         (("--layout", "3x3x1", "--slow-links", "1"), "--slow-links: must be pairs of ranks"),
-        (("--layout", "3x3x1", "--slow-links", "1-99"), "rank 99 has no place"),
+        (("--layout", "3x3x1", "--slow-links", "1-99"), "rank 99 has no position"),
         (("--slow-links", "0-1"), "--slow-links needs --layout"),
     ],
 )

@@ -69,7 +69,7 @@ def test_where_only_the_wait_is_known_who_waits_least_worked_longest() -> None:
 def test_fewer_than_four_peers_name_nobody() -> None:
     found = judged(gang(3, [Fault("busy", [1], 0.4)]))
     assert found.suspects == ()
-    assert [one.why for one in found.job_slow] == ["3 peers of one role are too few to name one of them"]
+    assert [one.why for one in found.job_slow] == ["3 peers of one role are too few to find an outlier"]
 
 
 def test_peers_of_another_group_do_not_count() -> None:
@@ -136,7 +136,7 @@ def test_a_whole_stage_that_works_longer_is_the_jobs_imbalance() -> None:
     found = judged(gang(32, [Fault("busy", range(8, 12), 0.4)], groups=RANKS_OF_GROUPS))
     assert found.suspects == ()
     assert [(one.cause.value, one.why) for one in found.job_slow] == [
-        ("imbalance", "busy time rose in group g2: more work, no rank alone")
+        ("imbalance", "busy time rose in group g2: more work for all")
     ]
 
 
@@ -316,7 +316,7 @@ def test_a_worker_that_only_waits_longer_is_a_victim() -> None:
     found = judged(waiting)
     assert found.suspects == ()
     assert [(one.series, one.why) for one in found.job_slow] == [
-        (("2",), "neither its busy nor its transfer time rose: it waits for others")
+        (("2",), "neither its busy nor its transfer time rose: it waits for other ranks")
     ]
 
 
@@ -337,7 +337,7 @@ def test_a_node_that_told_what_slows_it_is_named_where_times_cannot() -> None:
     assert named(found) == [("node", "gpu-0", "compute_gpu")]
     assert found.suspects[0].confidence is Confidence.MEDIUM
     assert found.suspects[0].evidence[0] == (
-        "node gpu-0 told GPU 3 throttles for its temperature (gpu_clocks/hw_thermal)"
+        "node gpu-0 reported GPU 3 throttles for its temperature (gpu_clocks/hw_thermal)"
     )
 
 
@@ -527,13 +527,13 @@ def test_of_two_nodes_none_is_named_and_the_reason_says_which_was_slow(
     found = judged(gang(8, [Fault(what, range(4), by)], per_node=4))
     assert found.suspects == ()
     assert [(one.cause.value, one.why) for one in found.job_slow] == [
-        (cause, f"{rose} on node gpu-0 (4 of 8 ranks): half is no minority")
+        (cause, f"{rose} on node gpu-0 (4 of 8 ranks): half is not a minority")
     ]
 
 
 def test_more_than_half_of_a_role_without_nodes_is_counted() -> None:
     found = judged(gang(8, [Fault("busy", range(5), 0.5)]))
-    assert [one.why for one in found.job_slow] == ["busy time rose in 5 of 8 ranks: that is no minority"]
+    assert [one.why for one in found.job_slow] == ["busy time rose in 5 of 8 ranks: that is not a minority"]
 
 
 def test_workers_that_become_slow_one_after_the_other_until_most_are_is_one_slow_job_from_the_first_on() -> None:

@@ -202,9 +202,9 @@ def test_another_beginning_and_unit_of_time_change_no_period(shift, scale):
     [
         ([("a", float(at)) for at in range(500)], "one kind"),
         ([("ab"[at % 2], float(at)) for at in range(39)], "39 operations"),
-        ([(random.Random(at).choice("abcd"), float(at)) for at in range(2000)], "repeats itself nowhere"),
+        ([(random.Random(at).choice("abcd"), float(at)) for at in range(2000)], "has no repeating pattern"),
         ([("abc"[at % 3], 5.0) for at in range(500)], "do not advance"),
-        (calls([str(at) for at in range(30)], 19)[0], "repeats itself nowhere"),  # 20 periods are needed
+        (calls([str(at) for at in range(30)], 19)[0], "has no repeating pattern"),  # 20 periods are needed
     ],
 )
 def test_what_has_no_rhythm_is_told_in_a_sentence(made, why):

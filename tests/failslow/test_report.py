@@ -98,8 +98,8 @@ def test_a_folder_has_a_file_a_rank_and_tells_what_it_could_not_read(tmp_path):
     status, told = document(str(tmp_path), "--value", "step_time", "--series", "worker")
     assert (status, [one["subject"] for one in told["suspects"]]) == (1, ["6"])
     assert told["unread"] == [
-        {"file": "README", "why": 'has no column "worker"; it has no table'},
-        {"file": "pipe", "why": "is no regular file"},
+        {"file": "README", "why": 'has no column "worker"; columns: no table'},
+        {"file": "pipe", "why": "is not a regular file"},
     ]
 
 
@@ -119,12 +119,12 @@ def test_standard_input_may_be_the_file(tmp_path):
     ("arguments", "status", "sentence"),
     [
         (("none.csv",), 3, "none.csv: cannot be read: No such file or directory"),
-        (("job.csv", "--value", "x"), 3, 'job.csv: has no column "x"; it has worker, step, at and step_time'),
-        (("job.csv", "--series", "a,,b"), 64, '--series: must be names of columns like a,b, got "a,,b"'),
-        (("job.csv", "--value", ""), 64, "--value: is empty: which column?"),
-        (("empty",), 3, "empty: nothing there can be read: it has no file"),
-        (("broken",), 3, "broken: nothing there can be read: a.csv: is empty (and 1 more)"),
-        (("",), 64, "FILE is empty: which file?"),
+        (("job.csv", "--value", "x"), 3, 'job.csv: has no column "x"; columns: worker, step, at and step_time'),
+        (("job.csv", "--series", "a,,b"), 64, '--series: must be column names like a,b, got "a,,b"'),
+        (("job.csv", "--value", ""), 64, "--value: is empty; name a column"),
+        (("empty",), 3, "empty: no file can be read: no file"),
+        (("broken",), 3, "broken: no file can be read: a.csv: is empty (and 1 more)"),
+        (("",), 64, "FILE is empty; name a file"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path, monkeypatch, arguments, status, sentence):
@@ -188,8 +188,8 @@ def test_a_slow_job_names_nobody():
     series = [made("0", group="dp"), made("1", group="dp")]
     slow = JobSlow("dp", 180, POINT, ("0", "1"), 2, Cause.UNKNOWN, "all of its peers became slower at the same time")
     assert text(Judgement(((), ()), (), (slow,)), series, width=80).splitlines()[1:] == [
-        "group dp   slow from 180 to 195, +65 %, recovered, 2 of 2 workers: nobody is",
-        "           named: all of its peers became slower at the same time",
+        "group dp   slow from 180 to 195, +65 %, recovered, 2 of 2 workers; no",
+        "           suspect: all of its peers became slower at the same time",
     ]
 
 
@@ -236,7 +236,7 @@ def test_workers_that_wait_in_vain_for_the_same_reason_are_one_slow_job():
     )
     assert text(Judgement(points, (), slow), [made(str(at)) for at in range(8)]).splitlines() == [
         "job.csv: 8 series, 2,400 samples; 1 fail-slow",
-        "job   slow from 180 to 195, +65 to +70 %, recovered, 2 of 8 workers: nobody is named: it waits for others",
+        "job   slow from 180 to 195, +65 to +70 %, recovered, 2 of 8 workers; no suspect: it waits for others",
     ]
 
 
@@ -244,7 +244,7 @@ def test_one_that_waits_is_named_and_not_suspected():
     slow = JobSlow("", 180, POINT, ("5",), 8, Cause.UNKNOWN, "it waits for others")
     told = text(Judgement(((),) * 5 + ((POINT,), (), ()), (), (slow,)), [made(str(at)) for at in range(8)])
     assert told.splitlines()[1] == (
-        "worker 5   slow from 180 to 195, +65 %, recovered: nobody is named: it waits for others"
+        "worker 5   slow from 180 to 195, +65 %, recovered; no suspect: it waits for others"
     )
 
 
@@ -252,7 +252,7 @@ def test_who_is_slow_beside_a_suspect_on_his_own_is_not_said_to_wait():
     points = ((POINT,), (POINT,)) + ((),) * 8
     suspect = Suspect("0", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("0",), POINT)
     assert text(Judgement(points, (suspect,)), [made(str(at)) for at in range(10)]).splitlines()[2] == (
-        "worker 1   slow from 180 to 195, +65 %, recovered; nobody is suspected"
+        "worker 1   slow from 180 to 195, +65 %, recovered; no suspect"
     )
 
 
@@ -261,7 +261,7 @@ def test_of_many_the_first_are_shown_and_the_others_counted():
     points = tuple((replace(POINT, onset_index=30 * number),) for number in range(50))
     told = text(Judgement(points), [replace(one, index=range(1500)) for one in series], (NOTE,))
     lines = told.splitlines()
-    assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, nobody is suspected"
+    assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, no suspect"
     assert len(lines) == 1 + report.MOST_SHOWN + 2
     assert lines[-2:] == ["and 30 more: --json has them", f"note: {NOTE}"]
 
@@ -269,8 +269,8 @@ def test_of_many_the_first_are_shown_and_the_others_counted():
 def test_many_that_became_slow_together_are_one_line():
     told = text(Judgement(((POINT,),) * 50), [made(str(number)) for number in range(50)])
     assert told.splitlines() == [
-        "job.csv: 50 series, 15,000 samples; 50 slow, nobody is suspected",
-        "50 workers   slow from 180 to 195, +65 %, recovered; nobody is suspected",
+        "job.csv: 50 series, 15,000 samples; 50 slow, no suspect",
+        "50 workers   slow from 180 to 195, +65 %, recovered; no suspect",
     ]
 
 
@@ -280,7 +280,7 @@ def test_nothing_is_said_to_be_slow_where_nothing_is():
 
 def test_series_that_are_too_short_to_be_judged_are_not_called_well():
     told = text(Judgement(((), ())), [Series(name, [1.0] * 19, range(19)) for name in "01"])
-    assert told == "job.csv: 2 series, 38 samples; too few samples to be judged\n"
+    assert told == "job.csv: 2 series, 38 samples; too few samples to evaluate\n"
 
 
 def test_names_of_others_cannot_steer_the_terminal():
@@ -345,10 +345,10 @@ def test_the_surest_suspect_is_told_before_the_slowest():
 
 def test_what_is_said_of_several_suspects_is_said_once_and_names_them():
     judgement, series = many(7)
-    said = "7 became slow at about the same time: they may have something in common"
+    said = "7 became slow at about the same time: they may have a common cause"
     suspects = tuple(replace(one, evidence=(*one.evidence, said), point=POINT) for one in judgement.suspects)
     told = text(replace(judgement, suspects=suspects, points=((POINT,),) * 7 + ((),) * 93), series)
-    assert told.count("something in common") == 1
+    assert told.count("a common cause") == 1
     assert f"together   {said} (0, 1, 2, 3, 4, 5, 6)" in told.splitlines()
 
 
@@ -375,7 +375,7 @@ def test_a_worker_of_two_columns_has_their_names_behind_its_own_and_once():
 def test_a_note_that_is_true_of_all_files_is_told_once_with_their_number(tmp_path):
     for rank in range(64):
         written(tmp_path, "seconds\n" + "1.0\n" * 30, f"times-{rank}.csv")
-    taken = "64 files: columns taken by their names: value seconds"
+    taken = "64 files: columns found by name: value seconds"
     told = document(str(tmp_path))[1]
     assert (told["notes"][0], len(told["notes"]), told["compared"]) == (taken, 2, 0)
     assert "64 series not compared with peers" in told["notes"][1]
@@ -414,11 +414,11 @@ def test_a_plot_that_cannot_be_written_takes_no_answer_away(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("plot", "why"),
     [
-        ("job.svg", "is what is to be read"),
-        ("./job.svg", "is what is to be read"),
-        ("hard.svg", "is what is to be read"),
-        ("pipe.svg", "is no regular file"),
-        ("link.svg", "is a link: name the file itself"),
+        ("job.svg", "is also an input file"),
+        ("./job.svg", "is also an input file"),
+        ("hard.svg", "is also an input file"),
+        ("pipe.svg", "is not a regular file"),
+        ("link.svg", "is a symbolic link; name its target"),
     ],
 )
 def test_a_plot_never_takes_the_place_of_an_input_a_pipe_or_a_link(tmp_path, monkeypatch, plot, why):

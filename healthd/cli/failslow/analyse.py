@@ -1,4 +1,4 @@
-"""`healthd failslow`: what still runs, but slower than it should, and who makes it so."""
+"""`healthd failslow`: find components that work but are too slow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ EXIT = "Exit status: 0 nothing slow was found, 1 a series or the job is slow, 3 
 
 @contextmanager
 def told_as_sentence(command: str = "failslow") -> Iterator[None]:
-    """What no file of others can be read as ends the command with a sentence. So does a mistake of healthd's own: the
-    exit status 1, which Python gives it, means that somebody is slow."""
+    """Convert errors to a message and exit status 3.
+
+    This includes internal errors: their usual exit status is 1, which means here that something is slow.
+    """
     try:
         yield
     except Stop:
@@ -37,12 +39,12 @@ def told_as_sentence(command: str = "failslow") -> Iterator[None]:
         *_, frame = traceback.extract_tb(error.__traceback__)
         place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         raise Stop(
-            f"healthd {command}: cannot judge this, a mistake of healthd's: {words(error)} ({place})", UNKNOWN
+            f"healthd {command}: internal error of healthd, no result: {words(error)} ({place})", UNKNOWN
         ) from error
 
 
 def column_flags(parser: Parser) -> None:
-    """What is read, and which of its columns is what."""
+    """Add the arguments for the input and its columns."""
     parser.add_argument(
         "files",
         metavar="FILE|DIR",
@@ -70,19 +72,19 @@ def _failslow_flags(parser: Parser) -> None:
 
 
 def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
-    """What the flags name. Raises Stop."""
+    """Return the columns named by the flags. Raises Stop."""
     from healthd.failslow.readers.columns import Columns
 
     def one(flag: str) -> str:
         given = getattr(args, flag)
         if given is not None and not given.strip():
-            raise Stop(f"healthd {command}: --{flag}: is empty: which column?")
+            raise Stop(f"healthd {command}: --{flag}: is empty; name a column")
         return (given or "").strip()
 
     def some(flag: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in one(flag).split(",")) if one(flag) else ()
         if "" in names or len(set(names)) < len(names):
-            raise Stop(f'healthd {command}: --{flag}: must be names of columns like a,b, got "{one(flag)}"')
+            raise Stop(f'healthd {command}: --{flag}: must be column names like a,b, got "{one(flag)}"')
         return names
 
     return Columns(
@@ -99,10 +101,10 @@ def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
 
 
 def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], str]:
-    """Return what the fleet's store has about the nodes of these series at their time, and a sentence on how much.
+    """Return the fleet store's conditions on the nodes of these series at that time, and a sentence about their number.
 
     Times are as in Series.index; the sentence has no full stop. Raises Stop: 64 if no series has a node or the index is
-    no time, 3 if the store cannot answer.
+    not a time, 3 if the query fails.
     """
     from healthd.cli.fleet.answers import at_the_store
     from healthd.cli.fleet.ingest import at_the_centre
@@ -112,16 +114,16 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
 
     nodes = sorted({one.node for one in series} - {""})
     if not nodes:
-        raise Stop(f"{WHO}: --db: no series has a node: --node names the column that has it")
+        raise Stop(f"{WHO}: --db: no series has a node; name its column with --node")
     first = min(float(one.index[0]) for one in series if one.node)
     last = max(float(one.index[-1]) for one in series if one.node)
     unit = times.units_a_second(first, last)
     if unit is None:
-        raise Stop(f"{WHO}: --db: the index is no time: --index names a column with ISO 8601 or the time since 1970")
+        raise Stop(f"{WHO}: --db: the index is not a time; set --index to a column of ISO 8601 or Unix times")
     with at_the_centre(WHO):
         from healthd.fleet.answers.evidence import BEFORE_SECONDS, told_by
 
-    # A condition may slow down what begins up to ten minutes after it was reported.
+    # A condition can cause a slowness that begins up to ten minutes after its report.
     flags = _store_flags(folder, math.floor(first / unit) - BEFORE_SECONDS, math.floor(last / unit) + 1)
     with at_the_store(flags, who=WHO) as study:
         told = told_by(study, nodes)
@@ -131,11 +133,11 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     ]
     telling = len({one.node for one in found})
     findings = plural(len(found), "finding")
-    return found, f"the store has {findings} of {telling:,} of its {len(nodes):,} nodes at that time"
+    return found, f"the store has {findings} of {telling:,} of the {len(nodes):,} nodes at that time"
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
-    """Return the flags with which a store is opened. begin, end: seconds since 1970."""
+    """Return the flags for opening a store. begin, end: seconds since 1970."""
     from healthd.cli.fleet.answers import CHOICES
 
     flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")
@@ -143,7 +145,7 @@ def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
 
 
 def _check_plot(path: str | None, files: Sequence[str]) -> None:
-    """Check before a long file is read. Raises Stop."""
+    """Check the plot's path before a long file is read. Raises Stop."""
     from healthd.failslow import plot
 
     try:
@@ -156,7 +158,7 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
 
 
 def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:
-    """After the answer is printed, which a plot that cannot be written does not take away. Raises Stop."""
+    """Write the plot after the answer was printed, so that a failure does not suppress the answer. Raises Stop."""
     from healthd.failslow import plot
 
     try:
@@ -168,9 +170,9 @@ def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:
 def _failslow(args: argparse.Namespace) -> int:
     columns = columns_of(args)
     if "" in args.files:
-        raise Stop("healthd failslow: FILE is empty: which file?")
+        raise Stop("healthd failslow: FILE is empty; name a file")
     if args.db == "":
-        raise Stop("healthd failslow: --db: is empty: which store?")
+        raise Stop("healthd failslow: --db: is empty; name a fleet store")
     _check_plot(args.plot, args.files)
     with told_as_sentence():
         from healthd.failslow import report

@@ -1,4 +1,4 @@
-"""`healthd failslow period`: how long an iteration is, from the operations that a rank was seen to do."""
+"""`healthd failslow period`: the duration of an iteration, from the recorded operations of a rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _flags(parser: Parser) -> None:
 def _period(args: argparse.Namespace) -> int:
     for flag in ("operation", "time", "series"):
         if (given := getattr(args, flag)) is not None and not given.strip():
-            raise Stop(f"healthd failslow period: --{flag}: is empty: which column?")
+            raise Stop(f"healthd failslow period: --{flag}: is empty; name a column")
     with told_as_sentence():
         from healthd.failslow.readers import streams
         from healthd.failslow.stream import StreamError, period_of
@@ -56,14 +56,15 @@ def _period(args: argparse.Namespace) -> int:
     ranks = f"{len(found):,} ranks: " if len(found) > 1 else ""
     text = (
         f"{args.file}: {ranks}an iteration has {told['period']:,} operations and takes "
-        f"{told['iteration_seconds']:.6g} s (of {len(surest.seconds):,} that were seen); "
+        f"{told['iteration_seconds']:.6g} s (from {len(surest.seconds):,} iterations); "
         f"confidence {told['confidence']:.2f}\n"
     )
     return say(text + "".join(f"note: {note}\n" for note in notes))
 
 
 def _doubts(found: dict[str, Period]) -> Iterator[str]:
-    """Yield a sentence for each two periods that are about equally good, and one if iteration times are uncertain."""
+    """Yield a sentence for each pair of periods that are about equally good, and one if iteration times are uncertain.
+    """
     from healthd.failslow.period import SURE_WITHIN
 
     def of(some: list[str]) -> str:
@@ -86,13 +87,15 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
     if unsure:
         one = found[unsure[0]]
         yield (
-            f"doubtful: by the {len(one.seconds):,} iterations{of(unsure)} that were seen the time of one may be "
-            f"{one.within:.1%} off"
+            f"doubtful: from {len(one.seconds):,} iterations{of(unsure)}, the iteration time may be wrong by "
+            f"{one.within:.1%}"
         )
 
 
 def _document(found: dict[str, Period], notes: list[str]) -> Document:
-    """Of several ranks: the period of the surest, and the median of their iteration times."""
+    """Return the document. For several ranks it has the period with the highest confidence and the median iteration
+    time.
+    """
     surest = max(found.values(), key=lambda one: one.confidence)
     return {
         "period": surest.operations,

@@ -1,4 +1,4 @@
-"""`healthd failslow plan|split`: which remedy for a slow job, when, and how micro-batches are divided."""
+"""`healthd failslow plan|split`: when to apply which remedy for a slow job, and how to divide micro-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TEXT = 1 << 20  # bytes of --times FILE
 MOST_GPUS = 1_000_000
 LONGEST_SECONDS = 7 * 86400.0  # of an overhead
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MOST_SHOWN = 12  # stretches, groups
+MOST_SHOWN = 12  # slow spans, groups
 WORDS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
@@ -54,7 +54,7 @@ def _split_flags(parser: Parser) -> None:
 
 
 def _times(text: str) -> list[float]:
-    """Raises Stop."""
+    """Return the times of a list or a file. Raises Stop."""
     where = "--times"
     if os.path.exists(text):
         where = f"--times {printable(text)}"
@@ -68,7 +68,7 @@ def _times(text: str) -> list[float]:
         text = read.decode("utf-8", "replace")
     words = text.replace(",", " ").split()
     if not words:
-        raise Stop(f"healthd failslow split: {where}: has no number; one time for each group is needed")
+        raise Stop(f"healthd failslow split: {where}: has no number; one time per group is required")
     for word in words:
         if not _number(word) > 0 or math.isinf(_number(word)):
             raise Stop(
@@ -107,7 +107,7 @@ def _split(args: argparse.Namespace) -> int:
     left = len(rows) - MOST_SHOWN
     more = f"  and {left:,} more groups (--json has all)\n" if left > 0 else ""
     head = (
-        f"the slowest group takes {found.makespan:g}, evenly divided {found.even:g}: "
+        f"the slowest group takes {found.makespan:g}, {found.even:g} if evenly divided: "
         f"{1 - found.makespan / found.even:.0%} less\n"
     )
     return say(head + "".join(rows[:MOST_SHOWN]) + more)
@@ -131,7 +131,7 @@ def _plan_flags(parser: Parser) -> None:
 
 
 def _overheads(text: str | None) -> Overheads:
-    """Raises Stop."""
+    """Parse --overhead. Raises Stop."""
     from healthd.failslow.mitigation.planner import Overheads
 
     given: dict[str, float] = {}
@@ -148,7 +148,7 @@ def _overheads(text: str | None) -> Overheads:
 
 
 def _gpus(text: str) -> int:
-    """Raises Stop."""
+    """Parse --gpus. Raises Stop."""
     if is_decimal(text) and len(text) < 10 and 1 <= int(text) <= MOST_GPUS:
         return int(text)
     raise Stop(
@@ -157,9 +157,9 @@ def _gpus(text: str) -> int:
 
 
 def _places(text: str) -> dict[int, Place]:
-    """Return the place of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
+    """Return the position of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
 
-    That is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
+    This is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
     """
     from healthd.failslow.mitigation.stages import MOST_RANKS, Place
 
@@ -176,7 +176,7 @@ def _places(text: str) -> dict[int, Place]:
 
 
 def _slow_links(text: str | None) -> list[tuple[int, int]]:
-    """Raises Stop."""
+    """Parse --slow-links. Raises Stop."""
     links = []
     for word in text.split(",") if text is not None else ():
         ends = word.strip().split("-")
@@ -190,7 +190,7 @@ def _slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps of S3 for the ranks that are slow at the end, or None without --layout. Raises Stop."""
+    """Return the swaps of S3 for ranks that are slow at the end, or None without --layout. Raises Stop."""
     from healthd.failslow.mitigation.stages import WrongTopology, rearranged
 
     if layout is None:
@@ -215,7 +215,7 @@ def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -
 def _plan(args: argparse.Namespace) -> int:
     columns = columns_of(args, "failslow plan")
     if "" in args.files:
-        raise Stop("healthd failslow plan: FILE is empty: which file?")
+        raise Stop("healthd failslow plan: FILE is empty; name a file")
     gpus, overheads = _gpus(args.gpus), _overheads(args.overhead)
     with told_as_sentence("failslow plan"):
         from healthd.failslow.analysis import judged
@@ -225,12 +225,12 @@ def _plan(args: argparse.Namespace) -> int:
 
         series, notes, unread, _ = read(args.files, columns)
         judgement = judged(series)
-        # After a remedy as many iterations pass as the detector needs to see that it helped.
+        # After a remedy, the detector needs this many iterations to see the effect.
         stretches = replayed(series, judgement, gpus, overheads, UNITS[args.unit], 2 * LASTS)
         told = _document(args.files, series, stretches, gpus, overheads)
         notes += [
-            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): not "
-            "planned for, since its healthy time is not known"
+            f"{f'{one.series_kind} {one.series}'.strip()} is slower than its peers throughout ({one.ratio:.2f} x): no "
+            "plan, because its healthy time is unknown"
             for one in judgement.slow_throughout
         ]
         told["topology"] = _topology(args.layout, args.slow_links, told["slow"])
@@ -283,7 +283,7 @@ def _taken(series: Series, one: Taken) -> Document:
 
 
 def _now(one: Stretch | None) -> Document:
-    """What is advised at the end of the file."""
+    """Return the advice at the end of the file."""
     if one is None:
         return {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
     return {
@@ -306,11 +306,11 @@ def _text(told: Document) -> Iterator[str]:
         )
         for taken in one["actions"]:
             saved = taken["saved_gpu_seconds"]
-            less = "until now {} more than it saves" if one["lasts"] else "too late: it costs {} more than it saves"
+            less = "so far {} more than it saves" if one["lasts"] else "too late: it costs {} more than it saves"
             what = f"it could have saved {_hours(saved)}" if saved > 0 else less.format(_hours(-saved))
             lost, costs = _hours(taken["lost_gpu_seconds"]), _hours(taken["overhead_gpu_seconds"])
             head = f"  at {taken['at']}: {taken['action'].upper()}, {WORDS[taken['action']]}"
-            yield f"{head}: {lost} were lost, it costs {costs}; {what}\n"
+            yield f"{head}: {lost} lost so far, cost {costs}; {what}\n"
         if not one["actions"]:
             yield "  no remedy was worth its cost\n"
     left = len(told["slow"]) - MOST_SHOWN
@@ -321,7 +321,7 @@ def _text(told: Document) -> Iterator[str]:
         then = ""
         if following:
             more = following["at_gpu_seconds"] - now["lost_gpu_seconds"]
-            when = f"when {_hours(more)} more are lost" if more > 0 else "if that does not help"
+            when = f"after a further loss of {_hours(more)}" if more > 0 else "if it does not help"
             then = f"; then {following['action'].upper()}, {WORDS[following['action']]}, {when}"
         yield f"now: {now['action'].upper()}, {WORDS[now['action']]}{then}\n"
     if told["topology"]:

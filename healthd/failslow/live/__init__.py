@@ -1,1 +1,1 @@
-"""Fail-slow detection for running jobs: a process beside the daemon."""
+"""Fail-slow detection for running jobs, in a separate process."""

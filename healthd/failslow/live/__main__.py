@@ -1,4 +1,4 @@
-"""Where `python -m healthd.failslow.live` begins: the daemon starts it."""
+"""Entry point of `python -m healthd.failslow.live`, which the daemon starts."""
 
 from healthd.failslow.live.process import main
 

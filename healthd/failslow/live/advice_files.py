@@ -1,12 +1,12 @@
-"""Advice to the jobs on this node: RUNTIME_DIR/advice/JOB.json, which root writes and the job's user alone may read.
+"""Advice to the jobs on this node: RUNTIME_DIR/advice/JOB.json, written by root and readable only by the job's user.
 
-A node knows its own ranks, not the gang. But all wait for the slowest, so that the gang loses as many seconds as each
-of its ranks does. The cost of a remedy is seconds of the gang too: loss and cost are compared in seconds, and the
-number of GPUs cancels out.
+A node sees only its own ranks, not the whole gang. All ranks wait for the slowest, so the gang loses as many seconds as
+each of its ranks. The cost of a remedy is also given in seconds of the gang. Loss and cost are therefore compared in
+seconds, and the number of GPUs cancels out.
 
-The file stays root's: one that belongs to the user could be filled by him until the node's /run is full. He gets an
-entry of his own in its access list (acl(5)), for which neither chown nor a capability is needed; where the file system
-has no such lists there is no advice, and the trouble is told.
+The file belongs to root: a user could fill the node's /run through a file of his own. The user gets an entry in the
+access list of the file (acl(5)), which needs neither chown nor a capability. If the file system does not support access
+lists, there is no advice, and healthd reports the problem.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from healthd.failslow.mitigation.planner import HEALTHY, Action, Look, Overheads
 from healthd.failslow.model import Cause
 
 FOLDER = "advice"
-FOLDER_MODE = 0o711  # who does not know a job's number sees nothing
+FOLDER_MODE = 0o711  # a file can be opened only by its job number
 _JOB = regex(r"\d{1,12}")
 
-# linux/posix_acl_xattr.h: a version, then entries of tag, permissions and id; the mask bounds all named ones.
+# linux/posix_acl_xattr.h: a version, then entries of tag, permissions and id. The mask limits all named entries.
 _ACL = "system.posix_acl_access"
 _HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _VERSION, _NOBODY = 2, 0xFFFFFFFF
@@ -37,19 +37,19 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
 SCHEMA = 1
-SETTLES = 2  # looks after a remedy, each of some seconds in which the job's iterations go on
-ALONE = 1  # GPUs: see above
+SETTLES = 2  # steps after a remedy, each a few seconds of the job's iterations
+ALONE = 1  # loss and cost are in seconds of the gang, see above
 
 WHY = {
-    Action.IGNORE: "nothing is worth its cost yet",
-    Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the quick ones",
-    Action.TOPOLOGY: "exchange places: stragglers into the fewest pipeline stages, slow links where little is sent",
-    Action.RESTART: "write a checkpoint and start again without the slow node",
+    Action.IGNORE: "no remedy is worth its cost yet",
+    Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the fast ones",
+    Action.TOPOLOGY: "swap ranks: stragglers into as few stages as possible, slow links where little data is sent",
+    Action.RESTART: "write a checkpoint and restart without the slow node",
 }
 
 
 class Followed(NamedTuple):
-    """What is kept of a job between two looks. number: how often the advice changed, 0 = there never was any."""
+    """State of a job between two steps. advice_number: how often the advice changed; 0 if there was none yet."""
 
     state: State = HEALTHY
     seen: JobTold = JobTold("", 1, CLIENT)
@@ -58,7 +58,10 @@ class Followed(NamedTuple):
 
 
 def follow(before: Followed, seen: JobTold, overheads: Overheads) -> Followed:
-    """One look later. A job that never was slow has no advice; one that recovered is told so."""
+    """Return the state one step later.
+
+    A job that was never slow has no advice. A job that recovered gets advice that says so.
+    """
     lost = max(0.0, seen.lost_seconds - before.seen.lost_seconds) / max(1, seen.ranks)
     state, action = step(before.state, Look(seen.slow, lost, ALONE, _cause(seen)), overheads, SETTLES)
     if action is None:
@@ -68,12 +71,16 @@ def follow(before: Followed, seen: JobTold, overheads: Overheads) -> Followed:
 
 
 def _said(seen: JobTold, action: Action) -> tuple[object, ...]:
-    """What of it is news."""
+    """Return the parts of the advice whose change makes a new file necessary."""
     return (True, action, seen.rank) if seen.slow else (False,)
 
 
 def advice(followed: Followed, overheads: Overheads, now: float) -> str:
-    """The file: a JSON object (docs/json.md). now: epoch seconds."""
+    """Return the content of the file: a JSON object (docs/json.md).
+
+    Args:
+        now: epoch seconds.
+    """
     seen, following = followed.seen, due(followed.state, ALONE, overheads)
     document = {
         "schema": SCHEMA,
@@ -86,7 +93,7 @@ def advice(followed: Followed, overheads: Overheads, now: float) -> str:
         "cause": _cause(seen).value if seen.slow else "",
         "rank": seen.rank,
         "action": followed.action.value,
-        "message": WHY[followed.action] if seen.slow else "nothing is slow any more",
+        "message": WHY[followed.action] if seen.slow else "the job is no longer slow",
         "lost_seconds": round(followed.state.lost, 3),
         "next": None
         if following is None or not seen.slow
@@ -96,12 +103,15 @@ def advice(followed: Followed, overheads: Overheads, now: float) -> str:
 
 
 def _cause(seen: JobTold) -> Cause:
-    """Return the cause of a slow job; a job that is not slow has none."""
+    """Return the cause of a slow job, or UNKNOWN."""
     return Cause(seen.cause) if seen.cause else Cause.UNKNOWN
 
 
 class Advising:
-    """`owner(job)`: the user of a job's ranks, None = not known. Raises OSError from the constructor."""
+    """Writer of the advice files.
+
+    `find_user(job)` returns the user of a job's ranks, or None if unknown. The constructor raises OSError.
+    """
 
     def __init__(self, runtime_dir: str, owner: Callable[[str], int | None]) -> None:
         self.folder = os.path.join(runtime_dir, FOLDER)
@@ -113,9 +123,10 @@ class Advising:
         self._remove_all()
 
     def step(self, told: Sequence[JobTold], now: float) -> OSError | None:
-        """Write new advice and remove that of jobs that ended. Return why one could not be written, if so.
+        """Write new advice and remove that of jobs that ended. Return the error if a file could not be written.
 
-        now: epoch seconds.
+        Args:
+            now: epoch seconds.
         """
         problem = None
         running = {one.job: one for one in told if one.source == CLIENT and _JOB.fullmatch(one.job)}
@@ -136,7 +147,7 @@ class Advising:
         return problem
 
     def close(self) -> None:
-        """Nobody follows the jobs any more: what was advised is no advice."""
+        """Remove all advice: it is out of date once jobs are no longer monitored."""
         with suppress(OSError):
             self._remove_all()
 
@@ -159,7 +170,7 @@ class Advising:
 
 
 def readable_by(uid: int) -> bytes:
-    """The access list of a file that its owner may read and write, this user may read, and nobody else."""
+    """Return an access list: the owner may read and write, user `uid` may read, and there is no other access."""
     entries = (
         (_OWNER, _READ | _WRITE, _NOBODY),
         (_USER, _READ, uid),

@@ -1,15 +1,16 @@
-"""What a node counts while a job runs: bytes of its InfiniBand ports, of its GPUs' NVLinks and PCIe, energy.
+"""Counters of a node while a job runs: bytes of its InfiniBand ports, bytes of its GPUs' NVLinks and PCIe links, and
+energy.
 
-- ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The descriptors are
-  kept: a read at offset 0 asks the driver anew, and opening costs more than reading. mlx5 asks the adapter's firmware
-  for each of them, which takes its time, but none of a core's.
-- nvlink, pcie: one question to NVML a GPU (nvml.FIELDS_COUNTED). nvmlDeviceGetPcieThroughput is not asked: it counts
-  for 20 ms within the call (nvml.h), and forgets what it counted. A driver that counts PCIe's bytes in 32 bits (580 on
-  an H100) gives no pcie: they fill such a counter in a tenth of a second.
-- power: the driver's mean over the last second, summed up here, where it tells one; else the energy that it counts,
-  which costs 4.1 ms of a core a GPU on an H100 (driver 580), where the mean costs 0.006.
+- ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The descriptors stay
+  open: a read at offset 0 queries the driver again, and opening costs more than reading. mlx5 queries the adapter's
+  firmware for each counter; this takes time, but no CPU time.
+- nvlink, pcie: one NVML call per GPU (nvml.FIELDS_COUNTED). nvmlDeviceGetPcieThroughput is not used: it counts for 20
+  ms within the call (nvml.h) and does not accumulate. A driver that counts PCIe bytes in 32 bits (580 on an H100) gives
+  no pcie: such a counter overflows within a tenth of a second.
+- power: the driver's mean over the last second, accumulated here, if the driver reports one. Otherwise the energy
+  counter of the driver. On an H100 (driver 580) that costs 4.1 ms of a core per GPU; the mean costs 0.006 ms.
 
-Each source is read as a whole: name -> part -> what that part has counted. A part that cannot be read is not in it.
+Each source is read as a whole: name -> part -> count. A part that cannot be read is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ IB, POWER = "ib", "power"
 OF_GPUS = ("nvlink", "pcie", POWER)
 SOURCES = (*OF_GPUS, IB)
 COUNTERS = ("port_rcv_data", "port_xmit_data")
-MOST_BYTES = 24  # of a counter's text: 2**64 has 20 digits
+MOST_BYTES = 24  # of the text of a counter: 2**64 has 20 digits
 MOST_PORTS = 64
 WIDTHS = (64, 32)
 
@@ -40,12 +41,15 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 class NothingCounts(HealthdError):
-    """This node has nothing that counts what is to be sampled."""
+    """The node has no counter for the requested sources."""
 
 
 class Source(Protocol):
-    """open raises OSError or HealthdError where it cannot be had; it returns what it lacks in a sentence, "" = nothing.
-    narrow: leave out half of its parts; False if there is only one."""
+    """A source of counters.
+
+    open: returns a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
+    available. narrow: leaves out half of the parts. Returns False if there is only one part.
+    """
 
     def open(self) -> str: ...
     def read(self) -> Counts: ...
@@ -54,7 +58,7 @@ class Source(Protocol):
 
 
 class IbPorts:
-    """All ports of the node below `host.root`."""
+    """InfiniBand ports of the node below `host.root`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -68,13 +72,13 @@ class IbPorts:
                 for name in COUNTERS:
                     path = self._host.path(infiniband.path(port, f"counters/{name}"))
                     opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except OSError:  # a port whose driver counts nothing, or that is being taken out
+            except OSError:  # the driver of this port has no counters, or the adapter is being removed
                 for descriptor in opened:
                     os.close(descriptor)
                 continue
             self._descriptors[port] = tuple(opened)
         if not self._descriptors:
-            raise NothingCounts("there is no InfiniBand port that counts bytes")
+            raise NothingCounts("no InfiniBand port has byte counters")
         return ""
 
     def read(self) -> Counts:
@@ -84,7 +88,7 @@ class IbPorts:
             try:
                 for descriptor in descriptors:
                     count += counted(os.pread(descriptor, MOST_BYTES, 0))
-            except (OSError, ValueError):  # it was taken out, or its adapter does not answer
+            except (OSError, ValueError):  # the adapter was removed or does not respond
                 continue
             counts[port] = count
         return {IB: counts}
@@ -107,19 +111,21 @@ class IbPorts:
 
 
 class GpuCounters:
-    """Of all GPUs that answer; NVML is open between `open` and `close`. clock: seconds that only grow."""
+    """Counters of all GPUs that respond. NVML is open between `open` and `close`. clock: monotonic seconds."""
 
     def __init__(self, host: Host, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
         self._wanted = self._names = tuple(names)
         self._clock = clock
-        self._energy: dict[str, tuple[float, float]] = {}  # PCI address -> when it was looked at, millijoules by then
+        self._energy: dict[str, tuple[float, float]] = {}  # PCI address -> time of last read, millijoules so far
         self._most: int | None = None
 
     def open(self) -> str:
-        """What no GPU tells is not asked again: two counters of PCIe that are not told cost 0.3 ms on an H100."""
+        """Open the source. Counters that no GPU reports are not read again: two unsupported PCIe counters cost 0.3 ms
+        on an H100.
+        """
         if not self._host.gpus():
-            raise NothingCounts("there is no GPU that answers NVML")
+            raise NothingCounts("no GPU responds to NVML")
         self._names = self._wanted
         told = set[str]()
         answered = False
@@ -127,17 +133,17 @@ class GpuCounters:
             with contextlib.suppress(HealthdError, ValueError):
                 told |= self._of(gpu).keys()
                 answered = True
-        if answered:  # else it may be over soon, and says nothing of what they could tell
+        if answered:  # otherwise unknown: the failure may be temporary
             self._names = tuple(name for name in self._wanted if name in told)
         lacks = ", ".join(name for name in self._wanted if name not in self._names)
-        return f"no GPU of this node tells {lacks} as a count that lasts" if lacks else ""
+        return f"no GPU of this node has a usable counter for {lacks}" if lacks else ""
 
     def read(self) -> Counts:
         counts: dict[str, dict[str, int]] = {name: {} for name in self._names}
         for gpu in self._host.gpus()[: self._most]:
             try:
                 told = self._of(gpu)
-            except (HealthdError, ValueError):  # lost: it is the checks' to tell
+            except (HealthdError, ValueError):  # the GPU is lost: the checks report that
                 continue
             for name, count in told.items():
                 counts[name][gpu.pci] = count
@@ -161,12 +167,12 @@ class GpuCounters:
         return True
 
     def close(self) -> None:
-        with contextlib.suppress(HealthdError):  # a driver that is gone has nothing to close
+        with contextlib.suppress(HealthdError):  # the driver is already unloaded
             self._host.close_nvml()
 
 
 def counted(text: bytes) -> int:
-    """A counter as sysfs prints it. Raises ValueError."""
+    """Return the value of a counter from its text in sysfs. Raises ValueError."""
     word = text.decode("ascii", "replace").strip()
     if len(text) >= MOST_BYTES or not is_decimal(word):
         raise ValueError(f"not a count: {word[:40]!r}")
@@ -174,15 +180,17 @@ def counted(text: bytes) -> int:
 
 
 class Total:
-    """What all parts of a source counted together since it was first asked; a part counts from its second reading on,
-    and where it was set back it counts nothing for once."""
+    """Sum of the growth of all parts of a source since the first reading.
+
+    A part counts from its second reading on. After a counter reset, its growth is 0 once.
+    """
 
     def __init__(self) -> None:
         self._last: Mapping[str, int] = {}
         self._total = 0
 
     def add(self, counts: Mapping[str, int]) -> int | None:
-        """None: no part was there before, so that nothing is known of what was counted meanwhile."""
+        """Return the total, or None if no part was in the previous reading: the growth since then is unknown."""
         last, self._last = self._last, counts
         both = [(last[part], count) for part, count in counts.items() if part in last]
         if not both:
@@ -192,7 +200,7 @@ class Total:
 
 
 def growth(before: int, now: int) -> int:
-    """What was counted meanwhile: past its end a counter begins at 0. 0 where it was set back."""
+    """Return the growth between two readings, with overflow at the width of the counter. 0 after a reset."""
     if now >= before:
         return now - before
     for bits in WIDTHS:

@@ -1,6 +1,7 @@
-"""What a rank's message says. Pure: bytes of others in, a value or nothing out.
+"""Parser for the messages of ranks. Pure functions: untrusted bytes in, a value or None out.
 
-The format is in healthd/client.py, which stands alone so that it can be copied; a test packs there and reads here.
+The format is defined in healthd/client.py, which has no imports from healthd so that it can be copied. A test packs
+messages there and parses them here.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from typing import NamedTuple
 
 STEP = b"hfs1"
 _FORM = Struct("<4siiqiddd")
-MOST_BYTES = 256  # a longer one is nobody's who means well; later versions may add fields behind
+MOST_BYTES = 256  # longer messages are dropped; later versions may append fields
 MOST_SECONDS = 7 * 86400.0
 LEAST_SECONDS = 1e-6
 MOST_STEPS = 10**7
 
 
 class Step(NamedTuple):
-    """rank, local_rank: as the rank names itself, -1 = it does not. steps: how many of them it stands for. seconds: of
-    one step in the mean; busy, wait: the same of its own work and of waiting, None if not told."""
+    """Message of a rank about its steps.
+
+    rank, local_rank: as the rank reports them, -1 if it does not. steps: number of steps in this message. seconds: mean
+    duration of a step. busy, wait: mean time of the rank's own work and of waiting, or None if not reported.
+    """
 
     rank: int
     local_rank: int
@@ -35,12 +39,12 @@ def read(message: bytes) -> Step | None:
     if message[:4] != STEP or not _FORM.size <= len(message) <= MOST_BYTES:
         return None
     _, rank, local_rank, step, steps, seconds, busy, wait = _FORM.unpack_from(message)
-    # Written so that NaN is refused, too.
+    # Written so that NaN is rejected too.
     if not (LEAST_SECONDS <= seconds <= MOST_SECONDS and 1 <= steps <= MOST_STEPS and rank >= -1 and local_rank >= -1):
         return None
     return Step(rank, local_rank, step, steps, seconds, _part(busy), _part(wait))
 
 
 def _part(seconds: float) -> float | None:
-    """A part of an iteration; it may be nothing. What cannot be is as good as not told."""
+    """Return the time, or None if it is not reported or out of range. 0 is valid."""
     return seconds if math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS else None

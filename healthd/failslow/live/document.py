@@ -1,6 +1,7 @@
-"""What the live process tells the daemon's check: one document, RUNTIME_DIR/failslow.json. Pure; docs/json.md has it.
+"""Document from the live process to the daemon's check: RUNTIME_DIR/failslow.json, described in docs/json.md. Pure
+functions.
 
-The check reads it as it reads any file of this machine: what is not as it should be raises a DecodeError there.
+The check treats it like any other file of the machine: unexpected content raises a DecodeError.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from healthd.common.values import DecodeError, decode
 
 FILE = "failslow.json"
 SCHEMA = 1
-MOST_RECENT = 32  # jobs that ended
+MOST_RECENT = 32  # ended jobs
 MOST_BYTES = 1 << 20
-LONGEST = 200  # characters of one sentence
+LONGEST = 200  # characters of a sentence
 
 
 class JobTold(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
-    ranks         how many of its ranks told something here; of counters 1: they show the job as a whole
-    source        "client": the job's own word; "counters": read by root
-    since         when the slowness began (epoch seconds), None while it is not slow
-    slowdown      0.26: 26 % slower than before, as the slowest rank has it
-    lost_seconds  the sum over this node's ranks and their slow iterations of what each took longer
-    suspect       the PCI address of the GPU whose rank alone works longer, "" = nobody is named
-    rank          that rank's own name for itself, "" = none is named
-    cause         a failslow.model.Cause, "" = not slow
-    evidence      sentences without their end
-    node_changed  one of these is a fault of a part of this node, as root reads it, that came at that time
-    ended         when it ended, None while it runs
+        ranks         number of ranks that reported steps here; 1 for counters, which show the job as a whole
+        source        "client": reported by the job; "counters": read by root
+        since         when the slowness began (epoch seconds), None while the job is not slow
+        slowdown      0.26: 26 % slower than before, for the slowest rank
+        lost_seconds  time lost in slow iterations, summed over this node's ranks
+        suspect       PCI address of the GPU of the only rank that works longer, "" if no rank is named
+        rank          that rank, as the job names it, "" if no rank is named
+        cause         a failslow.model.Cause, "" if not slow
+        evidence      sentences without a full stop
+        node_changed  True if the evidence includes a fault of this node's hardware, read by root, from that time
+        ended         when the job ended, None while it runs
     """
 
     job: str
@@ -51,9 +52,12 @@ class JobTold(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was not taken, since the process began. oversized, malformed: messages; strangers: connections of processes
-    that are in no job; series, jobs: connections beyond the bounds; flood: samples that came too fast.
-    file_descriptors: accept(2) failed because no descriptor was left; the connections wait."""
+    """Dropped input since the process started.
+
+    oversized, malformed: messages. strangers: connections from processes outside any job. series, jobs: connections
+    beyond the limits. flood: times that a connection had to wait because its messages exceeded the budget.
+    file_descriptors: accept(2) failed because no descriptor was left; the connections wait.
+    """
 
     oversized: int = 0
     strangers: int = 0
@@ -65,16 +69,21 @@ class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lost(Struct, frozen=True, forbid_unknown_fields=True):
-    """What iterations took longer than before since the process began, of jobs that ended too, in seconds: the sum over
-    the ranks here that told them, and the same as counters show it, of whole jobs."""
+    """Seconds lost in slow iterations since the process started, including jobs that ended.
+
+    client: summed over the ranks that reported here. counters: as counters show it, for whole jobs.
+    """
 
     client: float = 0.0
     counters: float = 0.0
 
 
 class Told(Struct, frozen=True, forbid_unknown_fields=True):
-    """paused_until: people asked for silence until then, 0 = nobody did. troubles: why a source gives nothing.
-    sampling: what the sampler takes of a core, None where nothing is to be sampled."""
+    """Content of the document.
+
+    paused_until: detection is paused until then, 0 if it is not. problems: why a source gives no data. sampling: the
+    sampler's share of a core, None if sampling is off.
+    """
 
     written: float
     paused_until: float = 0.0
@@ -88,12 +97,12 @@ class Told(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def as_text(told: Told) -> str:
-    """Return the whole document, with fields at their default. Raises ValueError for NaN or infinity."""
+    """Return the document as JSON, including fields with default values. Raises ValueError for NaN or infinity."""
     return json.dumps(to_builtins(told), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def read(text: str) -> Told:
-    """Raises DecodeError."""
+    """Parse the document. Raises DecodeError."""
     told = decode(Told, text)
     if told.schema != SCHEMA:
         raise DecodeError(f"not of schema {SCHEMA}")
@@ -101,5 +110,5 @@ def read(text: str) -> Told:
 
 
 def sentence(text: str) -> str:
-    """Text of others as it may stand in the document."""
+    """Return untrusted text as one printable sentence of limited length."""
     return printable(" ".join(text[: 2 * LONGEST].split()))[:LONGEST]

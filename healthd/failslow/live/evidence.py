@@ -1,11 +1,11 @@
-"""What changed on this node when a job became slow: the readings before it began against those since. Pure.
+"""Changes on this node when a job became slow: readings before the onset compared with readings since. Pure functions.
 
-Each judgement compares one thing with itself on the same node and says it with both numbers. None of them is a verdict:
-a slowness was measured elsewhere, and this is what a person looks at next, what explains most first. Something that was
-so before explains no change and is not said. The limits are plain ones (twice as much as before, and enough to matter),
-so that a quiet node says nothing.
+Each comparison compares one value with itself on the same node and reports both numbers. A change is not a verdict: the
+slowness was measured elsewhere, and these are the places to check next, the most likely explanation first. A value that
+was the same before explains nothing and is not reported. The limits are simple (twice as much as before, and enough to
+matter), so that a quiet node reports nothing.
 
-The cause that the ranks' times gave, if one is known, puts what belongs to it before the rest.
+If the ranks' times gave a cause, changes of that kind come first.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from healthd.failslow.live.node_reading import Reading, Slow
 from healthd.failslow.model import Cause
 
 MOST_SAID = 6
-TIMES = 2.0  # as much as before
+TIMES = 2.0  # times the value before
 FAULT = 0.6
-BELONGS = 1.0  # is added where it is of the cause's family
+BELONGS = 1.0  # added to the weight of a change that fits the cause
 HELD_DOWN = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
     0x08: "hardware slowdown",
-    0x20: "too hot, by the driver",
-    0x40: "too hot, by the hardware",
-    0x80: "the power supply's brake",
+    0x20: "thermal slowdown by the driver",
+    0x40: "thermal slowdown by the hardware",
+    0x80: "power brake by the power supply",
 }
-POWER_CAP = 0x04  # what any busy GPU has: said only where the clock fell
+POWER_CAP = 0x04  # normal for any busy GPU: reported only if the clock fell
 CLOCK_FELL = 0.05
 HOTTER_CELSIUS = 8
-WAITED = 0.1  # of the time
+WAITED = 0.1  # share of the time
 STOLEN = 0.02
 SLOW_MILLISECONDS, SLOW_TIMES, ASKED_PER_SECOND = 20.0, 3.0, 1.0
 SWAPPED_PER_SECOND = 100.0
 CORRECTED_PER_MINUTE = 10.0
-CROWDED = 4  # processes that may use one CPU only
+CROWDED = 4  # processes pinned to the same CPU
 
 GPU, CPU, LINK, FABRIC, STORAGE = "gpu", "cpu", "link", "fabric", "storage"
 FAMILIES: Mapping[Cause, frozenset[str]] = {
@@ -47,29 +47,32 @@ FAMILIES: Mapping[Cause, frozenset[str]] = {
     Cause.COMMUNICATION_INTER_NODE: frozenset({FABRIC}),
     Cause.IMBALANCE: frozenset({STORAGE, CPU}),
 }
-# Counters of a port: from how many a second on they matter, how much they explain, and what they are to people.
+# Counters of a port: minimum rate per second, weight, and description.
 OF_PORTS: Mapping[str, tuple[float, float, str]] = {
-    "link_downed": (0.0, 0.9, "times that the link went down"),
-    "link_error_recovery": (0.01, 0.7, "recoveries of the link"),
+    "link_downed": (0.0, 0.9, "link downs"),
+    "link_error_recovery": (0.01, 0.7, "link recoveries"),
     "symbol_error": (1.0, 0.6, "symbol errors"),
     "port_rcv_errors": (1.0, 0.6, "packets received with errors"),
-    "port_xmit_discards": (1.0, 0.5, "packets that could not be sent"),
-    "local_ack_timeout_err": (0.1, 0.5, "packets without an acknowledgement in time"),
+    "port_xmit_discards": (1.0, 0.5, "discarded transmit packets"),
+    "local_ack_timeout_err": (0.1, 0.5, "acknowledgement timeouts"),
     "packet_seq_err": (1.0, 0.5, "NAKs for packets out of sequence"),
     "out_of_sequence": (1.0, 0.5, "packets out of sequence"),
-    "rnr_nak_retry_err": (1.0, 0.4, "retries at a receiver that was not ready"),
+    "rnr_nak_retry_err": (1.0, 0.4, "retries because the receiver was not ready (RNR NAK)"),
     "out_of_buffer": (1.0, 0.4, "packets without a receive buffer"),
-    "roce_slow_restart": (1.0, 0.5, "slow restarts of RoCE"),
-    "rp_cnp_handled": (10.0, 0.5, "times that congestion slowed it down (CNP handled)"),
-    "np_cnp_sent": (10.0, 0.4, "congestion told to senders (CNP sent)"),
+    "roce_slow_restart": (1.0, 0.5, "RoCE slow restarts"),
+    "rp_cnp_handled": (10.0, 0.5, "slowdowns by congestion (CNP handled)"),
+    "np_cnp_sent": (10.0, 0.4, "congestion notifications to senders (CNP sent)"),
     "np_ecn_marked_roce_packets": (100.0, 0.3, "packets marked by a congested switch (ECN)"),
-    "port_xmit_wait": (1e6, 0.3, "ticks in which it had to wait to send"),
+    "port_xmit_wait": (1e6, 0.3, "ticks of waiting to send"),
 }
 
 
 class Said(NamedTuple):
-    """weight: 0 to 1, how much of a slowness it could explain, and from FAULT on it is a fault of the part. sentence:
-    without its end. part: the PCI address that it is about, "" = none."""
+    """A change on the node.
+
+    weight: 0 to 1, how much of a slowness it could explain; from FAULT_WEIGHT on it is a fault of the part. sentence:
+    without a full stop. part: PCI address or name of the part, "" if there is none.
+    """
 
     weight: float
     family: str
@@ -78,7 +81,7 @@ class Said(NamedTuple):
 
 
 class Both(NamedTuple):
-    """The readings before the onset and since, each from its first to its last. One reading alone has no rates."""
+    """Readings before the onset and since: the first and the last reading of each. A single reading has no rates."""
 
     first: Reading
     last: Reading
@@ -86,8 +89,10 @@ class Both(NamedTuple):
     now: Reading
 
     def rates(self, of: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
-        """(name, a second before, a second since) of what only grows and is in all four readings. A counter that was
-        set back has none, nor has any where there is one reading before only."""
+        """Yield (name, rate per second before, rate per second since) of counters that are in all four readings.
+
+        A counter that was reset has no rate. There are no rates if there is only one reading before.
+        """
         first, last, begin, now = (of(one) for one in self)
         before, since = self.last.time - self.first.time, self.now.time - self.begin.time
         if before <= 0 or since <= 0:
@@ -102,15 +107,19 @@ Judge = Callable[[Both], Iterator[Said]]
 
 
 def is_of_hardware(said: Said) -> bool:
-    """Whether it is a fault of this node's own parts, and nothing that a job can cause: no load, no congestion."""
+    """Return True for a fault of the node's own hardware, which a job cannot cause by load or congestion."""
     return said.family in (GPU, LINK, FABRIC) and said.weight >= FAULT
 
 
 def evidence(
     before: Sequence[Reading], since: Sequence[Reading], cause: Cause = Cause.UNKNOWN, gpu: str = ""
 ) -> tuple[Said, ...]:
-    """What explains most first, at most MOST_SAID. before, since: oldest first; the last
-    one before the onset also begins what is since. gpu: of the rank that is named, before all others."""
+    """Return at most MAX_CHANGES changes, the most likely explanation first.
+
+    Args:
+        before, since: readings, oldest first. The last one before the onset is also the begin of `since`.
+        gpu: PCI address of the named rank's GPU. Its changes come before those of other GPUs.
+    """
     if not before or not since:
         return ()
     both = Both(before[0], before[-1], before[-1] if len(since) == 1 else since[0], since[-1])
@@ -132,14 +141,14 @@ def of_gpus(both: Both) -> Iterator[Said]:
         new = (now.reasons or 0) & ~(before.reasons or 0)
         held = [words for bit, words in HELD_DOWN.items() if new & bit]
         if held:
-            yield Said(0.9, GPU, f"GPU {pci}: its clock is held down ({', '.join(held)}), which it was not before", pci)
+            yield Said(0.9, GPU, f"GPU {pci}: its clock is now limited ({', '.join(held)})", pci)
         if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_FELL) * before.sm_mhz:
             fell = 1 - now.sm_mhz / before.sm_mhz
             why = " at its power limit" if new & POWER_CAP else ""
-            sentence = f"GPU {pci}: its clock is {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
-            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)  # a heavier load meets its limit, too
+            sentence = f"GPU {pci}: clock {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
+            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)
         if now.celsius is not None and before.celsius is not None and now.celsius >= before.celsius + HOTTER_CELSIUS:
-            yield Said(0.3, GPU, f"GPU {pci}: it has {now.celsius} C, {before.celsius} C before", pci)
+            yield Said(0.3, GPU, f"GPU {pci}: temperature {now.celsius} C, {before.celsius} C before", pci)
 
 
 def of_links(both: Both) -> Iterator[Said]:
@@ -148,9 +157,9 @@ def of_links(both: Both) -> Iterator[Said]:
         if before is None:
             continue
         if now.width < before.width:
-            yield Said(0.85, LINK, f"{pci}: its PCIe link has {now.width} lanes, {before.width} before", pci)
-        if now.gt_per_s < before.gt_per_s:  # a GPU that is idle lowers it, too
-            sentence = f"{pci}: its PCIe link runs at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
+            yield Said(0.85, LINK, f"{pci}: PCIe link with {now.width} lanes, {before.width} before", pci)
+        if now.gt_per_s < before.gt_per_s:  # an idle GPU also lowers it
+            sentence = f"{pci}: PCIe link at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
             yield Said(0.4, LINK, sentence, pci)
     for kind, least, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_PER_MINUTE / 60, 0.4)):
         for pci, was, is_now in both.rates(_named("errors", kind)):
@@ -163,7 +172,7 @@ def of_ports(both: Both) -> Iterator[Said]:
     for port, speed in both.now.speeds.items():
         before = both.last.speeds.get(port)
         if before is not None and speed < before:
-            yield Said(0.9, FABRIC, f"port {port}: it runs at {speed:g} Gbit/s, {before:g} before", port)
+            yield Said(0.9, FABRIC, f"port {port}: link at {speed:g} Gbit/s, {before:g} before", port)
     for name, (least, weight, words) in OF_PORTS.items():
         for port, was, is_now in both.rates(_named("ports", name)):
             if is_now > max(least, TIMES * was):
@@ -171,11 +180,11 @@ def of_ports(both: Both) -> Iterator[Said]:
 
 
 def of_waiting(both: Both) -> Iterator[Said]:
-    """PSI: "full" of memory and io, when everything waits, and "some" of the CPUs, where "full" is always 0."""
+    """Compare PSI: "full" of memory and io, when all tasks wait, and "some" of the CPUs, where "full" is always 0."""
     wanted = {
-        "cpu some": (CPU, "something waited for a CPU"),
-        "memory full": (CPU, "everything waited for memory"),
-        "io full": (STORAGE, "everything waited for disks or file servers"),
+        "cpu some": (CPU, "tasks waited for a CPU"),
+        "memory full": (CPU, "all tasks waited for memory"),
+        "io full": (STORAGE, "all tasks waited for disks or file servers"),
     }
     for what, was, is_now in both.rates(lambda one: one.waiting):
         if what in wanted and is_now / 1e6 >= max(WAITED, TIMES * was / 1e6):
@@ -190,7 +199,7 @@ def of_cpus(both: Both) -> Iterator[Said]:
         return
     was, is_now = (stolen / ticks if ticks else 0.0 for stolen, ticks in zip(rates["steal"], rates["all"], strict=True))
     if is_now >= max(STOLEN, TIMES * was):
-        sentence = f"the hypervisor took {_percent(is_now)} of the CPUs' time, {_percent(was)} before"
+        sentence = f"the hypervisor took {_percent(is_now)} of the CPU time (steal), {_percent(was)} before"
         yield Said(min(0.9, 3 * is_now), CPU, sentence)
 
 
@@ -198,17 +207,17 @@ def of_pinned(both: Both) -> Iterator[Said]:
     for cpus, processes in both.now.pinned.items():
         before = both.last.pinned.get(cpus, 0)
         if is_decimal(cpus) and processes >= max(CROWDED, TIMES * before):
-            sentence = f"{processes} processes of the job may use CPU {cpus} only, {before} before"
+            sentence = f"{processes} job processes are pinned to CPU {cpus}, {before} before"
             yield Said(0.6, CPU, sentence)
 
 
 def of_memory(both: Both) -> Iterator[Said]:
     for name, was, is_now in both.rates(lambda one: one.memory):
         if name == "oom_kill" and is_now > 0:
-            yield Said(0.7, CPU, "the kernel ended a process for want of memory")
+            yield Said(0.7, CPU, "the kernel killed a process because memory was exhausted")
         elif name != "oom_kill" and is_now >= max(SWAPPED_PER_SECOND, TIMES * was):
             way = "in" if name == "pswpin" else "out"
-            yield Said(0.6, CPU, f"{is_now:.0f} pages a second are swapped {way}, {was:.0f} before")
+            yield Said(0.6, CPU, f"{is_now:.0f} pages per second swapped {way}, {was:.0f} before")
 
 
 def of_storage(both: Both) -> Iterator[Said]:
@@ -228,14 +237,14 @@ def _latencies(both: Both, what: str, of: Callable[[Reading], Mapping[str, Slow]
         was = (last[name].milliseconds - first[name].milliseconds) / was_asked if was_asked > 0 else None
         mean = took / asked
         if mean >= SLOW_MILLISECONDS and was is not None and mean >= SLOW_TIMES * was:
-            yield Said(0.5, STORAGE, f"{what} {name}: an operation takes {mean:.0f} ms, {was:.1f} ms before")
+            yield Said(0.5, STORAGE, f"{what} {name}: {mean:.0f} ms per operation, {was:.1f} ms before")
 
 
 JUDGES: Sequence[Judge] = (*(of_gpus, of_links, of_ports, of_waiting, of_cpus, of_pinned, of_memory, of_storage),)
 
 
 def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
-    """What each of the parts ("ports", "errors") counts of this name."""
+    """Return a function that selects the counter `name` of each part. parts: "ports" or "errors"."""
 
     def of(reading: Reading) -> Mapping[str, int]:
         told: Mapping[str, Mapping[str, int]] = getattr(reading, parts)
@@ -245,7 +254,7 @@ def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
 
 
 def _each_minute(rate: float, what: str, before: float) -> str:
-    return f"{60 * rate:.3g} {what} a minute, {60 * before:.3g} before"
+    return f"{60 * rate:.3g} {what} per minute, {60 * before:.3g} before"
 
 
 def _percent(share: float) -> str:

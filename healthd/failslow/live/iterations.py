@@ -1,32 +1,33 @@
-"""How long the iterations of a job take, from the readings of a counter, for a job that reports nothing. Pure.
+"""Duration of a job's iterations from the readings of a counter, for a job that reports nothing. Pure functions.
 
-A training job computes, then communicates: the bytes that a link counts each 0.1 s rise and fall once per iteration.
-`rhythm` finds the period of a window of rates. If the rate agrees with itself k samples later, k is a period:
+A training job computes, then communicates: the bytes that a link counts every 0.1 s rise and fall once per iteration.
+`find_rhythm` finds the period of a window of rates. If the rates agree with those k samples later, k is a period:
 
     ACF_k = 1/(L-k) sum_{t=1..L-k} (x_t - mean)(x_{t+k} - mean)  /  1/L sum_{t=1..L} (x_t - mean)^2
 
-This is FALCON's rule (arXiv 2410.12588, 2.2 step 2) with one change. FALCON divides both sums by the same number, so
-that its value shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is for
-names of operations, which agree or do not. A rate has noise, and ACF_k is the share of its variance that the period
-explains. Therefore:
+This is FALCON's rule (arXiv 2410.12588, 2.2 step 2) with one change. FALCON divides both sums by the same number. Its
+value therefore shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is
+for names of operations, which agree or differ. A rate has noise, and ACF_k is the share of its variance that the period
+explains. The rules are therefore:
 
 - THRESHOLD: more than half of the variance. Noise without memory gives a normal value with deviation 1/sqrt(L-k), 0.09:
   half is 5.6 deviations, a chance of one in a hundred million per lag. The other rules exclude series with memory and
-  no period (a random walk, irregular transfers). docs/fail-slow-counters.md has measured how often all rules fail.
-- The lag is a local peak with a valley before it. There are peaks at two and three times the lag too, as far as the
-  window has two periods of them.
-- The smallest such lag that is about as high as the highest one is taken: a multiple of a period is also a period.
+  no period (a random walk, irregular transfers). docs/fail-slow-counters.md gives measured error rates of all rules.
+- The lag is a local peak with a valley before it. There are also peaks at two and three times the lag, if the window
+  has two periods of them.
+- The result is the smallest such lag that is about as high as the highest one: a multiple of a period is also a period.
   Micro-batches are a shorter period within an iteration. If the iterations agree no better than their micro-batches,
-  the micro-batches are taken, and their slowness is the job's. With `near`, the previous period, that one is kept if
-  it still qualifies.
-- At least LEAST samples: a shorter period is not measured well enough to see 10 %.
+  the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is kept if it
+  still qualifies.
+- At least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
 
-If these conditions do not hold, there is no period: the result is None, never a guess.
+If a condition fails, there is no period: the result is None, never a guess.
 
-`Iterations` computes the rates on a grid: the count between two readings is spread evenly over the time between them,
-so that a late or missing reading changes little. Each octave halves the rate of the one before it: a period of 20 to 44
-samples is 2 to 4.4 s in the first octave of a reading each 0.1 s, 4 to 8.8 s in the second, ... 64 to 140 s in the
-last. An octave tests its last 160 samples after each 40 new ones: its result is the mean of four to eight iterations.
+`Iterations` computes the rates on a grid. The count between two readings is spread evenly over the time between them,
+so that a late or missing reading changes little. Each octave halves the rate of the one before it. A period of 20 to 44
+samples is 2 to 4.4 s in the first octave if there is a reading every 0.1 s, 4 to 8.8 s in the second, and 64 to 140 s
+in the last. An octave tests its last 160 samples after every 40 new ones: its result is the mean of four to eight
+iterations.
 
 One octave at a time gives results, and only after it found the same period twice. Another one takes over if the first
 has had no result for longer than a window of the other: iterations that become longer than 44 samples are found an
@@ -49,20 +50,23 @@ ABOUT_AS_HIGH = 0.12  # below the highest peak: two lags of one rhythm differ by
 STAYS = 0.25  # the same for the previous period
 VALLEY = 0.35  # how far the valley lies below the peak, as a share of the peak's height
 LEAST_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
-MULTIPLE = 0.6  # least height of the peaks at multiples, as a share of the first peak's height
+MULTIPLE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
 class Rhythm(NamedTuple):
-    """period: samples. strength: the share of the variance that is the rhythm, 0 to 1."""
+    """A detected period. period: samples. strength: the share of the variance that the rhythm explains, 0 to 1."""
 
     period: float
     strength: float
 
 
 def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
-    """Return the period of the last WINDOW rates, which are equally far apart.
+    """Return the period of the last WINDOW rates, which have equal distances.
 
-    None if there is no period between LEAST and MOST samples, or too few rates. `near`: the previous period.
+    None if there is no period between MIN_PERIOD and MAX_PERIOD samples, or too few rates.
+
+    Args:
+        near: the previous period.
     """
     if len(rates) < WINDOW:
         return None
@@ -85,11 +89,11 @@ def rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
 
 
 def acf(rates: Sequence[float], most: int) -> list[float] | None:
-    """Return the unbiased autocorrelation at lags 0 to `most`, or None for constant or non-finite rates."""
+    """Return the unbiased autocorrelation at lags 0 to `max_lag`, or None for constant or non-finite rates."""
     count, unit = len(rates), max(map(abs, rates))
     if not 0 < unit < math.inf or not all(map(math.isfinite, rates)):
         return None
-    parts = [one / unit for one in rates]  # no square of these overflows
+    parts = [one / unit for one in rates]  # avoids overflow of the squares
     mean = math.fsum(parts) / count
     off = [one - mean for one in parts]
     variance = sum(map(mul, off, off)) / count
@@ -122,7 +126,7 @@ def _height(found: Sequence[float], lag: int, period: int) -> float:
 
 
 def _fine(found: Sequence[float], lag: int) -> float:
-    """Return the period as a fraction of samples, from the farthest multiple of which the window has two periods."""
+    """Return the period as a fraction of samples, measured at the largest multiple that the window allows."""
     period = _top(found, lag)
     for times in (2, 3):
         goal = round(times * period)
@@ -150,7 +154,7 @@ def _top(found: Sequence[float], lag: int) -> float:
     return lag + max(-0.5, min(0.5, (before - after) / (2 * bend)))
 
 
-# --- a counter's readings
+# --- readings of a counter
 
 OCTAVES = 6
 STRIDE = WINDOW // 4
@@ -174,29 +178,31 @@ class Iteration(NamedTuple):
 @dataclass(slots=True)
 class _Octave:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    new: int = 0  # since the last look
-    half: float | None = None  # a rate that waits for its neighbour
-    period: float | None = None  # samples, of the last window that had one
-    agreed: bool = False  # with the window before that
+    new: int = 0  # since the last evaluation
+    half: float | None = None  # a rate that waits for the next one
+    period: float | None = None  # samples, in the last window with a period
+    agreed: bool = False  # the previous window had the same period
 
 
 @dataclass(slots=True)
 class Iterations:
-    """One counter's readings, `seconds` apart. speaks: the octave of the last result, None before the first."""
+    """Iteration times from one counter. seconds: time between readings. reporting_octave: octave of the last result, or
+    None.
+    """
 
     seconds: float
     speaks: int | None = None
     _heard: float = -math.inf
     _last: tuple[float, float] | None = None  # time, count
-    _grid: float = 0.0  # the next moment of it
-    _until: float = 0.0  # what was counted in this cell so far
+    _grid: float = 0.0  # time of the next cell
+    _until: float = 0.0  # count in the current cell
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a time. Yields the durations that it completes.
+        """Add a reading: the count at a time. Yield the durations that it completes.
 
-        A time or count that decreases, and a gap of more than MOST_MISSED readings, restart everything. Non-finite
-        values are ignored.
+        A time or count that decreases, or a gap of more than MAX_MISSED readings, resets the state. Non-finite values
+        are ignored.
         """
         if not (math.isfinite(time) and math.isfinite(count)):
             return
@@ -257,5 +263,5 @@ class Iterations:
 
 
 def seen_from(seconds: float) -> tuple[float, float]:
-    """Return the shortest and the longest period that can be found in readings `seconds` apart."""
+    """Return the shortest and the longest period, in seconds, that readings `seconds` apart can show."""
     return LEAST * seconds, MOST * seconds * 2 ** (OCTAVES - 1)

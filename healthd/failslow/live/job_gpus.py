@@ -19,16 +19,17 @@ _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 
 
 class Here(NamedTuple):
-    """jobs: all with a process on this node. gpu_process: a process that has a GPU open, 0 if none was found."""
+    """jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, 0 if none was found."""
 
     jobs: frozenset[str]
     gpu_process: int = 0
 
 
 def look(root: str, gpus_wanted: bool, last: Here) -> Here:
-    """Return the jobs on this node and, if a job is alone, one of its processes with an open GPU.
+    """Return the jobs on this node and, if there is only one job, one of its processes with an open GPU.
 
-    `last`: the previous result. Its process is tried first, because each process has hundreds of descriptors.
+    Args:
+        last: the previous result. Its process is tried first, because each process has hundreds of descriptors.
     """
     jobs = jobs_here(root)
     if not gpus_wanted or len(jobs) != 1:
@@ -44,7 +45,7 @@ def _holds(processes: Mapping[int, str], root: str) -> bool:
 
 
 def by_minor(host: Host) -> dict[int, str]:
-    """Return N of /dev/nvidiaN -> PCI address; empty without the driver."""
+    """Return a map from N of /dev/nvidiaN to the PCI address. Empty without the driver."""
     found = {}
     try:
         names = host.list(DRIVER)

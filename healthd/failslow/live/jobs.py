@@ -1,12 +1,12 @@
-"""The watched jobs of this node: their series, their slowness, and the rank that is blamed for it. No socket, no clock.
+"""The monitored jobs of this node: their series, their slowness, and the rank that causes it. No sockets and no clock.
 
-A job exists as long as a connection of one of its ranks, or while its counters are sampled.
+A job exists while one of its ranks is connected, or while its counters are sampled.
 
-Rule for the blame: as in healthd/failslow/peers.py, for the ranks of one node. A collective makes every rank equally
-slow, so that a rank is named only by a time that is its own: its busy time rose against its own baseline, and by LIMIT
-more than the median of the ranks beside it did (FALCON, arXiv 2410.12588, step 5), of FEWEST ranks or more; it makes up
-EXPLAINS of what an iteration lost; and the ranks that stand out are a minority. If no rank reports a busy time, the
-iterations are compared: those of workers that do not wait for each other.
+The rule for naming a rank is that of healthd/failslow/peers.py, for the ranks of one node. A collective makes every
+rank equally slow, so a rank is named only by its own time. Its busy time must have risen against its own baseline, and
+by LIMIT more than the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be at least MIN_PEERS
+ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a minority. If no rank
+reports a busy time, the iterations of workers that do not wait for each other are compared.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from healthd.failslow.model import Cause, Kind
 from healthd.failslow.outliers import EXPLAINS, FEWEST, LIMIT
 
 CLIENT, COUNTERS = "client", "counters"
-FORGOTTEN_SECONDS = 120.0  # after its last sample a job is over of which only counters tell, and
-MOST_LOOKS = 5  # at the files that a rank has open: it decides how many those are, and whether a GPU is among them
-GRACE_SECONDS = 60.0  # a message may stand for steps from before the connection
-QUIET = 50.0  # so many times what a sample of it was the mean of: a rhythm that changed is found anew within that
+FORGOTTEN_SECONDS = 120.0  # a job known only from counters ends this long after its last sample, plus QUIET_SAMPLES
+MOST_LOOKS = 5  # a user decides how many files a rank has open, so the search for its GPU is limited
+GRACE_SECONDS = 60.0  # a message may include steps before the connection
+QUIET = 50.0  # times the duration of a sample: a rhythm that changed is found again within this time
 
-# (PCI address of the suspect GPU or "", its cause as the ranks show it, since when) -> what the node shows
+# (PCI address of the suspect GPU or "", cause from the ranks' times, onset) -> changes on the node
 Evidence = Callable[[str, Cause, float | None], tuple[Said, ...]]
 
 
 @dataclass(slots=True)
 class Rank:
-    """One process that tells its steps. number, local: as it calls itself, -1 = it does not. began: when it was first
-    heard; told_seconds: how much time its steps made up since then. looks: how often its GPU was looked for."""
+    """One process that reports its steps.
+
+    number, local_rank: as the process reports them, -1 if it does not. started_at: time of the first message.
+    reported_seconds: total duration of the steps since then. gpu_lookups: how often its GPU was searched.
+    """
 
     pid: int
     began: float
@@ -57,8 +60,7 @@ class Rank:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def believed(self, step: Step, now: float) -> float:
-        """How many of the steps can have been in the time that went by: what a rank says to have lost is bounded by it,
-        whatever it says."""
+        """Return how many of the steps fit into the elapsed time. This limits the loss that a rank can report."""
         left = max(0.0, now - self.began + GRACE_SECONDS - self.told_seconds)
         steps = min(float(step.steps), left / step.seconds)
         self.told_seconds += steps * step.seconds
@@ -67,8 +69,11 @@ class Rank:
 
 @dataclass(slots=True)
 class Job:
-    """One source's view of a job. ranks: by connection. counters: by what was sampled. gone_seconds: lost by ranks that
-    have ended. each: the seconds that a sample of counters was the mean of."""
+    """One job as seen by one source.
+
+    ranks: by connection. counters: by name of the counter. ended_ranks_seconds: time lost by ranks that ended.
+    sample_seconds: time that one sample of the counters covers.
+    """
 
     name: str
     source: str
@@ -78,11 +83,13 @@ class Job:
     last: float = 0.0
     each: float = 0.0
     told: JobTold | None = None
-    of_node: tuple[Said, ...] = ()  # what the node itself showed at the onset
+    of_node: tuple[Said, ...] = ()  # changes on the node at the onset
 
 
 class Jobs:
-    """`gpu_of(pid, job, local rank)`: the PCI address of a process's GPU, "" = not known."""
+    """All monitored jobs. `find_gpu(pid, job, local rank)` returns the PCI address of a process's GPU, or "" if
+    unknown.
+    """
 
     def __init__(
         self,
@@ -95,11 +102,11 @@ class Jobs:
         self._gpu_of = gpu_of
         self._evidence = evidence
         self._jobs: dict[tuple[str, str], Job] = {}
-        self._said: list[tuple[object, ...]] = []  # what was news at the last judgement
+        self._said: list[tuple[object, ...]] = []  # content of the last evaluation, to detect changes
         self._ended_lost = {CLIENT: 0.0, COUNTERS: 0.0}  # seconds
 
     def reconfigure(self, watched: Watched) -> None:
-        """What the running jobs have shown stays; from now on the new thresholds count."""
+        """Apply new thresholds. The data of running jobs is kept."""
         self.watched = watched
         for job in self._jobs.values():
             percent = self._percent(job.source)
@@ -115,14 +122,14 @@ class Jobs:
         return [job.told for job in self._jobs.values() if job.told is not None and job.told.slow]
 
     def heard(self, connection: int, pid: int, name: str, step: Step, now: float) -> bool:
-        """One message of a rank. True: the job is new, or something in it became slow, or recovered."""
+        """Add a message of a rank. Return True if the job is new, or something in it became slow or recovered."""
         is_new = (name, CLIENT) not in self._jobs
         job = self._job(name, CLIENT)
         job.last = now
         rank = job.ranks.get(connection)
         if rank is None:
             rank = job.ranks[connection] = Rank(pid, now, Series(Kind.ITERATION, self.watched.slow_percent))
-        if rank.number < 0:  # it may learn its number after its first steps, and keeps it: each name is news
+        if rank.number < 0:
             rank.number, rank.local = step.rank, step.local_rank
         steps = rank.believed(step, now)
         changed = rank.iteration.add(step.seconds, now, steps)
@@ -133,7 +140,7 @@ class Jobs:
         return changed or is_new
 
     def sampled(self, sample: Sample) -> bool:
-        """One iteration as sampled counters show it. True: as `heard`."""
+        """Add an iteration time from sampled counters. Return True as in `add_step`."""
         is_new = (sample.job, COUNTERS) not in self._jobs
         job = self._job(sample.job, COUNTERS)
         job.last, job.each = sample.time, sample.value * sample.steps
@@ -145,7 +152,7 @@ class Jobs:
         return series.add(sample.value, sample.time, sample.steps) or is_new
 
     def left(self, connection: int, name: str, now: float) -> bool:
-        """A connection ended. True: with it the job."""
+        """Remove a connection that ended. Return True if this ended the job."""
         job = self._jobs.get((name, CLIENT))
         rank = job.ranks.pop(connection, None) if job is not None else None
         if job is None or rank is None:
@@ -157,8 +164,11 @@ class Jobs:
         return True
 
     def forget_quiet(self, now: float, sampled: str) -> bool:
-        """Jobs whose counters are not sampled any more (`sampled` is the one that is), or tell nothing for longer than
-        they did before, are over. True: there was one."""
+        """End jobs that are known from counters and have no new samples. Return True if there was such a job.
+
+        Such a job ends if its counters are no longer sampled (`sampled_job` is the sampled one), or if no sample came
+        for longer than expected.
+        """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [
             job for job in by_counters if job.name != sampled or now - job.last > FORGOTTEN_SECONDS + QUIET * job.each
@@ -168,7 +178,11 @@ class Jobs:
         return bool(quiet)
 
     def judge(self, silent: bool) -> bool:
-        """Judge all jobs anew. silent: what becomes slow now is not told. True: what a person would be told changed."""
+        """Evaluate all jobs again. Return True if the reported content changed.
+
+        Args:
+            is_paused: do not report jobs that become slow now.
+        """
         before = self._said
         for job in self._jobs.values():
             job.told = self._judged(job, silent)
@@ -179,7 +193,7 @@ class Jobs:
         return tuple(job.told for job in self._jobs.values() if job.told is not None)
 
     def lost(self) -> Lost:
-        """Of all jobs since the process began."""
+        """Return the lost time of all jobs since the process started."""
         total = dict(self._ended_lost)
         for job in self._jobs.values():
             total[job.source] += job.told.lost_seconds if job.told is not None else 0.0
@@ -189,7 +203,7 @@ class Jobs:
         ranks = list(job.ranks.values())
         found = judge(ranks) if job.source == CLIENT else of_counters(job.counters)
         each = [series.lost_seconds for series in _series(job) if series.kind is not Kind.BUSY]
-        # Counters are several views of the same iterations.
+        # Several counters show the same iterations.
         lost = job.gone_seconds + (sum(each) if job.source == CLIENT else max(each, default=0.0))
         count = len(ranks) if job.source == CLIENT else 1  # counters show the job as a whole
         told = JobTold(job.name, count, job.source, lost_seconds=round(lost, 3))
@@ -205,7 +219,7 @@ class Jobs:
             gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
         before = job.told if was_slow else None
-        # The node's own evidence is of the onset: it is read once, and again where somebody else is named.
+        # The changes on the node belong to the onset: they are computed once, and again if another rank is named.
         if before is None or (before.suspect, before.rank) != (gpu, name):
             job.of_node = self._evidence(gpu, cause, found.since)
         return replace(
@@ -238,23 +252,23 @@ class Jobs:
 
 
 def of_counters(counters: dict[str, Series]) -> Judged:
-    """Of what was sampled without the job's help: it shows that the job is slow, never which rank."""
+    """Evaluate sampled counters. They show that a job is slow, but never which rank is the cause."""
     slow = {name: point for name, series in counters.items() if (point := series.slow) is not None}
     if not slow:
         return Judged(False)
     since = min((s.since for s in counters.values() if s.since is not None), default=None)
     evidence = tuple(
-        f"{name}: an iteration takes {point.slowdown:+.0%} against {counters[name].healthy:.3g} s before"
+        f"{name}: iterations take {point.slowdown:.0%} longer than the {counters[name].healthy:.3g} s before"
         for name, point in slow.items()
     )
     return Judged(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
 
 
-# --- who is blamed
+# --- the rank that is the cause
 
 
 class Judged(NamedTuple):
-    """The values of document.JobTold. rank: the index of the rank that is named, None = none is."""
+    """Values for document.LiveJob. rank: index of the named rank, or None."""
 
     slow: bool
     since: float | None = None
@@ -265,7 +279,7 @@ class Judged(NamedTuple):
 
 
 def judge(ranks: Sequence[Rank]) -> Judged:
-    """Of the ranks that are on this node now."""
+    """Evaluate the ranks that are connected now."""
     slow = [one.iteration for one in ranks if one.iteration.slow is not None]
     if not slow:
         return Judged(False)
@@ -280,43 +294,43 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
     if not told:
         return _of_iterations(ranks)
     if len(told) < FEWEST:
-        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node tell their own work: too few to compare",)
+        return None, Cause.UNKNOWN, (f"{len(told)} ranks of this node report their own work: too few to compare",)
     busy = {number: channel for number in told if (channel := ranks[number].busy) is not None}
     ratios = {number: channel.ratio or 1.0 for number, channel in busy.items()}
     middle = statistics.median_high(ratios.values())
     risen = [number for number in told if busy[number].slow is not None]
     if len(risen) * 2 >= len(told):
-        return None, Cause.IMBALANCE, (f"the own work of {len(risen)} of {len(told)} ranks rose: more work for all",)
+        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(told)} ranks: more work for all",)
     lost = statistics.median([_rise(one.iteration) for one in ranks if one.iteration.slow is not None])
     standing_out = [
         number for number in risen if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= EXPLAINS * lost
     ]
     if not standing_out:
-        return None, Cause.UNKNOWN, ("no rank of this node works longer: it is communication, or another node's",)
+        return None, Cause.UNKNOWN, ("no rank of this node works longer: the cause is communication or another node",)
     worst = max(standing_out, key=lambda number: ratios[number])
-    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "its own work")
+    return worst, Cause.COMPUTE, _why(ranks, worst, busy, standing_out, "own work")
 
 
 def _of_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
-    """No rank tells what it did itself."""
+    """Find the cause by whole iterations, because no rank reports its own work."""
     known = {number: one.iteration for number, one in enumerate(ranks) if one.iteration.ratio is not None}
     slow = [number for number, channel in known.items() if channel.slow is not None]
     if len(known) < FEWEST or len(slow) * 2 >= len(known):
         return (
             None,
             Cause.UNKNOWN,
-            (f"{len(slow)} of {len(ranks)} ranks are slow together, and none tells its own work",),
+            (f"{len(slow)} of {len(ranks)} ranks are slow together, and no rank reports its own work",),
         )
     middle = statistics.median_high([channel.ratio or 1.0 for channel in known.values()])
     standing_out = [number for number in slow if (known[number].ratio or 1.0) >= LIMIT * middle]
     if not standing_out:
-        return None, Cause.UNKNOWN, ("no rank stands out of the others",)
+        return None, Cause.UNKNOWN, ("no rank is slower than the others",)
     worst = max(standing_out, key=lambda number: known[number].ratio or 1.0)
-    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration of it")
+    return worst, Cause.COMPUTE, _why(ranks, worst, known, standing_out, "an iteration")
 
 
 def _rise(channel: Series) -> float:
-    """Seconds that one takes longer now."""
+    """Return by how many seconds an iteration or its busy part is longer now."""
     return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
 
 
@@ -328,9 +342,9 @@ def _why(
     others = [ranks[number].name for number in standing_out if number != worst]
     says = (
         f"{what} takes {_seconds(one.healthy * (one.ratio or 1.0))} against "
-        f"{_seconds(one.healthy)} before; of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
+        f"{_seconds(one.healthy)} before; median of its {len(peers)} peers {statistics.median(peers) - 1:+.0%}"
     )
-    return (says, f"so do {', '.join(others)}, by less") if others else (says,)
+    return (says, f"{', '.join(others)}: slower too, by a smaller factor") if others else (says,)
 
 
 def _seconds(value: float) -> str:
@@ -347,5 +361,5 @@ def _series(job: Job) -> Iterator[Series]:
 
 
 def _essence(told: Iterable[JobTold]) -> list[tuple[object, ...]]:
-    """What of it is news: a job that comes or goes without being slow is none."""
+    """Return the content whose change must be reported. Jobs that start or end without being slow do not count."""
     return [(one.job, one.source, one.suspect, one.rank, one.cause) for one in told if one.slow]

@@ -1,7 +1,8 @@
-"""Readings of this node from /proc and sysfs, and those of the last hour, to compare before and after a job slows down.
+"""Readings of this node from /proc and sysfs, and a history of one hour, to compare before and after a job became slow.
 
-No other file system and no NVML: `gpus` has the NVML values, from the process that samples. A port's counters come from
-the adapter's firmware, which may block for a minute if it is dead: after LOOK_SECONDS no further port is read.
+Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. The counters of a
+port come from the adapter's firmware, which can block for a minute if it is dead. After READ_SECONDS no further port is
+read.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 
 
 def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic) -> Reading:
-    """Return the node's current state. Nothing raises: values that cannot be read are missing."""
+    """Return the node's current state. Never raises: values that cannot be read are missing."""
     until = monotonic() + LOOK_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, until, monotonic))
@@ -132,9 +133,10 @@ FRESH_SECONDS = 10.0  # a reading of this age still counts as current
 
 @dataclass(slots=True)
 class Readings:
-    """Readings of the last hour, one a minute while a job is watched. Jobs that come and go cause no further readings.
+    """Readings of the last hour, one per minute while a job is monitored. Jobs that start and end cause no extra
+    readings.
 
-    read: returns the node's current state. deadline: the time of the next reading (monotonic), or FOREVER.
+    read: returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
     """
 
     read: Callable[[], Reading]
@@ -144,7 +146,7 @@ class Readings:
     _kept: deque[Reading] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def step(self, now: float, wanted: bool) -> None:
-        """Read the node if that is due. If no job is watched (`wanted` is False), forget all readings."""
+        """Read the node if that is due. If no job is monitored (`is_needed` is False), forget all readings."""
         if not wanted:
             self._kept.clear()
             self.deadline = FOREVER
@@ -159,8 +161,10 @@ class Readings:
         self._kept.append(self.read())
 
     def evidence(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[Said, ...]:
-        """Return what changed since the onset (epoch seconds). Readings newer than the last one are ignored: the
-        clock was set back."""
+        """Return the changes since the onset (epoch seconds).
+
+        Readings newer than the last one are ignored: the clock was set back.
+        """
         if now >= self._fresh_until:
             self._take(now)
         if not self._kept:

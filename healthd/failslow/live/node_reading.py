@@ -1,7 +1,7 @@
-"""What this node shows of itself at one moment, and how it is read from the texts of /proc and /sys. Pure.
+"""The state of this node at one time, and parsers for the texts of /proc and /sys. Pure functions.
 
-Everything is what root reads, none of it a job's word. Where a line is not as the kernel writes it, it is left out: it
-is evidence beside a slowness that was measured elsewhere, and no fault of its own.
+Root reads all values; none is reported by a job. A line in an unexpected format is skipped: these values are only
+evidence for a slowness that was measured elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from healthd.common.text import is_decimal, regex
 from healthd.host.disks import NO_DISKS, whole
 
-MOST_PARTS = 256  # disks, mounts: a node has dozens
+MOST_PARTS = 256  # disks, mounts; a node has dozens
 LONGEST = 60  # characters of a name in a sentence
 
 _PRESSURE = regex(r"(?m)^(some|full) avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,19})$")
@@ -25,7 +25,7 @@ _RATE = regex(
 
 
 class Gpu(NamedTuple):
-    """None: NVML does not tell it. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+    """Values of a GPU, None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
 
     celsius: int | None
     sm_mhz: int | None
@@ -33,14 +33,14 @@ class Gpu(NamedTuple):
 
 
 class Link(NamedTuple):
-    """gt_per_s: 32.0 is PCIe 5.0. width: lanes."""
+    """A PCIe link. gt_per_s: 32.0 is PCIe 5.0. width: lanes."""
 
     gt_per_s: float
     width: int
 
 
 class Slow(NamedTuple):
-    """What a disk or a mount was asked since the boot, and how long that took in all."""
+    """Operations of a disk or a mount since boot, and their total duration."""
 
     operations: int
     milliseconds: int
@@ -48,15 +48,15 @@ class Slow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """time: epoch seconds. What could not be read is not in it.
+    """State of the node. time: epoch seconds. Values that could not be read are missing.
 
-    gpus     PCI address -> what NVML says      links    PCI address -> the link of a GPU or network adapter
-    errors   PCI address -> what AER counted: "correctable", "nonfatal"
-    ports    "mlx5_0/1" -> what the port counted, by the counter's name in sysfs; speeds: its Gbit/s
-    waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
-    cpu      where the CPUs' time went, in ticks: "steal", "idle", "all"
-    disks, mounts   name -> Slow                memory   pages swapped in and out, "oom_kill"
-    pinned   CPUs ("0", "0-7") -> how many processes of jobs may use these only
+        gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
+        errors   PCI address -> AER counters: "correctable", "nonfatal"
+        ports    "mlx5_0/1" -> counters by their names in sysfs; speeds: Gbit/s of the port
+        waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
+        cpu      CPU time in ticks: "steal", "idle", "all"
+        disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
+        pinned   CPUs ("0", "0-7") -> number of job processes that may use only these
     """
 
     time: float
@@ -74,14 +74,16 @@ class Reading:
 
 
 def pressure(text: str, of: str) -> Iterator[tuple[str, int]]:
-    """/proc/pressure/cpu, memory, io (Linux, accounting/psi.rst)."""
+    """Parse /proc/pressure/cpu, memory and io (Linux, accounting/psi.rst)."""
     for match in _PRESSURE.finditer(text):
         yield f"{of} {match[1]}", int(match[2])
 
 
 def cpu_times(text: str) -> dict[str, int]:
-    """The first line of /proc/stat (proc_stat(5)): user nice system idle iowait irq softirq steal guest guest_nice; a
-    guest's time is the user's too."""
+    """Parse the first line of /proc/stat (proc_stat(5)).
+
+    Its columns are user nice system idle iowait irq softirq steal guest guest_nice. A guest's time is included in user.
+    """
     words = text.partition("\n")[0].split()
     if len(words) < 9 or words[0] != "cpu" or not all(map(is_decimal, words[1:9])):
         return {}
@@ -90,7 +92,8 @@ def cpu_times(text: str) -> dict[str, int]:
 
 
 def disk_times(text: str) -> dict[str, Slow]:
-    """/proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes, and their milliseconds, of whole disks."""
+    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and their milliseconds.
+    """
     found: dict[str, Slow] = {}
     for line in text.split("\n"):
         words = line.split()
@@ -103,9 +106,11 @@ def disk_times(text: str) -> dict[str, Slow]:
 
 
 def nfs_times(text: str) -> dict[str, Slow]:
-    """/proc/self/mountstats (nfs-utils, mountstats(8)): of each NFS mount the operations and the milliseconds from the
-    request to the end: the last of operations, transmissions, timeouts, bytes sent and received, then the time in the
-    queue, on the way, and in all. An operation of which a number fell below 0, as the kernel lets it, is left out."""
+    """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations of each NFS mount, and their milliseconds.
+
+    The columns are operations, transmissions, timeouts, bytes sent, bytes received, and the times in the queue, until
+    the reply, and in total. The last one is used. The kernel lets numbers fall below 0; such an operation is skipped.
+    """
     found: dict[str, Slow] = {}
     point = ""
     for line in text.split("\n"):
@@ -122,20 +127,20 @@ def nfs_times(text: str) -> dict[str, Slow]:
 
 
 def memory_events(text: str) -> dict[str, int]:
-    """/proc/vmstat: pswpin, pswpout (pages), oom_kill."""
+    """Parse /proc/vmstat: pswpin and pswpout (pages), oom_kill."""
     words = (line.split() for line in text.split("\n"))
     wanted = ("pswpin", "pswpout", "oom_kill")
     return {one[0]: int(one[1]) for one in words if len(one) == 2 and one[0] in wanted and is_decimal(one[1])}
 
 
 def gbit_per_s(text: str) -> float | None:
-    """A port's `rate`: "400 Gb/sec (4X NDR)"."""
+    """Parse `rate` of a port: "400 Gb/sec (4X NDR)"."""
     match = _RATE.fullmatch(text)
     return float(match[1]) if match else None
 
 
 def link(speed: str, width: str) -> Link | None:
-    """current_link_speed ("32.0 GT/s PCIe") and current_link_width ("16"); None: no link is trained."""
+    """Parse current_link_speed ("32.0 GT/s PCIe") and current_link_width ("16"). Return None if no link is trained."""
     rate = speed.partition(" GT/s")[0]
     if not is_decimal(width) or not is_decimal(rate.replace(".", "", 1)) or not 0 < int(width[:4]) <= 32:
         return None

@@ -1,12 +1,13 @@
-"""The live process: hears ranks, samples counters, judges, and tells the daemon's check in one file.
+"""The live process: receives steps from ranks, samples counters, evaluates jobs, and reports to the daemon's check in
+one file.
 
     python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"place": ...,
     "watched": ...}
 
-The daemon sends lines {"watched": ...} after a reload; the end of the stream is the order to end. What goes to the
-daemon are single bytes: ALIVE each minute, CHANGED when the file says something new. It has a low priority and bounded
-memory, and the daemon watches both (agent/scheduler/failslow_process.py). It never opens the driver, so it may be
-killed at any time: what asks NVML is a process of its own (sampling.py, docs/adr/0030).
+After a reload the daemon sends a line {"watched": ...}. The process ends when the stream is closed. It sends single
+bytes to the daemon: ALIVE each minute, and CHANGED when the content of the file changed. It has a low priority and
+limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). It never opens the driver, so it can
+be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 
 ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
-TOLD_SECONDS = 30.0  # what a slowness has cost is told anew so often
-JUDGED_SECONDS = 1.0  # jobs are judged at most so often
-SAID_SECONDS = 10.0  # between two looks of the daemon's check, whatever a job makes of itself
+TOLD_SECONDS = 30.0  # interval for updates of the lost time
+JUDGED_SECONDS = 1.0  # minimum interval between evaluations
+SAID_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever a job reports
 MOST_DATA_BYTES = 512 << 20
 NICE = 10
 MOST_LINE_BYTES = 1 << 16
@@ -59,7 +60,7 @@ SAMPLING_LOCK = "sampling.lock"
 def main() -> None:
     raise_score()
     bound()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends this process
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(False)
     setup = json.loads(sys.argv[2])
@@ -73,8 +74,10 @@ def main() -> None:
 
 
 def bound() -> None:
-    """Jobs come first, and a mistake here takes no memory from them. Where the unit forbids both calls (@resources of
-    its SystemCallFilter), the daemon's own bound of memory stands alone."""
+    """Lower the priority and limit the memory, so that jobs come first.
+
+    If the unit forbids both calls (@resources in its SystemCallFilter), only the daemon's own memory limit applies.
+    """
     with suppress(OSError):
         os.nice(NICE)
     with suppress(OSError, ValueError):
@@ -91,7 +94,7 @@ class Live:
         self.advising: Advising | None = None
         self.sampler: Sampler | None = None
         self.readings = Readings(self._read_node)
-        self.problems: dict[str, str] = {}  # what gives nothing -> why
+        self.problems: dict[str, str] = {}  # source without data -> reason
         self._incoming = b""
         self._alive_at = self._judge_at = self._tell_at = 0.0
         self._said_at = -SAID_SECONDS
@@ -100,17 +103,17 @@ class Live:
         self._told_dropped = Dropped()
         self._reported_shortages: tuple[str, ...] = ()
 
-    # --- the one wait
+    # --- waiting
 
     def wait(self) -> bool:
-        """Sleep until something is due. False: the daemon wants us to end, or is gone."""
+        """Sleep until something is due. Return False if the daemon closed the stream."""
         now = time.monotonic()
         moments = [self._alive_at]
         waits = [(self.channel.fileno(), False)]
         if self.receiver is not None:
             if now >= self.receiver.look_at:
                 waits.append((self.receiver.fileno(), False))
-            else:  # whoever sends now waits for the next look: that is what bounds our share of a core
+            else:  # messages wait for the next poll: this limits the CPU use of this process
                 moments.append(self.receiver.look_at)
         if self.sampler is not None:
             moments.append(self.sampler.deadline)
@@ -137,11 +140,11 @@ class Live:
         return True
 
     def _say(self, byte: bytes) -> None:
-        """The daemon reads it when it can; what does not fit is no loss, for the channel holds the same byte often."""
+        """Send a byte to the daemon. If the channel is full, the same byte is already in it."""
         with suppress(BlockingIOError, ConnectionError):
             self.channel.send(byte)
 
-    # --- one turn
+    # --- one step
 
     def step(self) -> None:
         now, clock = time.monotonic(), time.time()
@@ -208,16 +211,16 @@ class Live:
         self._told_dropped = told.dropped
         try:
             replace_file(os.path.join(self.place.runtime_dir, FILE), as_text(told), FILE_MODE)
-        except OSError as error:  # a full tmpfs: the next time is soon
+        except OSError as error:  # for example a full tmpfs: the next attempt follows soon
             self._complain("file", error)
 
     def _dropped(self) -> Dropped:
         return Dropped() if self.receiver is None else self.receiver.said_dropped()
 
-    # --- what is watched
+    # --- settings
 
     def reconfigure(self, wanted: Watched) -> None:
-        """At the start and after a reload. What running jobs have shown stays."""
+        """Apply settings at the start and after a reload. The data of running jobs is kept."""
         before = self.jobs.watched
         self.jobs.reconfigure(wanted)
         if self.receiver is not None and not wanted.client:
@@ -256,19 +259,19 @@ class Live:
             print(f"healthd.failslow.live: {what}: {words(error)}", file=sys.stderr, flush=True)
         self.problems[what] = f"{what}: {words(error)}"
 
-    # --- what the node knows of a slow job
+    # --- data of the node for a slow job
 
     def _gpu_of(self, pid: int, job: str, local_rank: int) -> str:
         try:
             return gpu_of(self.host, pid, job, local_rank)
-        except Exception as error:  # what /proc holds of a user's process must not end the watch over all others
+        except Exception as error:  # content of a user's /proc files must not end the monitoring of all other jobs
             self._complain("gpu", error)
             return ""
 
     def _evidence(self, gpu: str, cause: Cause, since: float | None) -> tuple[Said, ...]:
         try:
             return self.readings.evidence(since, cause, gpu, time.monotonic())
-        except Exception as error:  # as above: that a job is slow is told in any case
+        except Exception as error:  # as above: the slow job is reported in any case
             self._complain("evidence", error)
             return ()
 

@@ -1,13 +1,14 @@
-"""Where ranks of jobs connect, and what is read of them: bounded whatever a user sends, and fair between jobs.
+"""Socket that ranks of jobs connect to. It bounds the work for any input and shares it fairly between jobs.
 
-Connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031): a datagram socket has one queue for all,
-which one job's flood keeps full, so that the other jobs' ranks find it full. A connection has a queue of its own, its
-end is the rank's end, and the kernel says once, and beyond doubt, who connected (SO_PEERCRED, unix(7)): also from
-another pid namespace, with the pid that it has here. The job of that pid is the one whose cgroup it is in; who is in
-none is turned away.
+It uses connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031). A datagram socket has one queue for
+all senders: a flood from one job fills it for the ranks of all other jobs. A connection has its own queue, its end is
+the end of the rank, and the kernel states once and reliably which process connected (SO_PEERCRED, unix(7)). This also
+works from another pid namespace, with the pid in this namespace. The job of that pid is the one of its cgroup. A
+process outside any job is rejected.
 
-Who reads has a budget: so many messages a look, for each job its share, and LOOK_SECONDS between two looks. What is not
-read waits in its sender's own queue; when that is full, `healthd.client.step` adds the next steps to one message.
+Each poll has a budget: a number of messages, a share for each job, and POLL_SECONDS until the next poll. Messages that
+are not read wait in the sender's own queue. When that is full, `healthd.client.step` adds the next steps to one
+message.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from healthd.host.passed_descriptor import take_no_files
 
 SOCKET = "failslow.sock"
 LOOK_SECONDS = 0.2
-MESSAGES_A_LOOK = 100  # 500 a second, of 0.1 ms each with all that follows from them
+MESSAGES_A_LOOK = 100  # 500 per second, each 0.1 ms including its evaluation
 MESSAGES_OF_ONE = 2
 ACCEPTED_A_LOOK = 32
-MALFORMED_OF_ONE = 50  # of a connection: then it is closed
-WAITING = 128  # connections that may wait to be accepted
-MOST_CONNECTIONS = 2048  # of all jobs: the series of one rank take 85 KiB (bench/live_flood.py)
-USUAL_FILES = 1024  # what systemd gives to a service
-OTHER_FILES = 64  # of the descriptors of this process
-AGAIN_SECONDS = 10.0  # between two looks whether the socket is still there
+MALFORMED_OF_ONE = 50  # messages, then the connection is closed
+WAITING = 128  # connections that wait for accept(2)
+MOST_CONNECTIONS = 2048  # of all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
+USUAL_FILES = 1024  # systemd's default for a service
+OTHER_FILES = 64  # descriptors for other uses of this process
+AGAIN_SECONDS = 10.0  # between two checks that the socket file still exists
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Heard(NamedTuple):
-    """connection: names it as long as it lasts, never reused."""
+    """A message of a rank. connection: number of the connection, never reused."""
 
     connection: int
     pid: int
@@ -53,7 +54,7 @@ class Heard(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A connection ended: the rank's process did, or its healthd.client began anew."""
+    """A connection that ended: the process of the rank ended, or its healthd.client reconnected."""
 
     connection: int
     job: str
@@ -74,7 +75,7 @@ class _Connection:
 
 
 class Receiver:
-    """Raises OSError from the constructor if it cannot listen at `path`."""
+    """Receiver of messages. The constructor raises OSError if it cannot listen at `path`."""
 
     def __init__(self, path: str, root: str, jobs: int, ranks: int) -> None:
         self.path, self.root = path, root
@@ -90,7 +91,7 @@ class Receiver:
         self._listener = self._listen()
 
     def fileno(self) -> int:
-        """Readable where there is something to read: an epoll in another one."""
+        """Return an epoll descriptor that is readable if there is input."""
         return self._ready.fileno()
 
     def close(self) -> None:
@@ -107,7 +108,7 @@ class Receiver:
         return Dropped(**self.dropped)
 
     def step(self, now: float) -> Iterator[Heard | Left]:
-        """What came since, within the budget. `now`: monotonic."""
+        """Yield the new messages and ended connections, within the budget. now: monotonic."""
         with self._brief():
             yield from self._look(now)
 
@@ -120,7 +121,7 @@ class Receiver:
         share = max(MESSAGES_OF_ONE, MESSAGES_A_LOOK // max(1, len(self._of_job)))
         budget, used = MESSAGES_A_LOOK, Counter[str]()
         self._turn += 1
-        start = self._turn * 61 % len(ready) if ready else 0  # so that the last ones have their turn, too
+        start = self._turn * 61 % len(ready) if ready else 0  # so that each connection gets its turn
         for descriptor, _ in (*ready[start:], *ready[:start]):
             if descriptor == self._listener.fileno():
                 self._accept()
@@ -154,7 +155,7 @@ class Receiver:
         if flags & socket.MSG_TRUNC:
             self.dropped["oversized"] += 1
         elif not message:
-            return self._close(connection)  # an empty message is no different: a client sends none
+            return self._close(connection)  # an empty message looks the same, but a client never sends one
         else:
             step = read(message)
             if step is not None:
@@ -173,10 +174,10 @@ class Receiver:
             del self._of_job[connection.job]
         return Left(connection.number, connection.job)
 
-    # --- advice
+    # --- connections
 
     def owner(self, job: str) -> int | None:
-        """The user whose process told of this job first, None: it has no connection."""
+        """Return the user whose process connected first for this job, or None if there is no connection."""
         return next((one.uid for one in self._connections.values() if one.job == job), None)
 
     def _accept(self) -> None:
@@ -188,7 +189,7 @@ class Receiver:
             except OSError as error:
                 if not shortage.has_no_descriptor(error):
                     continue  # the connection ended while it waited (accept(2): ECONNABORTED)
-                # The connections wait in the queue until the next look, so that the loop does not spin.
+                # The connections wait in the queue until the next poll, so that the loop does not spin.
                 shortage.record(shortage.DESCRIPTORS)
                 self.dropped["file_descriptors"] += 1
                 return
@@ -207,7 +208,7 @@ class Receiver:
             self._ready.register(stream, select.EPOLLIN)
 
     def _refused(self, job: str) -> str:
-        """Which bound it is beyond, "" = none."""
+        """Return the limit that forbids another connection of this job, or ""."""
         if not job:
             return "strangers"
         if job not in self._of_job and len(self._of_job) >= self.jobs:
@@ -218,12 +219,12 @@ class Receiver:
 
     def _listen(self) -> socket.socket:
         with suppress(FileNotFoundError):
-            os.unlink(self.path)  # of one that was killed
+            os.unlink(self.path)  # left by a process that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self._brief = take_no_files(listener)
             listener.bind(self.path)
-            os.chmod(self.path, 0o666)  # a rank runs as anybody
+            os.chmod(self.path, 0o666)  # ranks run as any user
             listener.listen(WAITING)
             found = os.stat(self.path)
         except BaseException:
@@ -234,7 +235,7 @@ class Receiver:
         return listener
 
     def _listen_again(self) -> None:
-        """Somebody removed it: those who are connected stay."""
+        """Create the socket again if its file was removed. Existing connections stay."""
         try:
             found = os.stat(self.path)
             there = (found.st_dev, found.st_ino) == self._identity
@@ -247,9 +248,9 @@ class Receiver:
 
 
 def _most_connections() -> int:
-    """As the descriptors of this process allow."""
+    """Return the maximum number of connections that the descriptor limit of this process allows."""
     try:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    except OSError:  # a filter of system calls may forbid even to ask
+    except OSError:  # a system call filter may forbid the query
         soft = USUAL_FILES
     return max(1, MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft - OTHER_FILES, MOST_CONNECTIONS))

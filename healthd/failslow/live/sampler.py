@@ -1,7 +1,7 @@
-"""Samples of the counters of this node: what a process of its own (sampling.py) finds, as it comes.
+"""Samples of this node's counters, from a separate process (sampling.py).
 
-It never blocks and never kills: who hangs in NVML is left, with its pipes closed, and as long as it is there no other
-one is started (docs/adr/0005).
+This module never blocks and never kills. A process that hangs in NVML is abandoned with closed pipes, and no other one
+is started while it exists (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from healthd.host.wakeup import FOREVER
 
 STEP_SECONDS = 2.0
 SILENT_SECONDS = 5 * ALIVE_SECONDS
-AGAIN_SECONDS = 60.0  # after its end, doubled from time to time
+AGAIN_SECONDS = 60.0  # after its end; doubled after each failure
 LONGEST_SECONDS = 3600.0
-MOST_BYTES = 1 << 18  # of what was read and is no whole line yet
+MOST_BYTES = 1 << 18  # of an incomplete line
 READ_BYTES = 1 << 16
 LONGEST_SENTENCE = 300
 
 Gpu = Mapping[str, Any]
 
-_closed: list[subprocess.Popen[bytes]] = []  # told to end by closing their pipes: nobody waits for them
+_closed: list[subprocess.Popen[bytes]] = []  # not waited for
 
 
 class Sampler:
-    """deadline: when it wants its next step (monotonic). troubles: why a source gives nothing. job: the one that is
-    alone on this node, "" = none is. share: of a core, in its last minute. gpus: what NVML said of each GPU lately,
-    by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}."""
+    """Client of the sampling process.
+
+    deadline: time of the next step (monotonic). problems: why a source gives no data. job: the only job on this node,
+    or "". share: share of a core in the last minute. gpus: latest NVML values of each GPU, by PCI address: {"celsius",
+    "sm_mhz", "reasons", "pcie"}.
+    """
 
     def __init__(
         self, setup: Setup, command: tuple[str, ...] = (sys.executable, "-m", "healthd.failslow.live.sampling")
@@ -49,7 +52,7 @@ class Sampler:
         self.gpus: Mapping[str, Gpu] = {}
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._left: subprocess.Popen[bytes] | None = None  # one that hung: its pipes are closed
+        self._left: subprocess.Popen[bytes] | None = None  # a process that hung; its pipes are closed
         self._incoming = b""
         self._heard = 0.0
         self._again_at, self._again = 0.0, AGAIN_SECONDS
@@ -60,7 +63,7 @@ class Sampler:
         return tuple(self._trouble.values())
 
     def step(self, now: float) -> Iterator[Sample]:
-        """What came since the last step."""
+        """Yield the samples since the last step."""
         self.deadline = now + STEP_SECONDS
         if self._left is not None and self._left.poll() is not None:
             self._left = None
@@ -74,7 +77,7 @@ class Sampler:
             self._leave()
 
     def close(self) -> None:
-        """It ends by itself, between two samples."""
+        """Close the pipes. The process then ends between two samples."""
         self._close_pipes()
         _closed.extend(process for process in (self._process, self._left) if process is not None)
         self._process = self._left = None
@@ -82,7 +85,7 @@ class Sampler:
     # --- inside
 
     def _start(self, now: float) -> None:
-        _closed[:] = [process for process in _closed if process.poll() is None]  # takes those that have ended
+        _closed[:] = [process for process in _closed if process.poll() is None]  # reaps ended processes
         self._heard, self._incoming = now, b""
         self._again_at = now + self._again
         try:
@@ -91,10 +94,10 @@ class Sampler:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
-                cwd="/",  # `-m` looks for modules in the current directory
+                cwd="/",  # `-m` searches modules in the current directory
             )
         except OSError as error:
-            self._trouble["process"] = f"sampling does not start: {error.strerror}"
+            self._trouble["process"] = f"cannot start sampling: {error.strerror}"
             return
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -114,7 +117,7 @@ class Sampler:
         *lines, self._incoming = (self._incoming + chunk).split(b"\n")
         self._incoming = self._incoming[-MOST_BYTES:]
         for line in lines:
-            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # cut off, or not ours
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # incomplete or invalid
                 yield from self._hear(json.loads(line))
 
     def _hear(self, said: Mapping[str, Any]) -> Iterator[Sample]:
@@ -137,7 +140,9 @@ class Sampler:
                 self._trouble[what] = printable(sentence)[:LONGEST_SENTENCE]
 
     def _ended(self, now: float) -> None:
-        """It stopped itself, for its cost, and said so; or it failed, and is started again."""
+        """Handle the end of the process: it stopped because of its cost and reported that, or it failed and is
+        restarted.
+        """
         assert self._process is not None
         process, self.job, self.gpus = self._process, "", {}
         self._close_pipes()
@@ -148,13 +153,13 @@ class Sampler:
             self._again_at = FOREVER
             return
         self._again_at, self._again = now + self._again, min(2 * self._again, LONGEST_SECONDS)
-        self._trouble["process"] = "sampling ended by itself: it is started again"
+        self._trouble["process"] = "sampling ended unexpectedly and will be restarted"
 
     def _leave(self) -> None:
         self._close_pipes()
         self._left, self._process = self._process, None
         self.job, self.gpus = "", {}
-        self._trouble["hang"] = "sampling does not answer, and may hang in the driver: it is left until it ends"
+        self._trouble["hang"] = "sampling may hang in the driver; it resumes once that process has ended"
 
     def _close_pipes(self) -> None:
         if self._process is not None:

@@ -1,22 +1,23 @@
-"""The process that samples counters: it reads, looks for a rhythm, and tells how long iterations took.
+"""The process that samples counters, detects a rhythm, and reports how long iterations took.
 
     python -m healthd.failslow.live.sampling SETUP        SETUP: JSON, see Setup
 
-It is a process of its own because NVML can hang (docs/adr/0005): whoever started it (sampler.py) leaves it then, and
-nobody kills it. It ends when its standard input does, which it looks at between two samples. What it has to say are
-JSON lines on its standard output, a few a minute.
+It is a separate process because NVML can hang (docs/adr/0005): the parent (sampler.py) then abandons it and never kills
+it. It ends when its standard input is closed, which it checks between two samples. Its output is JSON lines on standard
+output, a few per minute.
 
-Rules: it samples only while one job alone is on this node, for a minute or longer: whose bytes are counted nobody could
-tell otherwise, and a shorter job has too few iterations. NVML is open only meanwhile, and only while that job holds a
-GPU open itself: a driver that nobody else holds takes seconds to open, and forgets its error counts when it is closed.
+Rules: it samples only while exactly one job has been on this node for at least a minute. With several jobs, the
+counters could not be attributed, and a shorter job has too few iterations. NVML is open only during that time, and only
+while the job itself has a GPU open. A driver without other users takes seconds to open, and loses its error counts when
+it is closed.
 
 Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
-number of GPUs and ports, so that it is measured over each minute. If it is too much:
+number of GPUs and ports. It is therefore measured over each minute. If it is too high:
 
-1. half as many samples, if the rhythm that was found is visible in them too;
-2. half of the GPUs or ports: those of one job have one rhythm;
-3. half as many samples, whatever is visible in them;
-4. none at all.
+1. half as many samples, if the detected rhythm remains visible;
+2. half of the GPUs or ports: those of one job have the same rhythm;
+3. half as many samples, even if the rhythm is no longer visible;
+4. no samples.
 """
 
 from __future__ import annotations
@@ -42,24 +43,27 @@ from healthd.host.host import Host, opener_of_fake
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
 
-LOOK_SECONDS = 10.0  # at the jobs
+LOOK_SECONDS = 10.0  # between two queries of the jobs
 SETTLED_SECONDS = 60.0
 GPUS_SECONDS = 30.0
 ALIVE_SECONDS = 60.0
-AGAIN_SECONDS = 60.0  # a source that could not be opened
-WAIT_SECONDS, WAITS_QUIETLY = 1.0, 5  # for the process before this one
+AGAIN_SECONDS = 60.0  # after a source could not be opened
+WAIT_SECONDS, WAITS_QUIETLY = 1.0, 5  # for the previous process
 
 SHARE = 0.001  # of a core
 OVER_SECONDS = 60.0
-SLOWEST_SECONDS = 5.0  # between two samples: iterations below 100 s are not seen
+SLOWEST_SECONDS = 5.0  # between two samples: iterations below 100 s are not visible
 
 Tell = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """sources: of counters.SOURCES. seconds: between two samples. fake_nvml: as the daemon's setting. lock: a file that
-    one such process holds at a time, "" = none. settled_seconds: a job must have been here for so long."""
+    """Setup of the process.
+
+    sources: of counters.SOURCES. seconds: between two samples. fake_nvml: the daemon's setting. lock: a file that only
+    one such process locks at a time, "" for none. settled_seconds: minimum time that a job must have been here.
+    """
 
     sources: tuple[str, ...]
     seconds: float
@@ -77,13 +81,13 @@ class Less(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """began: the moment (monotonic) and the CPU seconds of this process since when is measured."""
+    """CPU budget. started: monotonic time and CPU seconds of this process at the begin of the measurement."""
 
     began: tuple[float, float]
-    shares: list[float] = field(default_factory=list)  # of the last minutes, for what is told
+    shares: list[float] = field(default_factory=list)  # shares of the last minutes
 
     def share(self, now: float, cpu: float) -> float | None:
-        """The share of a core since a minute ago; None while the minute lasts."""
+        """Return the share of a core in the last minute, or None while the minute lasts."""
         since, before = self.began
         if now - since < OVER_SECONDS:
             return None
@@ -93,7 +97,7 @@ class Budget:
 
 
 def less(seconds: float, period: float | None, can_narrow: bool) -> Less:
-    """What to do where it costs too much. period: the quickest rhythm that was found, seconds; None: none yet."""
+    """Return how to reduce the cost. period: shortest detected period in seconds, or None."""
     if period is not None and 2 * seconds * LEAST <= period:
         return Less.SLOWER
     if can_narrow:
@@ -102,7 +106,9 @@ def less(seconds: float, period: float | None, can_narrow: bool) -> Less:
 
 
 class Sampling:
-    """`look`: the jobs that are here; `cpu`: the CPU seconds of this process; `tell` takes one line."""
+    """Sampler. `find_jobs` returns the jobs on this node, `cpu` the CPU seconds of this process; `send_line` takes one
+    line.
+    """
 
     def __init__(
         self,
@@ -142,7 +148,7 @@ class Sampling:
         return min(self._look_at, self._alive_at, self._sample_at if self._open else FOREVER)
 
     def step(self, now: float, clock: float) -> None:
-        """now: monotonic seconds, clock: the epoch's."""
+        """Do what is due. now: monotonic seconds, clock: epoch seconds."""
         if now >= self._alive_at:
             self._tell({"alive": clock})
             self._alive_at = now + ALIVE_SECONDS
@@ -161,7 +167,7 @@ class Sampling:
         for name in list(self._open):
             self._close(name)
 
-    # --- whose bytes are counted
+    # --- the job that is sampled
 
     def _look_at_jobs(self, now: float) -> None:
         self._here = self._look(self._here)
@@ -172,7 +178,7 @@ class Sampling:
             self.close()
             self._tell({"job": job})
         self._say(
-            "jobs", f"{len(jobs)} jobs are on this node: whose bytes are counted nobody can tell" * (len(jobs) > 1)
+            "jobs", f"{len(jobs)} jobs on this node: counters cannot be attributed to a job" * (len(jobs) > 1)
         )
         if not job or now - self._since < self.setup.settled_seconds:
             return
@@ -190,7 +196,7 @@ class Sampling:
             self._say(name, f"{name}: {error}")
             self._again[name] = now + AGAIN_SECONDS
             self._close(name)
-            if self._host.nvml_is_outdated:  # the library stays loaded for good: another process takes the new one
+            if self._host.nvml_is_outdated:  # the library cannot be unloaded: a new process loads the new one
                 self.close()
                 self.stopped = True
             return
@@ -208,7 +214,7 @@ class Sampling:
         self._totals.clear()
         self._iterations.clear()
 
-    # --- one sample of each
+    # --- samples
 
     def _sample(self, now: float, clock: float) -> None:
         for opened, source in list(self._open.items()):
@@ -252,8 +258,8 @@ class Sampling:
             self.seconds *= 2
             self._say(
                 "rate",
-                f"sampling took {share:.2%} of a core, and {SHARE:.1%} is what it may take: it goes on each "
-                f"{self.seconds:g} s, and iterations shorter than {seen_from(self.seconds)[0]:g} s are not seen",
+                f"sampling used {share:.2%} of a core (limit {SHARE:.1%}): it continues every "
+                f"{self.seconds:g} s, and iterations shorter than {seen_from(self.seconds)[0]:g} s are not detected",
             )
         if what is not Less.NOTHING:
             self._forget()
@@ -263,12 +269,12 @@ class Sampling:
         self._say("rate", "")
         self._say(
             "cost",
-            f"sampling is off: it took {share:.2%} of a core with a sample each {self.seconds:g} s, and {SHARE:.1%} "
+            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit {SHARE:.1%})"
             "is what it may take",
         )
 
     def _tell_gpus(self, clock: float) -> None:
-        """What evidence.py wants to know of the GPUs, from the one process that may ask NVML while a job runs."""
+        """Send the GPU values that evidence.py needs. Only this process may query NVML while a job runs."""
         found: dict[str, Mapping[str, Any]] = {}
         for gpu in self._host.gpus():
             with suppress(HealthdError, ValueError):
@@ -289,7 +295,7 @@ class Sampling:
 
 def main() -> None:
     raise_score()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends this process
     setup = load(Setup, json.loads(sys.argv[1]))
     try:
         if setup.lock and not _wait_alone(setup.lock):
@@ -301,7 +307,7 @@ def main() -> None:
     try:
         while not sampling.stopped:
             if poll([(0, False)], sampling.deadline - time.monotonic()):
-                break  # the end of our standard input: nobody reads us any more
+                break  # standard input is closed: the parent has ended or abandoned this process
             sampling.step(time.monotonic(), time.time())
     except BrokenPipeError:
         pass
@@ -311,17 +317,21 @@ def main() -> None:
 
 
 def tell(line: Mapping[str, Any]) -> None:
-    """Below PIPE_BUF for all but many GPUs, and read within seconds: this does not block for long, if ever."""
+    """Write a line. It is shorter than PIPE_BUF except with many GPUs, and the parent reads within seconds: no long
+    blocking.
+    """
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
 def _wait_alone(path: str) -> bool:
-    """Until no other process samples here: one that was told to end does so at once, unless it hangs in the driver.
-    False: nobody reads us any more."""
+    """Wait until no other process samples here. Return False if standard input is closed.
+
+    A process that was asked to end does so at once, unless it hangs in the driver.
+    """
     waits = 0
     while not _alone(path):
         if waits >= WAITS_QUIETLY:
-            tell({"problem": ["lock", "sampling waits: an earlier process of it hangs in the driver"]})
+            tell({"problem": ["lock", "sampling waits: an earlier sampling process hangs in the driver"]})
         waits += 1
         if poll([(0, False)], WAIT_SECONDS):
             return False
@@ -331,7 +341,7 @@ def _wait_alone(path: str) -> bool:
 
 
 def _alone(path: str) -> bool:
-    """Whether no other process samples here; from now on until this one ends."""
+    """Return True if no other process samples here. The lock is then held until this process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

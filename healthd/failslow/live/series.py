@@ -1,4 +1,4 @@
-"""A series of iteration times of a running job: its samples, since when it is slow, and the time lost. Pure."""
+"""A series of iteration times of a running job: its samples, the begin of its slowness, and the lost time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
     steps: int = 1
 
 
-POINTS = 4  # of a job that becomes slow repeatedly, only the last points are kept
+POINTS = 4  # only the last points of a job that becomes slow repeatedly are kept
 STRICTER = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
 
 
@@ -43,8 +43,7 @@ def limits_of(percent: float) -> Limits:
 class Series:
     """One series and its detector.
 
-    since: when the current slowness began (epoch seconds), or None. lost_seconds: how much longer all slow iterations
-    took than healthy ones.
+    since: when the current slowness began (epoch seconds), or None. lost_seconds: time lost in all slow iterations.
     """
 
     kind: Kind
@@ -68,12 +67,12 @@ class Series:
 
     @property
     def healthy(self) -> float:
-        """Return the healthy time in seconds, or 0 if it is not known yet."""
+        """The healthy time in seconds, or 0 if it is not known yet."""
         return self.detector.baseline()
 
     @property
     def ratio(self) -> float | None:
-        """Return the last samples as a multiple of the healthy time, or None if there are too few."""
+        """The last samples as a multiple of the healthy time, or None if there are too few."""
         return self.detector.lately()
 
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:

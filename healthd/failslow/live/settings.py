@@ -1,4 +1,4 @@
-"""What the live process is told at its start, and again after a reload: values that the daemon sends as JSON."""
+"""Settings of the live process, which the daemon sends as JSON at the start and after a reload."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from healthd.common.codec import load
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The settings of [checks.failslow] that the live process knows, with the names and defaults that they have there
-    (a test holds them to be the same).
+    """Settings of [checks.failslow] for the live process. A test checks that names and defaults are the same there.
 
-    client           jobs may tell their steps
-    sample           what is sampled without a job's help: "nvlink", "pcie", "ib", "power"
-    sample_seconds   how often
-    slow_percent     a job's times count as slow from so much on
-    counters_percent   the same for times that were seen in sampled counters
-    max_jobs, max_ranks  so many jobs of this node are watched, and so many ranks of each
-    restart_seconds  what a new start costs a job: its advice says so when as much is lost
+        client           jobs may report their steps
+        sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
+        sample_seconds   interval between samples
+        slow_percent     from this slowdown on, a job's times count as slow
+        counters_percent the same for times from sampled counters
+        max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks of each job
+        restart_seconds  cost of a restart for a job: the job is advised to restart when it has lost as much time
     """
 
     client: bool = False
@@ -35,8 +34,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the live process is: the daemon's runtime directory, and the tree of /proc and /sys ("/" = this machine).
-    fake_nvml: a profile or scenario file instead of the driver, "" = the real one."""
+    """Paths of the live process.
+
+    runtime_dir: the daemon's runtime directory. root: the tree of /proc and /sys ("/" is this machine). fake_nvml: a
+    profile or scenario file in place of the driver, "" for the real driver.
+    """
 
     runtime_dir: str
     root: str = "/"
@@ -44,6 +46,6 @@ class Place:
 
 
 def watched(table: Mapping[str, Any]) -> Watched:
-    """Of the check's whole table those settings that are needed here. Raises ConvertError."""
+    """Return the settings that are needed here from the check's whole table. Raises ConvertError."""
     names = {one.name for one in fields(Watched)}
     return load(Watched, {name: value for name, value in table.items() if name in names})

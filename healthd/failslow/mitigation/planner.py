@@ -1,27 +1,27 @@
-"""Which remedy is worth its cost, and when: ski rental (arXiv 2410.12588, algorithm 1). Pure.
+"""Choice of a remedy and its time: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
 
-Nobody knows how long a slowness will last. To act at once is dear if it ends by itself, to wait is dear if it does not.
-So what was lost so far is held against what each remedy costs, the cheapest first: it is applied when the loss has
-reached its cost, and then the next. A relief begins all anew.
+It is unknown how long a slowness will last. Acting at once is expensive if it ends by itself; waiting is expensive if
+it does not. The planner compares the loss so far with the cost of each remedy, cheapest first. It applies a remedy when
+the loss has reached its cost, and then continues with the next one. After a relief it starts again.
 
-Loss and cost are GPU-seconds of the whole gang: where one rank is slow all wait, and while a job moves micro-batches or
-restarts none of its GPUs works.
+Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and none of a job's GPUs works while it
+moves micro-batches or restarts.
 
-What that guarantees, with C the loss and the costs together, k the remedies that were applied, and one iteration the
-loss of the one in which the loss reached a cost:
+Guarantees, with C the loss and the costs together, k the number of applied remedies, and "one iteration" the loss in
+the iteration in which the loss reached a cost:
 
-- one remedy, which removes the slowness: C <= 2 x the least that anybody could have had + one iteration;
-- several, of which none makes it worse: C <= (1 + k) x (the least + one iteration). When k were applied the loss had
-  reached the cost of each, so that they cost at most k times the loss; and the loss before the one that the best plan
-  takes is at most its cost and one iteration, and after it no more than the best plan has.
+- one remedy that removes the slowness: C <= 2 x the smallest possible value + one iteration;
+- several remedies, none of which makes it worse: C <= (1 + k) x (the smallest possible value + one iteration). When k
+  were applied, the loss had reached the cost of each, so they cost at most k times the loss. The loss before the remedy
+  of the best plan is at most its cost and one iteration, and after it no more than that of the best plan.
 
-Where `settles` is more than 0 that many iterations are let pass after a remedy, to see what it did: then "one
-iteration" is so many.
+If `settles` is more than 0, that many iterations pass after a remedy to see its effect. "One iteration" is then that
+many.
 
-`replayed` finds when the planner would have acted on a job whose times are known, and what that would have saved. The
-points are those of the detector, which knows no sample after its alarm; the causes are those of the whole file, and a
-relief counts from where it was, not from when it was detected. The savings assume that a remedy removed the slowness
-when it was applied: how much of it a remedy removes is not known beforehand.
+`replay` finds when the planner would have acted on a job with known times, and how much that would have saved. The
+points are those of the detector, which uses no sample after its alarm. The causes are those of the whole file, and a
+relief counts from its position, not from its detection. The savings assume that a remedy removed the slowness
+completely when it was applied: its real effect is not known in advance.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Action(enum.Enum):
 
 
 class Overheads(NamedTuple):
-    """Seconds that the whole gang does not train while it is carried out. The paper says "low", "about a minute" and
-    "high": what a site has measured is better."""
+    """Seconds for which the whole gang does not train while the remedy is applied.
+
+    The paper gives "low", "about a minute" and "high". Values measured at the site are better.
+    """
 
     s2: float = 5.0
     s3: float = 60.0
@@ -55,9 +57,11 @@ class Overheads(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One iteration of the gang. lost_seconds: its time less that of a healthy one, of all iterations that were not
-    told of yet (a slowness is known some iterations after it began). gpus: of the whole gang. whole_stage: one node
-    that runs a whole pipeline stage is slow."""
+    """One iteration of the gang.
+
+    lost_seconds: its time minus a healthy one, summed over the iterations not yet reported (a slowness is detected some
+    iterations after its onset). gpus: of the whole gang. whole_stage: the slow node runs a whole pipeline stage.
+    """
 
     slow: bool
     lost_seconds: float = 0.0
@@ -67,8 +71,11 @@ class Look(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of the slowness that stands. lost: GPU-seconds since its onset; taken: in their order; since:
-    iterations since the last of them; whole_stage: as of a Look."""
+    """State of the ongoing slowness.
+
+    lost: GPU-seconds since the onset. actions: in order. since: iterations since the last action. whole_stage: as in
+    Observation.
+    """
 
     cause: Cause = Cause.UNKNOWN
     lost: float = 0.0
@@ -78,7 +85,7 @@ class State(NamedTuple):
 
 
 class Due(NamedTuple):
-    """The next remedy, and the loss in GPU-seconds at which it is worth its cost."""
+    """The next remedy, and the loss in GPU-seconds from which it is worth its cost."""
 
     action: Action
     at: float
@@ -86,9 +93,9 @@ class Due(NamedTuple):
 
 HEALTHY = State()
 
-# By what the paper's table says of each: S2 mitigates slow compute only, S3 both, S4 removes both. Of what nobody knows
-# the cause nobody knows which part to spare, so that only a new start is left. What the job does to itself (longer
-# sequences, an unequal pipeline) it has again after a restart.
+# From the paper's table: S2 mitigates only slow compute, S3 both, S4 removes both. For an unknown cause it is also
+# unknown which part to relieve, so only a restart remains. Slowness caused by the job itself (longer sequences, an
+# unequal pipeline) returns after a restart.
 _COMPUTE = (Action.MICRO_BATCHES, Action.TOPOLOGY, Action.RESTART)
 _COMMUNICATION = (Action.TOPOLOGY, Action.RESTART)
 CANDIDATES = {
@@ -103,8 +110,8 @@ CANDIDATES = {
 }
 
 
-# Every data-parallel group passes through each stage, so no other group is quicker, and the stragglers are in the
-# fewest stages already.
+# Every data-parallel group passes through each stage. No other group is faster, and the stragglers already are in the
+# smallest number of stages.
 OF_NO_USE_FOR_A_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
 
 
@@ -114,7 +121,7 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def due(state: State, gpus: int, overheads: Overheads) -> Due | None:
-    """What comes next for this cause, and at which loss; None if nothing is left but to ignore it (S1)."""
+    """Return the next remedy for this cause and its loss, or None if only ignoring (S1) remains."""
     useless = OF_NO_USE_FOR_A_WHOLE_STAGE if state.whole_stage else ()
     left = [one for one in CANDIDATES[state.cause] if one not in (Action.IGNORE, *useless, *state.taken)]
     if not left:
@@ -124,12 +131,14 @@ def due(state: State, gpus: int, overheads: Overheads) -> Due | None:
 
 
 def step(state: State, look: Look, overheads: Overheads, settles: int = 0) -> tuple[State, Action | None]:
-    """The state after one more iteration, and the remedy to apply now. Before a loss reaches the cost of a remedy it is
-    not applied, and each at most once in a slowness."""
+    """Return the state after one more iteration, and the remedy to apply now.
+
+    A remedy is applied at most once in a slowness, and not before the loss has reached its cost.
+    """
     if not look.slow:
         return HEALTHY, None
     lost = state.lost + look.lost_seconds * look.gpus if math.isfinite(look.lost_seconds) else state.lost
-    # A cause that is known later is a better word than "unknown", and is kept.
+    # A cause that becomes known later replaces "unknown" and is kept.
     cause = state.cause if look.cause is Cause.UNKNOWN else look.cause
     state = State(cause, max(lost, 0.0), state.taken, state.since + 1, look.whole_stage)
     following = due(state, look.gpus, overheads)
@@ -139,14 +148,14 @@ def step(state: State, look: Look, overheads: Overheads, settles: int = 0) -> tu
     return state._replace(taken=(*state.taken, following.action), since=0), following.action
 
 
-# --- the times of a job, replayed
+# --- replay of a job's times
 
-BEFORE = 400  # samples of what is healthy
-PAUSE = 10.0  # times a healthy iteration: a checkpoint or an evaluation, which counts as an iteration like the others
+BEFORE = 400  # healthy samples
+PAUSE = 10.0  # times a healthy iteration: a checkpoint or an evaluation, which counts as a normal iteration
 
 
 class Taken(NamedTuple):
-    """One remedy. at: the position in the stretch's series; lost, overhead and saved in GPU-seconds."""
+    """An applied remedy. position: in the span's series. lost, overhead, saved: GPU-seconds."""
 
     action: Action
     at: int
@@ -156,9 +165,11 @@ class Taken(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """A time in which somebody or the job was slow. onset, relief: positions in `series`; relief is None while it
-    lasts. who: the names of those who are told, "" = the job as a whole. now and due: what stands at the end, and what
-    is next."""
+    """A time in which the job or one of its parts was slow.
+
+    onset, relief: positions in `series`; relief is None while it lasts. suspects: their names, "" for the job as a
+    whole. state, next_action: at the end of the series.
+    """
 
     series: Series
     onset: int
@@ -172,8 +183,9 @@ class Stretch(NamedTuple):
 
 
 class _Slow(NamedTuple):
-    """One suspect, or a job that is slow. begin, alarm, end: positions in the clock's series; losses: seconds of each
-    position in between."""
+    """A suspect or a slow job. begin, alarm, end: positions in the clock's series. losses: seconds lost at each
+    position.
+    """
 
     who: str
     cause: Cause
@@ -193,7 +205,12 @@ def replayed(
     seconds: float = 1.0,
     settles: int = 0,
 ) -> tuple[Stretch, ...]:
-    """gpus: of the whole gang; seconds: of one unit of the times."""
+    """Replay the slow spans of a job.
+
+    Args:
+        gpus: of the whole gang.
+        seconds: length of one unit of the times.
+    """
     found = list(_slow(series, judgement))
     if not found:
         return ()
@@ -206,7 +223,10 @@ def replayed(
 def _slow(
     series: Sequence[Series], judgement: Judgement
 ) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
-    """Whose times the loss is read from: its own, where it has that point, else those of who has."""
+    """Yield each suspect and slow job with the series from which its loss is computed.
+
+    That is its own series if it has the point, otherwise a series that has it.
+    """
     owners = list(zip(series, judgement.points, strict=True))
     named = [(one.point, one.series, one.subject, one.cause, one.whole_stage) for one in judgement.suspects]
     named += [(one.point, one.series, "", one.cause, one.whole_stage) for one in judgement.job_slow]
@@ -247,7 +267,7 @@ def _on_clock(
 
 
 def _healthy(one: Series, points: Sequence[Point], onset: int, regime: str) -> float:
-    """The median of the samples of a regime before an onset, in which nothing was slow; 0 = there is none."""
+    """Return the median of the healthy samples of a regime before an onset, or 0 if there are none."""
     count = len(one.value)
     slow = [(each.onset_index, count if each.relief_index is None else each.relief_index) for each in points]
     before = [
@@ -259,7 +279,7 @@ def _healthy(one: Series, points: Sequence[Point], onset: int, regime: str) -> f
 
 
 def _together(told: Sequence[_Slow]) -> Iterable[list[_Slow]]:
-    """Those that overlap are one slowness of the gang."""
+    """Group spans that overlap: they are one slowness of the gang."""
     some: list[_Slow] = []
     for one in told:
         if some and one.begin >= max(other.end for other in some):
@@ -274,7 +294,7 @@ def _stretch(
     clock: Series, some: Sequence[_Slow], gpus: int, overheads: Overheads, seconds: float, settles: int
 ) -> Stretch:
     begin, end = some[0].begin, max(one.end for one in some)
-    # All wait for the slowest, so that the losses of two at one time are not added.
+    # All ranks wait for the slowest, so losses at the same time are not added.
     losses = [max(one.losses.get(at, 0.0) for one in some) * seconds for at in range(begin, end)]
     known = min(min(one.alarm for one in some), end - 1)
     state, applied = HEALTHY, []

@@ -1,17 +1,17 @@
-"""S3: which parts of a job change places, so that a slow GPU or link hurts it least. Pure.
+"""S3: exchange of ranks' positions, so that a slow GPU or link costs the job as little as possible. Pure functions.
 
-FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage, so stragglers are packed into as few stages
-as hold them, ceil(stragglers / GPUs of a stage), and interior ones, since the first and the last stage have more to do
-(embedding, loss). A slow link should carry what two neighbouring stages send each other, or nothing, rather than the
-gradients of a data-parallel group, which are many times as much.
+FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
+stages as possible, ceil(stragglers / GPUs of a stage). Interior stages are preferred, because the first and the last
+stage have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
+nothing, rather than the gradients of a data-parallel group, which are many times larger.
 
-What moves is a tensor-parallel group, whole: its ranks talk in each layer and so lie within a node, and stay together.
-So a straggler counts with its group: there are ceil(slow groups / groups of a stage) stages, which is the paper's
-number where a group is one GPU or all of it is slow. Two groups that change places exchange their weights, and all
-their ranks their positions; no rank is without one meanwhile.
+Whole tensor-parallel groups move: their ranks communicate in each layer, so they are on one node and stay together. A
+straggler counts with its group: there are ceil(slow groups / groups of a stage) stages. This is the paper's number if a
+group is one GPU, or all of it is slow. Two groups that exchange positions exchange their weights and the positions of
+all their ranks. No rank is without a position in between.
 
-Moves are the fewest for stragglers. For links one move is found where one is enough for them; where several are needed
-each next one is that which helps most, which need not be the fewest.
+For stragglers, the number of moves is minimal. For links, one move is found if one is enough. If several are needed,
+each next one is the most effective, which is not necessarily minimal.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST_LINKS = 256
 
 
 class WrongTopology(HealthdError):
-    """These places are no job of stages times data-parallel groups times tensor-parallel ranks: one sentence."""
+    """The positions do not form stages x data-parallel groups x tensor-parallel ranks. The message is one sentence."""
 
 
 class Place(NamedTuple):
-    """What a rank computes: pipeline stage, data-parallel group, tensor-parallel rank, all from 0."""
+    """Position of a rank in the job: pipeline stage, data-parallel group, tensor-parallel rank, all from 0."""
 
     stage: int
     dp: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """The ranks a[i] and b[i] take each other's places, for all i."""
+    """Ranks a[i] and b[i] exchange positions, for all i."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -47,8 +47,11 @@ class Swap(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """stages: that hold all stragglers now, ascending. places: of each rank, after the swaps in their order. remains:
-    sentences without their end, of what no move mends."""
+    """Result of the rearrangement.
+
+    stages: stages that contain all stragglers now, ascending. positions: of each rank, after the swaps in order.
+    limitations: sentences without a full stop about problems that no move solves.
+    """
 
     stages: tuple[int, ...]
     swaps: tuple[Swap, ...]
@@ -56,27 +59,32 @@ class Topology(NamedTuple):
     remains: tuple[str, ...]
 
 
-Cell = tuple[int, int]  # (stage, dp): where a tensor-parallel group works
+Cell = tuple[int, int]  # (stage, dp) of a tensor-parallel group
 Link = tuple[int, int]  # two tensor-parallel groups, by number
 
 
 def rearranged(
     places: Mapping[int, Place], stragglers: Collection[int], slow_links: Collection[tuple[int, int]] = ()
 ) -> Topology:
-    """places: of each rank; stragglers: ranks; slow_links: pairs of ranks between which data is slow. Raises
-    WrongTopology."""
+    """Return the swaps for these stragglers and slow links. Raises InvalidTopology.
+
+    Args:
+        positions: of each rank.
+        stragglers: ranks.
+        slow_links: pairs of ranks with a slow connection.
+    """
     stages, width, depth = _shape(places)
     groups: dict[Cell, list[int]] = defaultdict(lambda: [0] * depth)
     for rank, place in places.items():
         groups[place.stage, place.dp][place.tp] = rank
     cells = sorted(groups)
-    ranks = [groups[cell] for cell in cells]  # of each group; a group is named by its number from here on
+    ranks = [groups[cell] for cell in cells]  # of each group; from here on a group is identified by its number
     group_of = {rank: group for group, its in enumerate(ranks) for rank in its}
     _check_named(group_of, stragglers, slow_links)
     slow = {group_of[rank] for rank in stragglers}
     links, within = _links(slow_links, group_of)
 
-    where = list(cells)  # of each group its cell
+    where = list(cells)  # cell of each group
     chosen = _chosen(where, slow, stages, width)
     moves = [(*pair, "straggler") for pair in _packing(where, slow, chosen, links)]
     for a, b, _ in moves:
@@ -94,18 +102,18 @@ def rearranged(
 
 
 def _shape(places: Mapping[int, Place]) -> tuple[int, int, int]:
-    """How many stages, data-parallel groups and tensor-parallel ranks there are."""
+    """Return the number of stages, data-parallel groups and tensor-parallel ranks."""
     if not places:
-        raise WrongTopology("there is no rank")
+        raise WrongTopology("no rank given")
     if len(places) > MOST_RANKS:
-        raise WrongTopology(f"there are {len(places):,} ranks: at most {MOST_RANKS:,} can be placed")
+        raise WrongTopology(f"there are {len(places):,} ranks; the maximum is {MOST_RANKS:,}")
     least = Place(*map(min, zip(*places.values(), strict=True)))
     most = Place(*map(max, zip(*places.values(), strict=True)))
     shape = (most.stage + 1, most.dp + 1, most.tp + 1)
     if least != (0, 0, 0) or len(set(places.values())) < len(places) or len(places) != shape[0] * shape[1] * shape[2]:
         raise WrongTopology(
             f"{len(places):,} ranks do not fill {shape[0]:,} stages x {shape[1]:,} data-parallel groups x "
-            f"{shape[2]:,} tensor-parallel ranks, each place once and from 0"
+            f"{shape[2]:,} tensor-parallel ranks, each position once and from 0"
         )
     return shape
 
@@ -116,13 +124,13 @@ def _check_named(
     named = {*stragglers, *(rank for link in slow_links for rank in link)}
     unknown = sorted(named - set(group_of))
     if unknown:
-        raise WrongTopology(f"rank {unknown[0]} has no place in the job")
+        raise WrongTopology(f"rank {unknown[0]} has no position in the job")
     if len(slow_links) > MOST_LINKS:
-        raise WrongTopology(f"{len(slow_links):,} slow links are too many: at most {MOST_LINKS:,} are thought of")
+        raise WrongTopology(f"{len(slow_links):,} slow links are too many; the maximum is {MOST_LINKS:,}")
 
 
 def _links(slow: Collection[tuple[int, int]], group_of: Mapping[int, int]) -> tuple[list[Link], list[tuple[int, int]]]:
-    """Those between two groups, each once; and those within one, of which nothing is better elsewhere."""
+    """Return the links between two groups, each once, and the links within one group, which no move improves."""
     links, within = set(), []
     for one, other in sorted(slow):
         a, b = sorted((group_of[one], group_of[other]))
@@ -134,7 +142,7 @@ def _links(slow: Collection[tuple[int, int]], group_of: Mapping[int, int]) -> tu
 
 
 def _chosen(where: Sequence[Cell], slow: Collection[int], stages: int, width: int) -> set[int]:
-    """The stages that are to hold the slow groups: as few as can, interior first, then those that hold most of them."""
+    """Return the stages for the slow groups: as few as possible, interior first, then those with most slow groups."""
     held = [0] * stages
     for group in slow:
         held[where[group][0]] += 1
@@ -146,9 +154,11 @@ def _chosen(where: Sequence[Cell], slow: Collection[int], stages: int, width: in
 def _packing(
     where: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> list[tuple[int, int]]:
-    """Each slow group that is not in a chosen stage, and the healthy one with which it changes places: one move each,
-    and there is no way with fewer. Of the healthy ones that with which fewest slow links carry gradients, then one of
-    its own pipeline."""
+    """Return the moves of slow groups into the chosen stages, each with the healthy group for the exchange.
+
+    There is one move for each slow group outside the chosen stages, which is the minimum. The healthy group is the one
+    with the fewest slow links that carry gradients, preferably of the same pipeline.
+    """
     now, pairs = list(where), []
     free = [group for group, (stage, _) in enumerate(where) if stage in chosen and group not in slow]
     for group in sorted(slow):
@@ -162,8 +172,9 @@ def _packing(
 
 
 def _change(where: Sequence[Cell], a: int, b: int, links: Sequence[Link]) -> tuple[int, int]:
-    """By how much the slow links that carry gradients, and those between strangers or neighbours, become more if these
-    two change places."""
+    """Return the increase of slow links that carry gradients, and of slow links between neighbouring stages, after a
+    swap.
+    """
     if not links:
         return 0, 0
     touched = [link for link in links if a in link or b in link]
@@ -182,7 +193,7 @@ def _carries(one: Cell, other: Cell) -> str:
 def _best_for_links(
     where: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> tuple[int, int] | None:
-    """The move that takes most slow links from gradients; None if none helps. It leaves the stragglers packed."""
+    """Return the move that frees most slow links from gradients, or None. The stragglers stay packed."""
     bad = sorted({group for link in links if _carries(*(where[one] for one in link)) == "gradients" for group in link})
     best: tuple[tuple[int, int], bool, int, int] | None = None
     for group in bad:
@@ -210,16 +221,16 @@ def _remains(
     if chosen:
         names = ", ".join(map(str, sorted(chosen)))
         stay = f"stages {names} of {stages} stay" if len(chosen) > 1 else f"stage {names} of {stages} stays"
-        said.append(f"{stay} slow: what is packed is not mended")
+        said.append(f"{stay} slow: packing limits the damage to them")
     outer = sorted({0, stages - 1} & set(chosen))
     if outer:
         names = " and ".join(map(str, outer))
-        said.append(f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must hold stragglers too")
+        said.append(f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must contain stragglers too")
     for a, b in links:
         carries = _carries(where[a], where[b])
         if carries == "nothing":
             continue
-        what = "still carries gradients" if carries == "gradients" else "carries what two stages send each other"
+        what = "still carries gradients" if carries == "gradients" else "carries the traffic between two stages"
         said.append(f"the link of ranks {ranks[a][0]} and {ranks[b][0]} {what}")
     said += [f"the link of ranks {a} and {b} lies within a tensor-parallel group" for a, b in within]
     return said

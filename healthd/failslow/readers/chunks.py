@@ -1,6 +1,6 @@
-"""A table of others, some rows at a time, as columns: CSV, JSON lines, either also as gzip, and Parquet.
+"""Reader of tables as columns, a chunk of rows at a time: CSV and JSON lines, both also as gzip, and Parquet.
 
-Text is read by the standard library, so that each error has its line; Parquet by DuckDB (extra healthd[failslow]).
+The standard library reads text, so that each error has its line. DuckDB reads Parquet (extra healthd[failslow]).
 """
 
 from __future__ import annotations
@@ -30,20 +30,27 @@ NUMBER = regex(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 
 
 class Unreadable(HealthdError):
-    """A file that is no table of samples, or is damaged: one sentence that begins with the file's name."""
+    """The file is not a table of samples, or is damaged. The message is one sentence that begins with the file's name.
+    """
 
 
 class Chunk(NamedTuple):
-    """Some rows. columns: of each wanted column its cells: str of CSV, what JSON has, numbers and str of Parquet.
-    where(row): "line 17", for a sentence; rows count from 0."""
+    """Some rows.
+
+    columns: the cells of each selected column: str from CSV, JSON values, numbers and str from Parquet. where(row):
+    "line 17", for a message; rows count from 0.
+    """
 
     columns: tuple[Sequence[Any], ...]
     where: Callable[[int], str]
 
 
 class Table(NamedTuple):
-    """names: its columns. first: the first rows, of all columns. chunks(wanted): all rows, once, of the columns whose
-    places in names are wanted. notes: what reading told, as chunks goes on: sentences without their ends."""
+    """An open table.
+
+    names: its columns. first: the first rows of all columns. chunks(selected): all rows of the columns with these
+    indices; may be called once. notes: sentences without a full stop about reading, complete after the last chunk.
+    """
 
     names: tuple[str, ...]
     first: Sequence[Sequence[Any]]
@@ -53,14 +60,18 @@ class Table(NamedTuple):
 
 @contextmanager
 def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iterator[Table]:
-    """The table in a file, by what the file begins with. standard_input is read instead, if given. name: for people.
-    Raises Unreadable."""
+    """Open the table in a file. The first bytes determine the format. Raises Unreadable.
+
+    Args:
+        name: the file's name in messages.
+        standard_input: read in place of the file, if given.
+    """
     try:
         with standard_input or _regular(path, name) as file:
             begin = file.peek(4)[:4] if standard_input else _peek(file)  # type: ignore[attr-defined]
             if begin == b"PAR1":
                 if standard_input:
-                    raise Unreadable(f"{name}: Parquet is read from a file only")
+                    raise Unreadable(f"{name}: Parquet cannot be read from standard input")
                 yield _parquet(path, name)
             elif begin[:2] == b"\x1f\x8b":
                 with gzip.GzipFile(fileobj=file) as unpacked:
@@ -72,23 +83,23 @@ def opened(path: str, name: str, standard_input: BinaryIO | None = None) -> Iter
             raise Unreadable(f"{name}: has damaged compressed data") from None
         raise Unreadable(f"{name}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, lzma.LZMAError):
-        raise Unreadable(f"{name}: has damaged compressed data, or breaks off") from None
+        raise Unreadable(f"{name}: has damaged or truncated compressed data") from None
 
 
 def _regular(path: str, name: str) -> BinaryIO:
-    """The file, without waiting for the other end of a pipe. Raises OSError, Unreadable."""
+    """Open the file without waiting for the other end of a pipe. Raises OSError, Unreadable."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     kind = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(kind):
         file.close()
         shell = stat.S_ISFIFO(kind) and path.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
         hint = " (standard input is named -: ... | healthd failslow -)" if shell else ""
-        raise Unreadable(f"{name}: is no regular file{hint}")
+        raise Unreadable(f"{name}: is not a regular file{hint}")
     return file
 
 
 def _peek(file: BinaryIO) -> bytes:
-    begin = file.read(4) or b""  # None where the kernel's file has nothing to tell now
+    begin = file.read(4) or b""  # None if a kernel file has no data now
     file.seek(0)
     return begin
 
@@ -106,18 +117,18 @@ def _text(file: BinaryIO, name: str) -> Table:
     if sample.lstrip().startswith("{"):
         return _json_lines(chain.from_iterable(block.split("\n") for block in every), name)
     if sample.lstrip().startswith("["):
-        raise Unreadable(f"{name}: line 1: is a JSON array; one object a line is read: jq -c '.[]' makes that of it")
+        raise Unreadable(f"{name}: line 1: is a JSON array; one object per line is required (convert with jq -c '.[]')")
     return _csv(every, sample, name)
 
 
 def _blocks(file: BinaryIO, name: str) -> Iterator[str]:
-    """Whole lines, many at a time, without the last one's end, which it may lack in the file too."""
+    """Yield blocks of whole lines, without the last newline, which the file may lack too."""
     rest, lines, begin = b"", 0, True
     while data := file.read(BLOCK):
         if begin:
             data = data.removeprefix(b"\xef\xbb\xbf")
             if b"\0" in data[:_BEGIN] or data.startswith((b"\xff\xfe", b"\xfe\xff")):
-                raise Unreadable(f"{name}: is no text in UTF-8, and no Parquet")
+                raise Unreadable(f"{name}: is neither UTF-8 text nor Parquet")
             begin = False
         data = rest + data
         end = data.rfind(b"\n") + 1
@@ -142,13 +153,13 @@ def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
     names = [cell.strip() for cell in some[begin]]
     if all(map(NUMBER.fullmatch, names)):
         names = [str(place) for place in range(1, len(names) + 1)]
-        notes.append('has no header: its columns are called "1", "2" and so on')
+        notes.append('has no header: columns are named "1", "2" and so on')
     else:
         some[begin] = []
     width = len(names)
 
     def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
-        torn = ""  # a line that is too short: the last one of a file may be half written
+        torn = ""  # a line that is too short: the last line of a file may be incomplete
         for start, part in chain([(before, some)], parts):
             if torn:
                 raise Unreadable(f"{name}: {torn}")
@@ -162,14 +173,15 @@ def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
                 cells = list(zip(*rows, strict=True))
                 yield Chunk(tuple(cells[place] for place in wanted), lines.__getitem__)
         if torn:
-            notes.append(f"{torn.partition(':')[0]} breaks off and was left out")
+            notes.append(f"{torn.partition(':')[0]} is incomplete and was left out")
 
     first = [row for row in some[: 100 + begin] if len(row) == width]
     return Table(tuple(names), list(zip(*first, strict=True)) or [()] * width, columns, notes)
 
 
 def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
-    """After which line, and blocks of whole records as text; from where a quoted line end may be on, as rows."""
+    """Yield the previous line number with a block of whole records as text, or as rows once quoted newlines may occur.
+    """
     line = 0
     for block in blocks:
         block = block.replace("\r\n", "\n").removesuffix("\r") if "\r" in block else block
@@ -187,21 +199,28 @@ def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[i
 
 
 def _records(lines: Sequence[str], delimiter: str, start: int, name: str) -> list[list[str]]:
-    ends = (f"{line}\n" for line in lines)  # a quoted one is part of its cell
+    ends = (f"{line}\n" for line in lines)  # a quoted newline is part of its cell
     return _some(csv.reader(ends, delimiter=delimiter, strict=True), start, name, len(lines))
 
 
 def _some(reader: Any, start: int, name: str, most: int) -> list[list[str]]:
-    """The next rows of a csv.reader; start: the line before its first. Raises Unreadable."""
+    """Return the next rows of a csv.reader. Raises Unreadable.
+
+    Args:
+        start: number of the line before its first one.
+    """
     try:
         return list(islice(reader, most))
     except csv.Error as error:
-        raise Unreadable(f"{name}: line {start + reader.line_num:,}: is no CSV: {printable(str(error))}") from None
+        raise Unreadable(f"{name}: line {start + reader.line_num:,}: is not CSV: {printable(str(error))}") from None
 
 
 def _split(block: str, width: int, delimiter: str) -> list[list[str]] | None:
-    """The columns of text without quotes, in which each line has this many cells; else None. Three times as fast as the
-    csv module: each line end becomes a cell of its own, which must then stand in each place where one belongs."""
+    """Return the columns of text without quotes whose lines all have `width` cells, otherwise None.
+
+    This is three times as fast as the csv module. Each newline becomes a cell of its own, which must then be at every
+    expected position.
+    """
     if '"' in block or "\r" in block:
         return None
     cells = block.replace("\n", f"{delimiter}\n{delimiter}").split(delimiter)
@@ -216,8 +235,13 @@ def _line(start: int, row: int) -> str:
 
 
 def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple[list[list[str]], list[str], str]:
-    """Those of one width without blank lines, the line of each, and what is wrong with the last one. start: the line
-    before the first. Raises Unreadable for another one that is wrong."""
+    """Return the rows of the right width without blank lines, their lines, and the problem of the last row.
+
+    Raises Unreadable if another row has a wrong width.
+
+    Args:
+        start: number of the line before the first row.
+    """
     kept, lines, wrong = [], [], ""
     for row in rows:
         start += 1
@@ -227,7 +251,7 @@ def _even(rows: Sequence[list[str]], start: int, width: int, name: str) -> tuple
             kept.append(row)
             lines.append(f"line {start:,}")
         elif row:
-            wrong = f"line {start:,}: has {len(row):,} cells, and the header {width:,}"
+            wrong = f"line {start:,}: has {len(row):,} cells, the header has {width:,}"
             if len(row) > width:
                 break
         start += sum(cell.count("\n") for cell in row) if width else 0
@@ -253,10 +277,10 @@ def _json_lines(lines: Iterator[str], name: str) -> Table:
 def _objects(
     lines: Iterator[str], name: str, notes: list[str]
 ) -> Iterator[tuple[Sequence[int], Sequence[dict[str, Any]]]]:
-    """Yield the objects of the lines and the lines' numbers, ROWS_AT_ONCE at a time.
+    """Yield the numbers of the lines and their objects, CHUNK_ROWS at a time.
 
-    A last line that is no JSON is incomplete: it is left out, with a note. Raises Unreadable for any other line that is
-    no object.
+    A last line that is not JSON is incomplete: it is left out, with a note. Raises Unreadable for any other line that
+    is not an object.
     """
     numbers: list[int] = []
     found: list[dict[str, Any]] = []
@@ -277,12 +301,12 @@ def _objects(
                 yield numbers, found
                 numbers, found, begun = [], [], True
             continue
-        what = "is damaged JSON" if one is None else "is no JSON object"
+        what = "is damaged JSON" if one is None else "is not a JSON object"
         torn = f"{name}: line {number:,}: {what}: {described(line.strip())}"
         if one is not None or not (found or begun):
             raise Unreadable(torn)
     if torn:
-        notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} breaks off and was left out")
+        notes.append(f"{torn.removeprefix(f'{name}: ').partition(': ')[0]} is incomplete and was left out")
     yield numbers, found
 
 
@@ -307,7 +331,7 @@ def _parquet(path: str, name: str) -> Table:
         raise Unreadable(f"{name}: is damaged Parquet: {_first_line(error)}") from None
 
     def columns(wanted: Sequence[int]) -> Iterator[Chunk]:
-        # Only numbers and text become Python's cheaply; a time is told as ISO 8601.
+        # Only numbers and text convert cheaply to Python objects. A time becomes ISO 8601.
         picked = ", ".join(_cell(names[place], str(about[place][1])) for place in wanted)
         start = 0
         try:
@@ -322,7 +346,7 @@ def _parquet(path: str, name: str) -> Table:
 
 
 def _literal(path: str) -> str:
-    """A path in which nothing stands for other files."""
+    """Return the path with glob characters escaped."""
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in os.path.abspath(path))
 
 

@@ -1,7 +1,8 @@
-"""One series' rows as they stood in a file become samples: in order, each once, positive, with the job's starts. Pure.
+"""Cleaning of one series: rows of a file become samples that are ordered, unique and positive, with the job's starts.
+Pure functions.
 
-Where a job starts anew is told apart from rows that are merely late. What is decided of a row depends on the rows
-before it and on the RUN rows behind it only, so that rows which are appended change nothing that was told.
+A restart of the job is distinguished from rows that are only late. The decision about a row depends only on the rows
+before it and the RESTART_RUN rows after it. Appended rows therefore change no earlier decision.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
 
-RUN = 8  # rows in a row that ascend: so begins another attempt, and no late row
+RUN = 8  # consecutive ascending rows that begin another attempt; fewer are late rows
 LEAST_RUN = 3
-GAP_INTERVALS = 60  # a restart takes as long as so many usual intervals, and twice as long as any gap before
-INTERVALS = 64  # the usual interval is the median of so many before
+GAP_INTERVALS = 60  # a restart takes this many usual intervals, and twice as long as any earlier gap
+INTERVALS = 64  # the usual interval is the median of this many previous ones
 FEWEST_INTERVALS = 8
-LEAST, MOST = 1e-18, 1e18  # no iteration takes less or more, in whatever unit: such a value is a mistake of its writer
-SAME_STEP = 0.8  # of the intervals: then the index counts iterations, and a gap are rows that are lacking
+LEAST, MOST = 1e-18, 1e18  # limits of an iteration's time in any unit; other values are errors in the file
+SAME_STEP = 0.8  # of the intervals: the index then counts iterations, and a gap means missing rows
 
-# What is counted of all series of a file, as people read it.
+# Counters for all series of a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
-NO_TIME = f"with a value that no time has (below {LEAST:g}, or above {MOST:g})"
+NO_TIME = f"with a value that is not a time (below {LEAST:g}, or above {MOST:g})"
 REPEATED, LATE, RESTARTS, NEGATIVE_PART = "repeated", "not in order", "restarts", "negative part"
 
 Floats = Sequence[float]
@@ -34,8 +35,11 @@ Floats = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One series, rows as they stood. value: NaN where missing. index: None if the rows' order is all there is. parts:
-    busy, wait, transfer, those that there are. regimes: None, or a name a row. timed: the index is known to be time."""
+    """One series with its rows in file order.
+
+    value: NaN if missing. index: None if there is only the order of the rows. parts: busy, wait and transfer, as far as
+    reported. regimes: None, or a name for each row. is_time: the index is known to be time.
+    """
 
     value: array[float]
     index: array[float] | None = None
@@ -46,8 +50,11 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """As Raw, in order, only values from LEAST to MOST. rows: of each sample its place among the series' rows in their
-    order, those without a value counted too; None if these are the samples' own places. starts: as Series.starts."""
+    """As RawSeries, but ordered, with values from MIN_VALUE to MAX_VALUE only.
+
+    rows: position of each sample among the ordered rows of the series, including rows without a value; None if equal to
+    the position of the sample. starts: as Series.starts.
+    """
 
     value: Floats
     index: Floats
@@ -58,7 +65,7 @@ class Clean:
 
 
 def cleaned(raw: Raw, counts: Counter[str]) -> Clean:
-    """What is wrong is counted, under the words above."""
+    """Clean a series and count the problems under the names above."""
     value, index, parts, regimes = raw.value, raw.index, raw.parts, raw.regimes
     starts: tuple[int, ...] = (0,)
     if index is not None:
@@ -102,7 +109,7 @@ def _is_good(value: float, counts: Counter[str]) -> bool:
 
 
 def _not_negative(part: array[float], counts: Counter[str]) -> array[float]:
-    """A part that is less than nothing, or that no time has, is not known."""
+    """Replace negative or impossible parts by NaN."""
     if not part or (min(part) >= LEAST and sum(part) <= MOST):
         return part
     wrong = sum(one != 0 and (one < LEAST or one > MOST) for one in part)
@@ -116,11 +123,11 @@ def _not_negative(part: array[float], counts: Counter[str]) -> array[float]:
 
 
 def in_order(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[int], tuple[int, ...]]:
-    """The rows in their order, and where in it the job started anew (0 is always one).
+    """Return the rows in order, and the positions at which the job started (always including 0).
 
-    An index that falls back and goes on from there, over places that were passed with other values, is a restart from
-    a checkpoint. A row with the index and value of an earlier one of its attempt is a repeat. Any other is late: it is
-    sorted, behind those of the same index.
+    An index that falls back and continues over positions that already had other values is a restart from a checkpoint.
+    A row with the index and value of an earlier row of its attempt is a repeat. Any other row is late: it is sorted,
+    after rows with the same index.
     """
     order: list[int] = []
     starts = [0]
@@ -130,7 +137,7 @@ def in_order(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[i
 
     def end() -> None:
         if late:
-            attempt.sort(key=index.__getitem__)  # stable
+            attempt.sort(key=index.__getitem__)  # stable sort
         order.extend(attempt)
 
     for row, place in enumerate(index):
@@ -152,7 +159,7 @@ def in_order(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[i
 
 
 def _goes_back(row: int, top: float, index: Floats, value: Floats, seen: dict[float, list[float]]) -> bool:
-    """Whether another attempt begins at this row."""
+    """Return True if another attempt begins at this row."""
     ahead = index[row : row + RUN]
     if len(ahead) < LEAST_RUN or not all(map(lt, ahead, ahead[1:])):
         return False
@@ -167,8 +174,10 @@ def _same(value: float, seen: Sequence[float]) -> bool:
 
 
 def _with_gaps(index: Floats, starts: tuple[int, ...], timed: bool) -> tuple[int, ...]:
-    """Also where time went by without a sample, for longer than pauses that were before. An index that counts
-    iterations (most of its intervals are the same) has no such gaps: there rows are lacking."""
+    """Add starts after times without a sample that are longer than earlier pauses.
+
+    An index that counts iterations (most of its intervals are the same) has no such gaps: rows are missing there.
+    """
     if len(index) <= FEWEST_INTERVALS:
         return starts
     intervals = array("d", map(sub, islice(index, 1, None), index))
@@ -196,12 +205,17 @@ def _with_gaps(index: Floats, starts: tuple[int, ...], timed: bool) -> tuple[int
 FAR_ABOVE, FAR_BELOW = (
     10.0,
     1 / 200,
-)  # other units are 1000 apart; parts that overlap make at most a few times the whole
+)  # units differ by 1000; overlapping parts are at most a few times the whole
 
 
 def other_unit(value: Floats, parts: Sequence[Floats], whole: bool) -> str:
-    """ "above" or "below" if the parts of most samples together are far from their values: no time is spent ten times,
-    so the columns have different units. "" if all is well. whole: the parts are meant to make up the value."""
+    """Return "above" or "below" if the sum of the parts is far from the value in most samples, otherwise "".
+
+    The columns then have different units: no time can be spent ten times.
+
+    Args:
+        is_complete: the parts are meant to add up to the value.
+    """
     shares = [sum(some) / one for one, *some in zip(value, *parts, strict=True) if all(map(isfinite, some))]
     if not shares:
         return ""

@@ -1,4 +1,4 @@
-"""Which column of a table is what: as it was said, else by the names that such columns have. Pure."""
+"""Meaning of the columns of a table: as requested, or from their well-known names. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from healthd.common.text import printable, regex
 
-# As training loops and their loggers write them, without the unit behind.
+# Names used by training loops and their loggers, without the unit.
 _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
@@ -43,7 +43,8 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of a table's columns; "" or () is none. series, group, regime: several are one together."""
+    """Names of a table's columns; "" or () if there is none. Several columns of series, group or regime are combined.
+    """
 
     series: tuple[str, ...] = ()
     value: str = ""
@@ -56,30 +57,35 @@ class Columns:
     transfer: str = ""
 
     def parts(self) -> dict[str, str]:
-        """busy, wait and transfer, those that there are."""
+        """Return the names of busy, wait and transfer, as far as they exist."""
         return {part: name for part in _PARTS if (name := getattr(self, part))}
 
     def used(self) -> tuple[str, ...]:
-        """Each column once."""
+        """Return each column once."""
         single = (self.value, self.index, self.node, self.busy, self.wait, self.transfer)
         return tuple(dict.fromkeys(name for name in (*self.series, *self.group, *self.regime, *single) if name))
 
 
 def missing(asked: Columns, names: Sequence[str]) -> str:
-    """A sentence without its end on the first column that was asked for and is not there, or is there twice; "" if all
-    are there."""
+    """Return a sentence about the first requested column that is missing or duplicate, or ""."""
     for name in asked.used():
         if name not in names:
-            return f'has no column "{printable(name)}"; it has {listed(names)}'
+            return f'has no column "{printable(name)}"; columns: {listed(names)}'
         if names.count(name) > 1:
             return f'has {names.count(name)} columns "{printable(name)}"'
     return ""
 
 
 def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool]) -> tuple[Columns, list[str], str]:
-    """The columns that were asked for, and by their well-known names those that were not. names: the table's.
-    numeric: whether a column's first cells are numbers. Returns also what was taken unasked, as "value
-    step_time", and a sentence without its end if nobody can tell which the values are ("" if all is well)."""
+    """Return the requested columns, and by well-known names those that were not requested.
+
+    Also return the columns found by name, as "value step_time", and a sentence without a full stop if the column of the
+    values is ambiguous, or "".
+
+    Args:
+        names: columns of the table.
+        is_numeric: returns True if the first cells of a column are numbers.
+    """
     taken: list[str] = []
     free = [name for name in names if name and name not in asked.used() and names.count(name) == 1]
     found = asked
@@ -90,11 +96,11 @@ def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool])
         best = likely or plain or [name for name in free if _is_time(name)][:1] or others
         if len(best) != 1:
             if best:
-                return asked, [], f"which of {listed(best)} are the times? Say it with --value"
+                return asked, [], f"which of {listed(best)} contains the times? Use --value"
             if any(map(numeric, free)):
-                which = f"no column of numbers is known to have times of iterations; it has {listed(names)}"
-                return asked, [], f"{which} (--value C; times of operations are for `healthd failslow period`)"
-            return asked, [], f"no column has numbers; it has {listed(names)}"
+                which = f"no numeric column is known as iteration times; columns: {listed(names)}"
+                return asked, [], f"{which} (use --value C; for times of operations use `healthd failslow period`)"
+            return asked, [], f"no column is numeric; columns: {listed(names)}"
         found = replace(found, value=best[0])
         taken.append(f"value {best[0]}")
         free.remove(best[0])
@@ -121,7 +127,7 @@ def _with_part(columns: Columns, part: str, name: str) -> Columns:
 
 
 def _series(free: Sequence[str]) -> tuple[str, ...]:
-    """A rank or worker; else a GPU, with its node; else a node."""
+    """Return the column of a rank or worker, otherwise that of a GPU with its node, otherwise that of a node."""
     by_name = {name.lower(): name for name in free}
     for name in (*_SERIES,):
         if name in by_name:
@@ -140,19 +146,19 @@ def _is_time(name: str) -> bool:
 
 
 def _known(name: str) -> bool:
-    """Whether it is what a series, a node, a part or a place in time is called, and so no value."""
+    """Return True for a name of a series, a node, a part or an index, which cannot be the value."""
     places = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
     others = (*_SERIES, *_GPUS, *_NODES, *(one for known in _PARTS.values() for one in known), *places)
     return _bare(name) in others or name.lower() in others
 
 
 def _bare(name: str) -> str:
-    """ "step_time" of "Step_Time_ms", "step time [s]"."""
+    """Return "step_time" for "Step_Time_ms" and "step time [s]"."""
     return _UNIT.sub("", name.strip()).lower().replace(" ", "_").replace("-", "_")
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:
-    """ "a, b and c", of many the first."""
+    """Return "a, b and c"; of many names the first."""
     shown = [printable(name) for name in names if name]
     if not shown:
         return "none with a name"

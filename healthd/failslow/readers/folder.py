@@ -1,4 +1,4 @@
-"""From what was named (files, folders with a file a rank) to series, with what could not be read."""
+"""Reader for files and folders with one file per rank. Returns series, and the files that could not be read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from healthd.failslow.readers.columns import Columns
 from healthd.failslow.stream import FailStop, Gathered, Stream, gathered
 
 MOST_FILES = 200_000
-MOST_BYTES = 64 << 30  # of all files of a folder together
-DEEPEST = 4  # folders below the one that is named: some collect a folder a host
+MOST_BYTES = 64 << 30  # of all files of a folder
+DEEPEST = 4  # levels of folders below the given one: some sites have one folder per host
 
 
 class Found(NamedTuple):
-    """series: of all files, by name. notes: sentences. unread: {file, why} of files in folders. fail_stops: ranks whose
-    operations stand still."""
+    """Content of all files.
+
+    series: by name. notes: sentences. unread: {file, why} of files in folders. fail_stops: ranks whose operations have
+    stopped.
+    """
 
     series: list[Series]
     notes: list[str]
@@ -32,10 +35,13 @@ class Found(NamedTuple):
 
 
 def read(paths: Sequence[str], columns: Columns) -> Found:
-    """All series of what was named. A file that was named and cannot be read raises Unreadable; one in a folder is
-    told in unread, and raises only if none there can be read."""
+    """Return all series of the paths. Raises Unreadable.
+
+    A given file that cannot be read raises. A file in a folder is listed in `unread`, and raises only if no file there
+    can be read.
+    """
     found: list[tuple[str, table.Read]] = []
-    ranks: list[Stream] = []  # of all files together: what a rank waited for is in those of others
+    ranks: list[Stream] = []  # of all files: other ranks' files show what a rank waited for
     told: list[str] = []
     unread: list[dict[str, str]] = []
     for path in paths:
@@ -57,9 +63,9 @@ def read(paths: Sequence[str], columns: Columns) -> Found:
             except HealthdError as error:
                 failed.append({"file": name, "why": str(error).removeprefix(f"{name}: ")})
         if len(found) + len(ranks) == before:
-            what = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "it has no file"
+            what = f"{failed[0]['file']}: {failed[0]['why']}" if failed else "no file"
             more = f" (and {len(failed) - 1:,} more)" if len(failed) > 1 else ""
-            raise Unreadable(f"{path}: nothing there can be read: {what}{more}")
+            raise Unreadable(f"{path}: no file can be read: {what}{more}")
         unread += failed
     notes = _notes([(name, note) for name, told in found for note in told.notes], len(found))
     made = gathered(ranks) if ranks else Gathered((), (), ())
@@ -68,7 +74,7 @@ def read(paths: Sequence[str], columns: Columns) -> Found:
 
 
 def _notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
-    """What is to be known of which file; what is true of several is told once, with their number."""
+    """Return the notes with their files. A note about several files appears once, with their number."""
     names: dict[str, list[str]] = {}
     for name, note in noted:
         names.setdefault(note, []).append(name)
@@ -78,15 +84,18 @@ def _notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
 
 
 def of_file(path: str, columns: Columns, name: str) -> table.Read:
-    """The series of one file, by the reader that it is for. Raises HealthdError, a sentence that begins with name."""
+    """Return the series of one file. Raises HealthdError with a sentence that begins with the name."""
     if path == "-":
         return table.read(path, columns, "standard input", sys.stdin.buffer)
     return table.read(path, columns, name)
 
 
 def _together(found: Sequence[tuple[str, table.Read]], notes: list[str]) -> list[Series]:
-    """The series of all files, each once, and each with a name of its own. Where files have one of the same name and
-    group, it is named with its file. What is a copy is told in notes and left out: copies look like a gang."""
+    """Return the series of all files, each with a unique name.
+
+    If several files have a series of the same name and group, the file is added to the name. Copies are left out with a
+    note, because they look like a gang.
+    """
     named: dict[tuple[str, str], list[tuple[str, Series]]] = {}
     for path, told in found:
         for one in told.series:
@@ -112,7 +121,7 @@ def _together(found: Sequence[tuple[str, table.Read]], notes: list[str]) -> list
 
 
 def _apart(paths: Sequence[str]) -> dict[str, str]:
-    """Of each file the shortest end of its path that no other has: "c/rank1". With its ending only if it must be."""
+    """Return the shortest unique end of each path: "c/rank1". The file ending is included only if necessary."""
     split = [os.path.normpath(path).split(os.sep) for path in paths]
     for whole in (False, True):
         ends = split if whole else [[*folders, table.stem(file)] for *folders, file in split]
@@ -124,7 +133,9 @@ def _apart(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _once(every: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]:
-    """Without those that have each sample of one in another file. What never changes is nobody's copy."""
+    """Return the series without copies that have the same samples as one in another file. Constant series are not
+    copies.
+    """
     kept: list[Series] = []
     first: dict[int, list[tuple[str, Series]]] = {}
     for path, one in every:
@@ -134,7 +145,7 @@ def _once(every: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]
             alike.append((path, one))
             kept.append(one)
         else:
-            notes.append(f"{one.name} is the same as {known.name}, sample by sample: counted once")
+            notes.append(f"{one.name} has the same samples as {known.name}: counted once")
     return kept
 
 
@@ -156,7 +167,8 @@ def _bytes(cells: Sequence[float]) -> bytes:
 
 
 def _names(folder: str) -> Iterator[str]:
-    """The files below the folder, without following links to folders. Hidden ones are left out. Raises Unreadable."""
+    """Yield the files below the folder. Hidden files are skipped and links to folders not followed. Raises Unreadable.
+    """
     try:
         os.listdir(folder)
     except OSError as error:
@@ -174,7 +186,7 @@ def _names(folder: str) -> Iterator[str]:
             try:
                 size += os.stat(os.path.join(place, file)).st_size
             except OSError:
-                size += 0  # a link to nothing: opening it says so
+                size += 0  # a dangling link: opening it reports the error
             if size > MOST_BYTES:
                 raise Unreadable(f"{folder}: its files have more than {MOST_BYTES >> 30} GiB together")
             yield os.path.normpath(os.path.join(below, file))

@@ -1,7 +1,7 @@
 """Readers of records of operations: NCCL Inspector's, PyTorch's flight recorder's, and the log of a site's own hook.
 
-NCCL Inspector writes one JSON object a line and one file a process (NVIDIA/nccl, ext-profiler/inspector: inspector.cc,
-README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
+NCCL Inspector writes one JSON object per line and one file per process (NVIDIA/nccl, ext-profiler/inspector:
+inspector.cc, README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
 (dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on header and metadata precede the records
 of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 a record has `event_trace_ts`, the time
 when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only the newest operation of a communicator
@@ -46,16 +46,16 @@ MOST_BYTES = 1 << 30
 BEGIN = 1 << 16
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-# What only a record has below these names; a table may have a column that is called so.
+# Content that only a record has under these names; a table may have a column with the same name.
 _ENTRIES = regex(r'"entries"\s*:\s*\[')
 _INSPECTOR = regex(r'"(coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
-# Protocol 0, which is text: a class and what it is called with, or a dict or list of plain data.
+# Protocol 0, which is text: a class with its arguments, or a dict or list of plain data.
 _OLD_PICKLE = regex(r"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(p\d+\n)?\(|\([dl]p\d+\n")
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|jsonl|log|txt|out|gz|bin|dump|trace|csv|parquet)$")
 
 
 def is_record(path: str) -> bool:
-    """Whether a file looks like a record of operations, and not like a table of samples."""
+    """Return True if a file looks like a record of operations, not like a table of samples."""
     try:
         return bool(_reader(_begin(path)))
     except (OSError, EOFError, zlib.error):
@@ -63,13 +63,16 @@ def is_record(path: str) -> bool:
 
 
 def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
-    """The streams of one file that is a record, with what reading it told in notes. name: the file's, for people.
-    Raises StreamError, one sentence."""
+    """Return the streams of a record file, and append notes. Raises StreamError with one sentence.
+
+    Args:
+        name: the file's name in messages.
+    """
     name = name or path
     try:
         about = os.stat(path)
         if not stat.S_ISREG(about.st_mode):
-            raise StreamError(f"{name}: is no regular file")
+            raise StreamError(f"{name}: is not a regular file")
         data = _whole(path)
     except (OSError, EOFError, zlib.error) as error:
         raise StreamError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -85,12 +88,14 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
         return read_inspector(lines, name, notes)
     if kind == "hook log":
         return read_hook_log(lines, name, rank_of(name), notes)
-    raise StreamError(f"{name}: is no record of operations (NCCL Inspector, flight recorder, a hook's log)")
+    raise StreamError(f"{name}: is not a record of operations (NCCL Inspector, flight recorder, a hook's log)")
 
 
 def of_table(path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()) -> list[Stream]:
-    """The streams of a table (CSV, JSON lines, Parquet) with a column of operations and one of times. Raises
-    HealthdError, one sentence."""
+    """Return the streams of a table (CSV, JSON lines, Parquet) with columns of operations and times.
+
+    Raises HealthdError with one sentence.
+    """
     found: dict[str, list[Operation]] = {}
     with opened(path, name) as table:
         wanted = [
@@ -107,7 +112,7 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
                 except (TypeError, ValueError, OverflowError):
                     at = chunk.where(row)
                     raise StreamError(
-                        f"{name}: {at}: has no operation and time in seconds: {described(f'{what} {when}')}"
+                        f"{name}: {at}: has no valid operation and time: {described(f'{what} {when}')}"
                     ) from None
                 found.setdefault("/".join(map(str, whose)), []).append(Operation(seconds, str(what)))
     if not found:
@@ -116,7 +121,9 @@ def of_table(path: str, name: str, operation: str = "", time: str = "", series: 
 
 
 def rank_of(name: str) -> str:
-    """ "3" of "dumps/nccl_trace_rank_3.pkl", "_dump_3"; the name without its ending where it has no number."""
+    """Return the rank in a file name: "3" for "dumps/nccl_trace_rank_3.pkl". Without a number, the name without its
+    ending.
+    """
     base = os.path.basename(name)
     while (shorter := _ENDING.sub("", base)) != base:
         base = shorter
@@ -127,14 +134,14 @@ def rank_of(name: str) -> str:
 def _column(names: Sequence[str], asked: str, usual: Sequence[str], what: str, file: str) -> int:
     if asked:
         if asked not in names:
-            raise StreamError(f'{file}: has no column "{asked}"; it has {", ".join(names)}')
+            raise StreamError(f'{file}: has no column "{asked}"; columns: {", ".join(names)}')
         if names.count(asked) > 1:
             raise StreamError(f'{file}: has {names.count(asked)} columns "{asked}"')
         return names.index(asked)
     found = next((one for one in usual if one in names), None)
     if found is None:
         flag = "--operation" if what == "operations" else "--time"
-        raise StreamError(f"{file}: which column has the {what}? ({flag} C; it has {', '.join(names)})")
+        raise StreamError(f"{file}: which column contains the {what}? (use {flag} C; columns: {', '.join(names)})")
     return names.index(found)
 
 
@@ -160,7 +167,7 @@ def _begin(path: str) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return b""
-        begin = file.read(BEGIN) or b""  # None where the kernel's file has nothing to tell now
+        begin = file.read(BEGIN) or b""  # None if a kernel file has no data now
     if begin[:2] == b"\x1f\x8b":
         with gzip.open(path) as unpacked:
             return unpacked.read(BEGIN)
@@ -182,10 +189,13 @@ def _records(
     found: Mapping[Any, Sequence[Operation]],
     notes: list[str],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the place and the content of each line that is not blank.
+    """Yield the location and the content of each line that is not blank.
 
-    A last line that `parse` refuses is incomplete: it is left out, with a note. Raises StreamError for any other line
-    that `parse` refuses, or if no operation was `found`. what: the words for such a line.
+    A last line that `parse` rejects is incomplete: it is left out, with a note. Raises StreamError for any other line
+    that `parse` rejects, or if no operation was `found`.
+
+    Args:
+        description: words for a rejected line.
     """
     torn = where = ""
     for number, line in enumerate(lines, 1):
@@ -203,7 +213,7 @@ def _records(
     if torn and not any(found.values()):
         raise StreamError(torn)
     if torn:
-        notes.append(f"{where} breaks off and was left out")
+        notes.append(f"{where} is incomplete and was left out")
 
 
 # --- a hook's log
@@ -219,7 +229,7 @@ _BESIDE = frozenset(("comm", "rank", "host", "duration_us", "size"))
 def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]) -> list[Stream]:
     """Return one stream for each rank. Raises StreamError."""
     found: dict[str, list[Operation]] = {}
-    host, what = "", "is no line of a hook's log (time operation [comm])"
+    host, what = "", "is not a line of a hook's log (time operation [comm])"
     for _, (named, operation) in _records(lines, source, _hook_line, what, found, notes):
         host = named.get("host", host)
         if operation is None:
@@ -232,7 +242,7 @@ def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]
 
 
 def _hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
-    """Return the rank and the host that a line names, and its operation."""
+    """Return the rank and the host in a line, and its operation."""
     if _HEAD.fullmatch(line):
         return dict(_TOLD.findall(line)), None
     if not line.lstrip().startswith("{"):
@@ -261,7 +271,8 @@ def _of_hook_json(record: Any) -> Operation:
 
 def moment(told: str | float) -> float:
     """Return a time as seconds. A time since 1970 may be in ms, us or ns: 10^11 s are 3,169 years. Raises TypeError,
-    ValueError."""
+    ValueError.
+    """
     time = float(told)
     if not 0 <= time < math.inf:
         raise ValueError
@@ -269,7 +280,7 @@ def moment(told: str | float) -> float:
 
 
 def _is_hook_line(keys: set[str]) -> bool:
-    """Whether an object with these keys is a line of such a log, and no row of a table that has more to tell."""
+    """Return True for the keys of a line of a hook's log. A row of a table has more keys."""
     rest = keys - _BESIDE
     return len(rest) == 2 and bool(rest & set(TIMES)) and bool(rest & set(OPERATIONS))
 
@@ -285,12 +296,12 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
     header: Any = None
     metadata: Any = None
     operations: dict[tuple[str, str], list[Operation]] = {}
-    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # of each group: ranks, and which one this is
+    place: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}  # for each group: number of ranks, and the own rank
     for where, record in _records(lines, source, json.loads, "is damaged JSON", operations, notes):
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
             if header is None or metadata is None:
-                raise StreamError(f"{where}: has no header and metadata of a communicator before it")
+                raise StreamError(f"{where}: has no preceding header and metadata of a communicator")
             process = (str(metadata["hostname"]), str(int(metadata["pid"])))
             group, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
             if not 0 <= rank < ranks <= MOST_RANKS:
@@ -302,10 +313,10 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
                     operations[process].append(_of_inspector(record[part], kind, group))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise StreamError(
-                f"{where}: is no record of NCCL Inspector's, or has text where a number should be"
+                f"{where}: is not an NCCL Inspector record, or has text in place of a number"
             ) from None
     if not any(operations.values()):
-        raise StreamError(f"{source}: has no operation of NCCL Inspector's")
+        raise StreamError(f"{source}: has no operation of NCCL Inspector")
     return [
         Stream(
             _rank(place[process], process),
@@ -331,12 +342,13 @@ def _of_inspector(told: Any, kind: str, group: str) -> Operation:
     if not 0 <= took < math.inf:
         raise ValueError
     name = str(told[kind]) + (f" {int(told['p2p_peer'])}" if "p2p_peer" in told else "")
-    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send count for themselves
+    sequence = int(told[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send have their own numbers
     return Operation(began / 1e6, name, group, str(int(told[f"{kind}_msg_size_bytes"])), sequence, took / 1e6)
 
 
 def _rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
-    """That in the largest communicator, which as a rule is the whole job's; the process, if it is alone in all."""
+    """Return the rank in the largest communicator, usually that of the whole job. For a process alone in all, its name.
+    """
     ranks, rank = max(groups.values(), key=lambda one: one[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"
 
@@ -347,7 +359,11 @@ _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*[\[{]")
 
 
 def read_recorder(data: bytes, source: str, rank: str) -> Stream:
-    """rank: as the file's name has it. Raises StreamError."""
+    """Return the stream of a dump. Raises StreamError.
+
+    Args:
+        rank: rank from the file name.
+    """
     try:
         dump = json.loads(data) if _JSON.match(data[:4096]) else plain(data)
     except NotPlain as error:
@@ -357,13 +373,13 @@ def read_recorder(data: bytes, source: str, rank: str) -> Stream:
         raise StreamError(f"{source}: {line}is damaged JSON") from None
     entries = dump.get("entries") if isinstance(dump, Mapping) else dump
     if not isinstance(entries, list) or not entries:
-        raise StreamError(f"{source}: has no entries of a flight recorder")
+        raise StreamError(f"{source}: has no flight recorder entries")
     operations = []
     for number, entry in enumerate(entries, 1):
         try:
             operations.append(_of_recorder(entry))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-            raise StreamError(f"{source}: entry {number:,} is not a flight recorder's") from None
+            raise StreamError(f"{source}: entry {number:,} is not a flight recorder entry") from None
     own = dump.get("rank") if isinstance(dump, Mapping) else None
     groups = _groups(dump.get("pg_config")) if isinstance(dump, Mapping) else {}
     return Stream(str(own) if type(own) is int else rank, tuple(operations), source, "", groups, dumped=True)
@@ -383,7 +399,7 @@ def _of_recorder(entry: Any) -> Operation:
 
 
 def _groups(config: Any) -> dict[str, int]:
-    """Of how many ranks each is; none where that is not told as expected."""
+    """Return the number of ranks of each group. A group with unexpected content is missing."""
     found = {}
     for told in config.values() if isinstance(config, Mapping) else ():
         if isinstance(told, Mapping) and isinstance(told.get("ranks"), str):

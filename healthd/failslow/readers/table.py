@@ -1,4 +1,4 @@
-"""From a table of samples (CSV, JSON lines, Parquet) to series: one a worker, rank or whatever its columns name."""
+"""Conversion of a table of samples (CSV, JSON lines, Parquet) to series: one per worker or rank."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from healthd.failslow.readers import clean
 from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, opened
 from healthd.failslow.readers.columns import Columns, chosen, listed, missing
 
-FEWEST = 20  # samples of a series: of fewer there is hardly a baseline
-FARTHEST = 1e19  # no place in a job or in time is farther
+FEWEST = 20  # samples of a series; with fewer there is no useful baseline
+FARTHEST = 1e19  # larger than any iteration number or time
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
 _WHOLE = regex(r"\s*[+-]?\d{1,18}\s*")
@@ -27,22 +27,27 @@ _ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$"
 
 
 class Read(NamedTuple):
-    """series: by name, in the order in which people count. notes: sentences without their ends, without the file's
-    name."""
+    """Content of a table. series: by name in natural order. notes: sentences without a full stop and without the file's
+    name.
+    """
 
     series: list[Series]
     notes: list[str]
 
 
 def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | None = None) -> Read:
-    """All series of a file. name: the file's, for people. Raises Unreadable, one sentence."""
+    """Return all series of a file. Raises Unreadable with one sentence.
+
+    Args:
+        name: the file's name in messages.
+    """
     name = name or path
     with opened(path, name, standard_input) as table:
         if wrong := missing(asked, table.names):
             raise Unreadable(f"{name}: {wrong}")
         first = dict(zip(table.names, table.first, strict=True))
         if table.names and not any(table.first) and not asked.value:
-            rows_there = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # what is wrong there has its line
+            rows_there = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # raises an error with its line
             raise Unreadable(f"{name}: has no row" + (" in its first 100 lines" if rows_there else ""))
         columns, taken, wrong = chosen(asked, table.names, lambda column: _is_numeric(first[column]))
         if wrong:
@@ -63,21 +68,26 @@ def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | N
                 runs.take(chunk.columns[len(rows.wanted) :])
         if likely := runs.of_series():
             raise Unreadable(f"{name}: {_asked(place, likely)}")
-        notes = [f"columns taken by their names: {'; '.join(taken)}"] if taken else []
+        notes = [f"columns found by name: {'; '.join(taken)}"] if taken else []
         unused = [column for column in table.names if column and column not in columns.used()]
         if unused and not columns.series and not columns.group:
-            notes.append(f"no column names a series; not used: {listed(unused)}")
+            notes.append(f"no column identifies a series; unused columns: {listed(unused)}")
         notes += table.notes
     return _series(rows, path, name, notes)
 
 
-MOST_RUNS = 10_000  # series one after another; a column that changes more often names none
+MOST_RUNS = 10_000  # consecutive series; a column with more changes does not identify a series
 PLACES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
 
 
 def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
-    """A sentence without its end if no column names the series and yet each place is there several times: those are
-    several series, which would be read as one. "" if all is well. first: the first rows."""
+    """Return a sentence if no column identifies the series but each index occurs several times, otherwise "".
+
+    The table then contains several series, which would be read as one.
+
+    Args:
+        first: the first rows.
+    """
     if columns.series or columns.group or columns.node:
         return ""
     index = _place(columns, names)
@@ -96,25 +106,25 @@ def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Seq
 
 
 def _place(columns: Columns, names: Sequence[str]) -> str:
-    """The column that counts iterations, told or by its name; "" if there is none."""
+    """Return the column that counts iterations, as requested or by its name, or ""."""
     index = columns.index or next((name for name in names if name.strip().lower() in PLACES), "")
     return "" if index in (columns.value, *columns.parts().values()) else index
 
 
 def _asked(index: str, likely: Sequence[str]) -> str:
-    which = f"which column names the series? Say it with --series: {listed(likely, 'or')}"
-    return f"has each {printable(index)} several times: {which}"
+    which = f"which column identifies the series? Use --series: {listed(likely, 'or')}"
+    return f"has several rows per {printable(index)}; {which}"
 
 
 class _Runs:
-    """Of columns that nobody named: where each begins to have another value, and at which place that is."""
+    """Changes of the value in columns without a role: each new value, with the index at which it begins."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.found: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
         self.columns = columns
 
     def take(self, cells: Sequence[Sequence[Any]]) -> None:
-        """The cells of the places, and of each column."""
+        """Add the cells of the index and of each column."""
         places, *others = cells
         for column, some in zip(self.columns, others, strict=True):
             runs, row = self.found[column], 0
@@ -126,8 +136,11 @@ class _Runs:
                 row += sum(1 for _ in same)
 
     def of_series(self) -> list[str]:
-        """Those that name one series after another: three or more, each begins at the same place and is whole. A job
-        that starts anew does so from a checkpoint, and as a rule less often."""
+        """Return the columns that identify consecutive series.
+
+        There are three or more values, each once, and all begin at the same index. A job that restarts begins from a
+        checkpoint, and usually restarts less often.
+        """
         return [
             column
             for column, runs in self.found.items()
@@ -146,13 +159,13 @@ class _Grown:
 
 
 def _array(kind: str, cells: Iterable[float] = ()) -> array[float]:
-    """kind: "d", or "q" where all cells are whole numbers."""
+    """Return an array. kind: "d", or "q" if all cells are whole numbers."""
     made: array[Any] = array(kind, cells)
     return made
 
 
 class _Rows:
-    """What was read so far: `by_key`, of (group, series, node) each its samples."""
+    """The rows read so far. by_key: the samples of each (group, series, node)."""
 
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file
@@ -162,12 +175,12 @@ class _Rows:
         self.numeric = [columns.value, *([columns.index] if columns.index else []), *columns.parts().values()]
         self.kinds = ["d"] * len(self.numeric)
         if columns.index:
-            self.kinds[1] = "q"  # until a place is no whole number
+            self.kinds[1] = "q"  # until an index is not a whole number
         self.by_key: dict[Any, _Grown] = {}
         self.style: times.TimeStyle | None = None
         self.counts: Counter[str] = Counter()
         self.rows = 0
-        self.names: dict[str, str] = {}  # of regimes, each once
+        self.names: dict[str, str] = {}  # interned names of regimes
         self.last: Callable[[], str] = str  # "line 17"
 
     def take(self, chunk: Chunk) -> None:
@@ -197,7 +210,7 @@ class _Rows:
         self._append(keys, cells, regimes or ())
 
     def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
-        """Each column in a pass of its own, which is faster. regimes: () if none are reported."""
+        """Append the rows column by column, which is faster. regimes: () if none are reported."""
         by_key = self.by_key
         for key in set(keys) - by_key.keys():
             by_key[key] = _Grown(self.kinds)
@@ -208,12 +221,12 @@ class _Rows:
         for key, regime in zip(keys, regimes, strict=False):
             by_key[key].regimes.append(regime)
 
-    # --- the cells that are no plain numbers
+    # --- cells that are not plain numbers
 
     def _keys(
         self, of: dict[str, Sequence[Any]], count: int, where: Callable[[int], str]
     ) -> tuple[Sequence[Any], bool]:
-        """Of each row (group, series, node) as text, and whether each names its series."""
+        """Return (group, series, node) of each row as text, and True if each row names its series."""
         columns = self.columns
         subjects: Sequence[str] = [""] * count
         named = True
@@ -230,7 +243,7 @@ class _Rows:
     def _joined(
         self, cells: Sequence[Sequence[Any]], where: Callable[[int], str], names: Sequence[str]
     ) -> Sequence[str]:
-        """The names of several columns as one: "gpu-1/3"; "" where one is missing."""
+        """Return the names of several columns as one: "gpu-1/3"; "" if one is missing."""
         texts = [_texts(some, where, name, self.file) for some, name in zip(cells, names, strict=True)]
         if len(texts) <= 1:
             return texts[0] if texts else []
@@ -242,8 +255,11 @@ class _Rows:
             yield self.names.setdefault(name, name)
 
     def _index(self, cells: Sequence[Any], where: Callable[[int], str]) -> tuple[Sequence[float], list[bool] | None]:
-        """Places: whole numbers as long as all are, else numbers; times as seconds since 1970. And of each row whether
-        it has one, None if each has."""
+        """Return the index of each row, and which rows have one (None if all have).
+
+        The index consists of whole numbers as long as all are whole, otherwise of floats. Times become seconds since
+        1970.
+        """
         if self.style is None and (whole := _whole(cells)) is not None:
             return whole if self.kinds[1] == "q" else array("d", whole), None
         likely = next((cell for cell in cells if not _is_missing(cell)), None)
@@ -271,7 +287,7 @@ class _Rows:
         if since is None:
             raise Unreadable(
                 f'{self.file}: {where(row)}: column "{printable(self.columns.index)}" has {_shown(cell)}, '
-                "which is no time as those before"
+                "which is not a time"
             )
         return since
 
@@ -294,13 +310,13 @@ def _is_whole(cell: Any) -> bool:
 
 
 def _is_numeric(cells: Iterable[Any]) -> bool:
-    """Whether most of what stands there are numbers, and at least one: text among them is told with its line."""
+    """Return True if most of the non-empty cells are numbers. Text among them is reported later with its line."""
     there = [cell for cell in cells if not _is_missing(cell)]
     return bool(there) and 2 * sum(_number(cell) is not None for cell in there) > len(there)
 
 
 def _whole(cells: Sequence[Any]) -> array[int] | None:
-    """All cells as whole numbers; None if one is none."""
+    """Return all cells as whole numbers, or None if one is not a whole number."""
     try:
         if not isinstance(cells[0], str):
             return None if bool in set(map(type, cells)) else array("q", cells)
@@ -311,7 +327,7 @@ def _whole(cells: Sequence[Any]) -> array[int] | None:
 
 
 def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> array[float]:
-    """NaN where nothing stands. Raises Unreadable for text."""
+    """Return the cells as numbers, NaN for an empty one. Raises Unreadable for text."""
     try:
         if not isinstance(cells[0], str) and bool not in set(map(type, cells)):
             return array("d", cells)
@@ -319,13 +335,13 @@ def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, fil
         if joined.isascii() and "_" not in joined:
             return array("d", map(float, cells))
     except (TypeError, ValueError, OverflowError):
-        pass  # one by one, to find which
+        pass  # convert one by one to find the wrong cell
     found = array("d")
     for row, cell in enumerate(cells):
         number = _number(cell)
         if number is None:
             raise Unreadable(
-                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no number'
+                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a number'
             )
         found.append(number)
     return found
@@ -352,13 +368,15 @@ def _shown(cell: Any) -> str:
 
 
 def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> Sequence[str]:
-    """Names, as they stood; "" where nothing stands."""
+    """Return the cells as text, "" for an empty one."""
     if set(map(type, cells)) == {str}:
         return list(map(str.strip, cells))
     found = []
     for row, cell in enumerate(cells):
         if isinstance(cell, (dict, list)):
-            raise Unreadable(f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no name')
+            raise Unreadable(
+                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is not a name'
+            )
         found.append("" if cell is None else str(cell).strip())
     return found
 
@@ -411,29 +429,29 @@ def _series(rows: _Rows, path: str, file: str, notes: list[str]) -> Read:
     if wrong_way and 2 * above[wrong_way] > sum(above.values()):
         parts = listed([*columns.parts().values()])
         raise Unreadable(
-            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples: do they have the same unit?"
+            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples; check the units"
         )
     most = max((len(one.value) for one in series), default=0)
     if most < 2:
         have = "one sample" if most else "no sample with a value"
         raise Unreadable(
             f"{file}: {rows.last()}: {'each series has' if len(series) > 1 else 'there is'} {have}: "
-            "slower than what? A series of them is needed"
+            "several samples per series are required"
         )
     return Read(series, notes + _told(counts, rows.counts["left"], few, columns))
 
 
 def _thin_regimes(series: Sequence[Series]) -> str:
-    """A sentence if most samples have too few others of their regime; "" if not."""
+    """Return a sentence if most samples have too few others of their regime, otherwise ""."""
     sizes = [count for one in series for count in Counter(one.regimes or ()).values()]
     thin = sum(count for count in sizes if count < FEWEST)
     if 2 * thin <= sum(sizes):
         return ""
-    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} of its series: not judged"
+    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} samples per series: ignored"
 
 
 def stem(path: str) -> str:
-    """ "rank3" of "/tmp/rank3.csv.gz"."""
+    """Return "rank3" for "/tmp/rank3.csv.gz"."""
     base = os.path.basename(os.path.normpath(path))
     return _ENDINGS.sub("", base) or base
 
@@ -446,14 +464,14 @@ _PIECES = regex(r"\d+|\D+")
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """As a sort key: "worker 2" before "worker 10"."""
+    """Return a sort key with "worker 2" before "worker 10"."""
     return [
         (not _WHOLE.fullmatch(part), int(part) if _WHOLE.fullmatch(part) else 0, part) for part in _PIECES.findall(name)
     ]
 
 
 def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[str]:
-    """What was wrong in the file, each once."""
+    """Return notes about the problems in the file, each once."""
     without = " or ".join([*(["a series"] if columns.series else []), *(["an index"] if columns.index else [])])
     told = [
         (left, f"without {without}", "left out"),
@@ -462,17 +480,17 @@ def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[s
         (counts[clean.NOT_POSITIVE], clean.NOT_POSITIVE, "left out"),
         (counts[clean.NO_TIME], clean.NO_TIME, "left out"),
         (counts[clean.REPEATED], "that repeat an earlier one", "left out"),
-        (counts[clean.LATE], "that came late", "put in their places"),
+        (counts[clean.LATE], "that are out of order", "sorted"),
         (
             counts[clean.NEGATIVE_PART],
-            "with a busy, wait or transfer time below zero or that no time has",
+            "with an invalid busy, wait or transfer time",
             "used without it",
         ),
     ]
     notes = [f"{count:,} row{'s' if count > 1 else ''} {what}: {done}" for count, what, done in told if count]
     if counts[clean.RESTARTS]:
         many = counts[clean.RESTARTS]
-        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series: what follows is warmed up first")
+        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series, each followed by a warm-up")
     if few:
-        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to be judged")
+        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to evaluate")
     return notes

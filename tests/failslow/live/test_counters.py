@@ -157,7 +157,7 @@ def test_where_the_driver_tells_a_mean_power_it_is_summed_up_and_the_dear_energy
 def test_what_no_gpu_tells_is_said_once_and_not_asked_again(tmp_path: Path) -> None:
     without = "".join(f"gpu.{number}.unsupported_fields = [138]\n" for number in range(8))
     source = GpuCounters(gpus(tmp_path, ITERATIONS + without), ("nvlink", "power"))
-    assert source.open() == "no GPU of this node tells nvlink as a count that lasts"
+    assert source.open() == "no GPU of this node has a usable counter for nvlink"
     assert source.read().keys() == {"power"}
     source.close()
 

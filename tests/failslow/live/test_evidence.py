@@ -149,42 +149,42 @@ def test_a_quiet_node_says_nothing() -> None:
     [
         (
             {"gpus": {GPU: Gpu(60, 1980, 0x40)}},
-            f"GPU {GPU}: its clock is held down (too hot, by the hardware), which it was not before",
+            f"GPU {GPU}: its clock is now limited (thermal slowdown by the hardware)",
         ),
-        ({"gpus": {GPU: Gpu(60, 1200, 0x4)}}, f"GPU {GPU}: its clock is 1200 MHz at its power limit, 1980 MHz before"),
-        ({"gpus": {GPU: Gpu(81, 1980, 0)}}, f"GPU {GPU}: it has 81 C, 60 C before"),
-        ({"links": {GPU: Link(32.0, 8)}}, f"{GPU}: its PCIe link has 8 lanes, 16 before"),
-        ({"links": {GPU: Link(2.5, 16)}}, f"{GPU}: its PCIe link runs at 2.5 GT/s, 32 before"),
+        ({"gpus": {GPU: Gpu(60, 1200, 0x4)}}, f"GPU {GPU}: clock 1200 MHz at its power limit, 1980 MHz before"),
+        ({"gpus": {GPU: Gpu(81, 1980, 0)}}, f"GPU {GPU}: temperature 81 C, 60 C before"),
+        ({"links": {GPU: Link(32.0, 8)}}, f"{GPU}: PCIe link with 8 lanes, 16 before"),
+        ({"links": {GPU: Link(2.5, 16)}}, f"{GPU}: PCIe link at 2.5 GT/s, 32 before"),
         (
             {"errors": {GPU: {"correctable": 90, "nonfatal": 0}}},
-            f"{GPU}: 90 correctable PCIe errors (AER) a minute, 0 before",
+            f"{GPU}: 90 correctable PCIe errors (AER) per minute, 0 before",
         ),
         (
             {"ports": {"mlx5_0/1": {"link_downed": 1}}},
-            "port mlx5_0/1: 1 times that the link went down a minute, 0 before",
+            "port mlx5_0/1: 1 link downs per minute, 0 before",
         ),
         (
             {"ports": {"mlx5_0/1": {"np_cnp_sent": 60_000}}},
-            "port mlx5_0/1: 6e+04 congestion told to senders (CNP sent) a minute, 0 before",
+            "port mlx5_0/1: 6e+04 congestion notifications to senders (CNP sent) per minute, 0 before",
         ),
-        ({"speeds": {"mlx5_0/1": 200.0}}, "port mlx5_0/1: it runs at 200 Gbit/s, 400 before"),
+        ({"speeds": {"mlx5_0/1": 200.0}}, "port mlx5_0/1: link at 200 Gbit/s, 400 before"),
         (
             {"waiting": {"cpu some": 24_000_000}},
-            "something waited for a CPU 40% of the time, 0.0% before (PSI)",
+            "tasks waited for a CPU 40% of the time, 0.0% before (PSI)",
         ),
         (
             {"waiting": {"io full": 12_000_000}},
-            "everything waited for disks or file servers 20% of the time, 0.0% before (PSI)",
+            "all tasks waited for disks or file servers 20% of the time, 0.0% before (PSI)",
         ),
         (
             {"cpu": {"idle": 5000, "steal": 910, "all": 12000}},
-            "the hypervisor took 15% of the CPUs' time, 0.2% before",
+            "the hypervisor took 15% of the CPU time (steal), 0.2% before",
         ),
-        ({"disks": {"nvme0n1": Slow(1200, 60_600)}}, "disk nvme0n1: an operation takes 100 ms, 1.0 ms before"),
-        ({"mounts": {"/data": Slow(1200, 61_200)}}, "NFS /data: an operation takes 100 ms, 2.0 ms before"),
-        ({"memory": {"pswpin": 60_000, "pswpout": 0, "oom_kill": 0}}, "1000 pages a second are swapped in, 0 before"),
-        ({"memory": {"oom_kill": 1}}, "the kernel ended a process for want of memory"),
-        ({"pinned": {"3": 8}}, "8 processes of the job may use CPU 3 only, 0 before"),
+        ({"disks": {"nvme0n1": Slow(1200, 60_600)}}, "disk nvme0n1: 100 ms per operation, 1.0 ms before"),
+        ({"mounts": {"/data": Slow(1200, 61_200)}}, "NFS /data: 100 ms per operation, 2.0 ms before"),
+        ({"memory": {"pswpin": 60_000, "pswpout": 0, "oom_kill": 0}}, "1000 pages per second swapped in, 0 before"),
+        ({"memory": {"oom_kill": 1}}, "the kernel killed a process because memory was exhausted"),
+        ({"pinned": {"3": 8}}, "8 job processes are pinned to CPU 3, 0 before"),
     ],
 )
 def test_a_change_is_said_with_both_numbers(since: Mapping[str, Any], sentence: str) -> None:
@@ -211,7 +211,7 @@ def test_what_belongs_to_the_cause_comes_first_and_the_named_gpu_before_the_othe
 
     assert first(Cause.COMPUTE_GPU).startswith(f"GPU {other}")
     assert first(Cause.COMPUTE_GPU, GPU).startswith(f"GPU {GPU}")
-    assert first(Cause.COMPUTE_CPU).startswith("something waited for a CPU")
+    assert first(Cause.COMPUTE_CPU).startswith("tasks waited for a CPU")
     assert first(Cause.COMMUNICATION_INTER_NODE).startswith("port mlx5_0/1")
     assert len(evidence(before, since, Cause.UNKNOWN)) == 4
 
@@ -224,7 +224,7 @@ def test_a_counter_that_was_set_back_or_comes_newly_says_nothing() -> None:
 
 def test_one_reading_before_gives_no_rate_and_none_gives_nothing() -> None:
     before, since = span(gpus={GPU: Gpu(60, 1200, 0)}, ports={"mlx5_0/1": {"np_cnp_sent": 10**9}})
-    assert evidence(before[1:], since) == (f"GPU {GPU}: its clock is 1200 MHz, 1980 MHz before",)
+    assert evidence(before[1:], since) == (f"GPU {GPU}: clock 1200 MHz, 1980 MHz before",)
     assert evidence([], since) == ()
     assert evidence(before, []) == ()
 
@@ -318,7 +318,7 @@ def test_what_is_before_the_onset_is_held_against_what_is_since() -> None:
     for at in range(3):
         readings.step(60.0 * at, wanted=True)
     (said,) = readings.evidence(100.0, Cause.UNKNOWN, "", 180.0)
-    assert said.sentence == f"GPU {GPU}: its clock is 1200 MHz, 1980 MHz before"
+    assert said.sentence == f"GPU {GPU}: clock 1200 MHz, 1980 MHz before"
 
 
 def test_a_clock_that_was_set_back_says_nothing_wrong() -> None:

@@ -64,7 +64,7 @@ def test_a_relief_is_told_and_begins_all_anew() -> None:
         follow(Followed(), SLOW, Overheads()), JobTold("4711", 1, "client", lost_seconds=6.0), Overheads()
     )
     assert (followed.action, followed.number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
-    assert json.loads(advice(followed, Overheads(), 5.0))["message"] == "nothing is slow any more"
+    assert json.loads(advice(followed, Overheads(), 5.0))["message"] == "the job is no longer slow"
 
 
 def test_all_ranks_wait_alike_and_one_that_ends_is_no_loss() -> None:

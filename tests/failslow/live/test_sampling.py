@@ -101,7 +101,7 @@ def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
     node.run(made(14, 400))
     assert node.told("sample") == []
     ((what, sentence),) = node.told("problem")
-    assert (what, sentence) == ("jobs", "2 jobs are on this node: whose bytes are counted nobody can tell")
+    assert (what, sentence) == ("jobs", "2 jobs on this node: counters cannot be attributed to a job")
     node.here = JOB
     node.run(made(14, 400))
     assert node.told("sample")
@@ -177,7 +177,7 @@ def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Pat
     node = Node(tmp_path)
     shutil.rmtree(tmp_path / "sys")
     node.pass_time(300)
-    assert node.told("problem") == [["ib", "ib: there is no InfiniBand port that counts bytes"]]
+    assert node.told("problem") == [["ib", "ib: no InfiniBand port has byte counters"]]
     write(tmp_path, dict.fromkeys(node.files, "0\n"))
     node.run(made(14, 500))
     assert node.told("sample")
@@ -271,13 +271,13 @@ def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_o
     problems = node.told("problem")
     assert problems[0] == [
         "rate",
-        "sampling took 0.20% of a core, and 0.1% is what it may take: it goes on each 1 s, and iterations shorter than "
-        "20 s are not seen",
+        "sampling used 0.20% of a core (limit 0.1%): it continues every 1 s, and iterations shorter than 20 s are not "
+        "detected",
     ]
     assert problems[-2] == ["rate", ""]
     what, sentence = problems[-1]
     assert what == "cost"
-    assert sentence == ("sampling is off: it took 0.20% of a core with a sample each 4 s, and 0.1% is what it may take")
+    assert sentence == "sampling is off: it used 0.20% of a core with a sample every 4 s (limit 0.1%)"
 
 
 def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
@@ -378,14 +378,14 @@ def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: P
     assert sampler.job == "4711"
     assert len(sampler.gpus) == 8
     assert sorted(sampler.problems) == [
-        "ib: there is no InfiniBand port that counts bytes",
+        "ib: no InfiniBand port has byte counters",
         "nvml: no GPU of this node tells power as a count that lasts",
     ]
     pid = pid_of(sampler)
     assert alive(pid)
     second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
     steps(second, 0.0, lambda: second.problems)
-    assert second.problems == ("sampling waits: an earlier process of it hangs in the driver",)
+    assert second.problems == ("sampling waits: an earlier sampling process hangs in the driver",)
     sampler.close()
     steps(second, 0.0, lambda: not second.problems and second.job)
     second.close()
@@ -423,7 +423,7 @@ def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) ->
         before = len(starts.read_text()) if starts.exists() else 0
         steps(sampler, now, lambda: sampler._process is None and sampler._left is None)
         assert len(starts.read_text()) == before + 1
-        assert sampler.problems == ("sampling ended by itself: it is started again",)
+        assert sampler.problems == ("sampling ended unexpectedly and will be restarted",)
         seen.append(sampler._again_at - now)
         now = sampler._again_at
         assert list(sampler.step(now - 1)) == []
@@ -449,7 +449,7 @@ def test_a_process_that_hangs_is_left_never_killed_and_none_is_started_beside_it
     assert list(sampler.step(1e6)) == []
     assert alive(pid)
     assert sampler.job == ""
-    assert sampler.problems == ("sampling does not answer, and may hang in the driver: it is left until it ends",)
+    assert sampler.problems == ("sampling may hang in the driver; it resumes once that process has ended",)
     assert list(sampler.step(2e6)) == []
     assert sampler._process is None
     os.kill(pid, 9)  # the call returned
@@ -483,7 +483,7 @@ def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_wit
         told = run / "failslow.json"
         until(lambda: told.exists() and json.loads(told.read_text())["problems"])
         assert json.loads(told.read_text())["problems"] == [
-            "2 jobs are on this node: whose bytes are counted nobody can tell"
+            "2 jobs on this node: counters cannot be attributed to a job"
         ]
         with open(run / "sampling.lock") as lock:
             assert not free(lock)

@@ -120,7 +120,7 @@ def test_the_unit_of_the_times_changes_nothing(times: list[float], micro_batches
 @pytest.mark.parametrize(
     ("times", "micro_batches", "says"),
     [
-        ((), 4, "there is no time"),
+        ((), 4, "no time given"),
         ((1.0, 0.0), 4, "the time of group 2 must be a number above 0, got 0"),
         ((1.0, -1.0), 4, "the time of group 2 must be a number above 0, got -1"),
         ((math.nan, 1.0), 4, "the time of group 1 must be a number above 0, got nan"),
@@ -128,7 +128,7 @@ def test_the_unit_of_the_times_changes_nothing(times: list[float], micro_batches
         ((1.0, 1.0, 1.0), 2, "2 micro-batches are too few for 3 groups"),
         ((1.0,), MOST_MICRO_BATCHES + 1, "are too many"),
         ((1.0,) * (MOST_GROUPS + 1), 20_000, "at most 10,000 can be divided"),
-        ((1.0, FARTHEST_TIMES * 1.01), 4, "one of them is no measurement"),
+        ((1.0, FARTHEST_TIMES * 1.01), 4, "one time is wrong"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_a_sentence(

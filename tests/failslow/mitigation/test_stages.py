@@ -107,7 +107,7 @@ def test_stragglers_in_two_stages_are_packed_into_one_interior_stage() -> None:
     told = rearranged(job(4, 2), {0, 5})  # stages 0 and 2
     assert told.stages == (2,)
     assert [(swap.a, swap.b, swap.why) for swap in told.swaps] == [((0,), (4,), "straggler")]
-    assert told.remains == ("stage 2 of 4 stays slow: what is packed is not mended",)
+    assert told.remains == ("stage 2 of 4 stays slow: packing limits the damage to them",)
 
 
 def test_where_nothing_is_slow_nobody_moves() -> None:
@@ -166,13 +166,13 @@ def test_a_link_within_a_tensor_parallel_group_is_told_to_remain() -> None:
 @pytest.mark.parametrize(
     ("places", "stragglers", "links", "says"),
     [
-        ({}, (), (), "there is no rank"),
+        ({}, (), (), "no rank given"),
         ({0: Place(0, 0, 0), 1: Place(1, 1, 0)}, (), (), "2 ranks do not fill 2 stages x 2 data-parallel groups"),
         ({0: Place(0, 0, 0), 1: Place(0, 0, 0)}, (), (), "2 ranks do not fill 1 stages"),
         ({0: Place(-1, 0, 0)}, (), (), "1 ranks do not fill"),
-        (job(2, 2), {9}, (), "rank 9 has no place in the job"),
-        (job(2, 2), (), {(0, 7)}, "rank 7 has no place in the job"),
-        (job(1, MOST_RANKS + 1), (), (), "at most 65,536 can be placed"),
+        (job(2, 2), {9}, (), "rank 9 has no position in the job"),
+        (job(2, 2), (), {(0, 7)}, "rank 7 has no position in the job"),
+        (job(1, MOST_RANKS + 1), (), (), "the maximum is 65,536"),
         (job(30, 30), (), {(0, one) for one in range(1, MOST_LINKS + 2)}, "257 slow links are too many"),
     ],
 )

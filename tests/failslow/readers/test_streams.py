@@ -106,7 +106,7 @@ def test_a_time_that_so_few_iterations_do_not_tell_is_told_as_doubtful(tmp_path,
     assert told["series"][0]["within"] > 0.012
     assert told["confidence"] < 0.5
     assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
-    assert "doubtful: by the 24 iterations that were seen the time of one may be" in capsys.readouterr().out
+    assert "doubtful: from 24 iterations, the iteration time may be wrong by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "inspector"])
@@ -135,7 +135,7 @@ class Made:
         ("a.log", inspector_lines(0, 8, [("A", 1.0, 1.0)] * 50, verbose=False).encode(), "no event_trace_ts"),
         ("a.log", b"", "is empty"),
         ("a.csv", b"ts,op\n1,a\nnow,b\n", "line 3"),
-        ("a.csv", b"x,y\n1,a\n", "which column has the operations"),
+        ("a.csv", b"x,y\n1,a\n", "which column contains the operations"),
         ("missing", None, "cannot be read"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_last_line_that_breaks_off_is_told_and_left_out(tmp_path, capsys, kind
     name, data = records(kind)
     (tmp_path / name).write_bytes(data[:-20])
     assert main(["failslow", "period", str(tmp_path / name)]) == 0
-    assert "line 300 breaks off and was left out" in capsys.readouterr().out
+    assert "line 300 is incomplete and was left out" in capsys.readouterr().out
 
 
 def test_header_and_metadata_stand_before_the_records_of_a_dump_from_v4_3_on():
@@ -164,7 +164,7 @@ def test_header_and_metadata_stand_before_the_records_of_a_dump_from_v4_3_on():
     lines = [json.dumps(marker), *(json.dumps({"coll_perf": one["coll_perf"]}) for one in (first, *rest))]
     [stream] = read_inspector(lines, "a.log", [])
     assert (stream.rank, stream.node, len(stream.operations)) == ("2", "gpu-0", 3)
-    with pytest.raises(StreamError, match="line 1: has no header"):
+    with pytest.raises(StreamError, match="line 1: has no preceding header"):
         read_inspector(lines[1:], "a.log", [])
 
 
@@ -214,7 +214,7 @@ def test_a_rank_whose_last_operation_is_the_same_in_two_dumps_stands_still(tmp_p
     assert (stop["series"], stop["since"]) == ("1", pytest.approx(made[279][1]))
     assert main(["failslow", str(tmp_path)]) == 1
     assert "rank 1" in (said := capsys.readouterr().out)
-    assert "stands still" in said
+    assert "stopped at" in said
 
 
 def test_a_rank_that_ended_long_before_the_others_stands_still():
@@ -284,5 +284,5 @@ def test_a_table_of_samples_is_no_record(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"event": "step", "time": 1, "step_time": 2.5}\n')
     assert not is_record(str(tmp_path / "a.csv"))
     assert not is_record(str(tmp_path / "a.jsonl"))
-    with pytest.raises(StreamError, match="is no record"):
+    with pytest.raises(StreamError, match="is not a record"):
         read_streams(str(tmp_path / "a.csv"), [])

@@ -218,40 +218,40 @@ def test_a_damaged_gzip_or_parquet_is_one_sentence_or_what_was_left(tmp_path_fac
     ("text", "asked", "sentence"),
     [
         ("", Columns(), "job.csv: is empty"),
-        ("worker,t\n0,1\n", Columns(value="time"), 'job.csv: has no column "time"; it has worker and t'),
+        ("worker,t\n0,1\n", Columns(value="time"), 'job.csv: has no column "time"; columns: worker and t'),
         ("t,t\n0,1\n", Columns(value="t"), 'job.csv: has 2 columns "t"'),
-        ("worker,t\n0,1\n0,fast\n", WORKER, 'job.csv: line 3: column "t" has 4 characters, which is no number'),
-        ("worker,t\n0,1\n0,1;5\n", WORKER, 'job.csv: line 3: column "t" has 3 characters, which is no number'),
-        ('worker,t\n"0\n\n",1\n0,x\n', WORKER, 'job.csv: line 5: column "t" has 1 characters, which is no number'),
-        ("worker,t\n0,1\n0,1,2\n0,1\n", WORKER, "job.csv: line 3: has 3 cells, and the header 2"),
-        ("worker,t\n0,1\n0\n0,1\n", WORKER, "job.csv: line 3: has 1 cells, and the header 2"),
-        ('worker,t\n0,1\n0,"1"2\n', WORKER, "job.csv: line 3: is no CSV: ',' expected after '\"'"),
-        ("a,b\nx,y\n", Columns(), "job.csv: no column has numbers; it has a and b"),
+        ("worker,t\n0,1\n0,fast\n", WORKER, 'job.csv: line 3: column "t" has 4 characters, which is not a number'),
+        ("worker,t\n0,1\n0,1;5\n", WORKER, 'job.csv: line 3: column "t" has 3 characters, which is not a number'),
+        ('worker,t\n"0\n\n",1\n0,x\n', WORKER, 'job.csv: line 5: column "t" has 1 characters, which is not a number'),
+        ("worker,t\n0,1\n0,1,2\n0,1\n", WORKER, "job.csv: line 3: has 3 cells, the header has 2"),
+        ("worker,t\n0,1\n0\n0,1\n", WORKER, "job.csv: line 3: has 1 cells, the header has 2"),
+        ('worker,t\n0,1\n0,"1"2\n', WORKER, "job.csv: line 3: is not CSV: ',' expected after '\"'"),
+        ("a,b\nx,y\n", Columns(), "job.csv: no column is numeric; columns: a and b"),
         (
             "operation,timestamp\nall_reduce,1.5\nbroadcast,1.7\n",
             Columns(),
-            "job.csv: no column of numbers is known to have times of iterations; it has operation and timestamp "
-            "(--value C; times of operations are for `healthd failslow period`)",
+            "job.csv: no numeric column is known as iteration times; columns: operation and timestamp "
+            "(use --value C; for times of operations use `healthd failslow period`)",
         ),
-        ("a,b\n1,2\n1,3\n", Columns(), "job.csv: which of a and b are the times? Say it with --value"),
-        ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is one sample: slower than what? A series of them is "
-         "needed"),
-        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value: slower than what? A "
-         "series of them is needed"),
+        ("a,b\n1,2\n1,3\n", Columns(), "job.csv: which of a and b contains the times? Use --value"),
+        ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is one sample: several samples per "
+         "series are required"),
+        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value: "
+         "several samples per series are required"),
         ("t\n", Columns(value="t"), "job.csv: has no row"),
         ("t,at\n1,2026-01-01\n1,noon\n", Columns(value="t", index="at"), 'job.csv: line 3: column "at" has 4 '
-         "characters, which is no time as those before"),
-        ("[1]\n", Columns(), "job.csv: line 1: is a JSON array; one object a line is read: jq -c '.[]' makes that of "
-         "it"),
+         "characters, which is not a time"),
+        ("[1]\n", Columns(), "job.csv: line 1: is a JSON array; one object per line is required "
+         "(convert with jq -c '.[]')"),
         ('{"t": 1}\n{"t": 2\n{"t": 3}\n', Columns(), "job.csv: line 2: is damaged JSON: 7 characters"),
-        ('{"t": 1}\n\n7\n', Columns(), "job.csv: line 3: is no JSON object: '7'"),
-        ('{"t": 1}\n{"t": [1]}\n', Columns(value="t"), 'job.csv: line 2: column "t" has a list, which is no number'),
+        ('{"t": 1}\n\n7\n', Columns(), "job.csv: line 3: is not a JSON object: '7'"),
+        ('{"t": 1}\n{"t": [1]}\n', Columns(value="t"), 'job.csv: line 2: column "t" has a list, which is not a number'),
         ('{"t": 1, "r": {}}\n', Columns(value="t", series=("r",)), 'job.csv: line 1: column "r" has a dict, which is '
-         "no name"),
+         "not a name"),
         ("step_time,busy_ms\n" + "1.5,1400\n" * 9, Columns(busy="busy_ms"), "job.csv: busy_ms together are far above "
-         "step_time in most samples: do they have the same unit?"),
+         "step_time in most samples; check the units"),
         ("t,b,w\n" + "1500,1.4,0.1\n" * 9, Columns(value="t", busy="b", wait="w"), "job.csv: b and w together are far "
-         "below t in most samples: do they have the same unit?"),
+         "below t in most samples; check the units"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path, text, asked, sentence):
@@ -260,9 +260,9 @@ def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path, text, asked, sent
 
 def test_a_pipe_a_folder_and_nothing_are_one_sentence_each(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert wrong(str(tmp_path / "pipe")) == "pipe: is no regular file"
+    assert wrong(str(tmp_path / "pipe")) == "pipe: is not a regular file"
     assert wrong(str(tmp_path / "none")) == "none: cannot be read: No such file or directory"
-    assert wrong(table(tmp_path, b"\x00\x01binary")) == "job.csv: is no text in UTF-8, and no Parquet"
+    assert wrong(table(tmp_path, b"\x00\x01binary")) == "job.csv: is neither UTF-8 text nor Parquet"
     assert (
         wrong(table(tmp_path, b"t\n" + b"1" * (3 << 20)), Columns(value="t")) == "job.csv: line 2: is longer than 1 MiB"
     )
@@ -276,7 +276,7 @@ def test_columns_that_are_not_named_are_found_and_told(tmp_path):
     assert [(one.name, one.kind_of, one.node, list(one.value)) for one in found.series] == [
         ("3", "Rank", "n1", [5.0, 6.0])
     ]
-    assert found.notes[0] == "columns taken by their names: value Step Time (ms); series Rank; node hostname"
+    assert found.notes[0] == "columns found by name: value Step Time (ms); series Rank; node hostname"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_rows_without_a_value_keep_their_places(tmp_path):
         "2 rows without a value: left out",
         "1 row with an infinite value: left out",
         "2 rows with a value of zero or less: left out",
-        "1 series with fewer than 20 samples: too few to be judged",
+        "1 series with fewer than 20 samples: too few to evaluate",
     ]
 
 
@@ -334,8 +334,8 @@ def test_a_last_line_that_breaks_off_is_left_out_and_told(tmp_path):
     rows = read(table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
     objects = read(table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER)
     assert [list(one.value) for one in (*rows.series, *objects.series)] == [[1.0, 2.0], [1.0, 2.0]]
-    assert rows.notes[0] == "line 4 breaks off and was left out"
-    assert objects.notes[0] == "line 3 breaks off and was left out"
+    assert rows.notes[0] == "line 4 is incomplete and was left out"
+    assert objects.notes[0] == "line 3 is incomplete and was left out"
 
 
 def test_an_index_of_whole_numbers_may_go_on_with_others(tmp_path, monkeypatch):
@@ -349,8 +349,8 @@ def test_an_index_of_whole_numbers_may_go_on_with_others(tmp_path, monkeypatch):
 
 
 def test_digits_of_other_scripts_and_underscores_are_no_numbers(tmp_path):
-    assert "is no number" in wrong(table(tmp_path, "t\n1\n1_0\n"), Columns(value="t"))
-    assert "is no number" in wrong(table(tmp_path, "t\n1\n１２\n"), Columns(value="t"))
+    assert "is not a number" in wrong(table(tmp_path, "t\n1\n1_0\n"), Columns(value="t"))
+    assert "is not a number" in wrong(table(tmp_path, "t\n1\n１２\n"), Columns(value="t"))
 
 
 def test_parts_and_regimes_go_with_their_samples(tmp_path):

@@ -218,7 +218,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         reply = Reply(Request("", 1.0, asked), Outcome.COMPLETED, 0.1, answered=True)
         daemon.pass_on(daemon.replies.handle(reply, Received()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
-    assert daemon.hearing.kernel.journal.problem.startswith("healthd makes a mistake with the journal's lines")
+    assert daemon.hearing.kernel.journal.problem.startswith("healthd failed with the journal's lines")
 
 
 @pytest.mark.parametrize(

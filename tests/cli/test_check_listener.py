@@ -101,7 +101,7 @@ def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
         heard = cli_check.ask_daemon(["gpu_xid"], str(tmp_path))
-    assert heard["problem"] == "the daemon is of another version, and answers what this one cannot read"
+    assert heard["problem"] == "the daemon has another version, and this version cannot read its answer"
 
 
 @pytest.mark.parametrize("words", [["status", "--json"], ["check", "gpu_xid", "--json"]])

@@ -140,20 +140,21 @@ def test_the_version():
         (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
         (("check", "gpu_eccc"), 'healthd check: no check is called "gpu_eccc"; did you mean "gpu_ecc"?'),
-        (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean "gpu_ecc"?'),
+        (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean '
+         '"gpu_ecc"?'),
         (("check", "mount"), "healthd check: mount: nothing to check: the settings have no enabled table "
-         "or none is enabled"),
-        (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: there is no profile and no file '
+         "[checks.mount.NAME]"),
+        (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: no profile or file is called '
          '"dgx-h10"; did you mean "dgx-h100"?'),
-        (("check", "--root", "/none"), "healthd: --root: root: directory /none"),
+        (("check", "--root", "/none"), "healthd: --root: root: directory /none does not exist"),
         (("check", "--config", "/none"), "healthd: /none: no such file"),
         (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
          '"drain"?'),
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
         (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, got nan"),
         (("run", "extra"), "healthd run: unrecognized arguments: extra"),
-        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a duration like 30m, 2h or 1h30m (units s, "
-         'm, h, d), got "30"'),
+        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a duration like 30m, 2h or 1h30m (units "
+         's, m, h, d), got "30"'),
         (("pause", "--for", "30m"), "healthd pause: the following arguments are required: --why"),
         (("repaired",), "healthd repaired: the following arguments are required: CODE"),
         (("explain", "gpu_xid/7o"), 'healthd explain: unknown code "gpu_xid/7o"; did you mean "gpu_xid/7", '

@@ -31,7 +31,7 @@ def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
     assert lines[0] == "gpu-042: failed; 1 failed, 1 slow, 15 good, 41 s, 2027-01-15 08:00 UTC"
     assert lines.index("Failed") < lines.index("Slow") < lines.index("Not covered")
     (row,) = [line.split() for line in lines if line.startswith("memory")]
-    assert row == ["memory", "7", "2,230", "2,233", "GB/s", "its", "peers", "PyTorch", "2"]
+    assert row == ["memory", "7", "2,230", "2,233", "GB/s", "peers", "PyTorch", "2"]
     assert "Passed by DCGM 4.5.2: dcgm_pcie (8)" in lines
 
 

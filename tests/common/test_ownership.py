@@ -62,7 +62,7 @@ def test_a_folder_in_which_files_are_made_may_not_be_sticky() -> None:
 
 def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     found = about(stat.S_IFREG | 0o664)
-    assert "by whom its ACL names (mode 664" in changed_by(found, {0}, has_acl=lambda: True)
+    assert "by other users through an ACL (mode 664" in changed_by(found, {0}, has_acl=lambda: True)
     assert changed_by(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""  # its mask allows nobody to write
 
 

@@ -158,7 +158,9 @@ def test_a_shard_is_on_its_gpu(healthd: Healthd) -> None:
     time.sleep(1.1)
     assert healthd.look(fault(0)).requeued == (whole,)
     report = healthd.look(fault(0))
-    (number,) = (i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which the fault did not hit") in report.spared)
+    (number,) = (
+        i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which the fault did not hit") in report.spared
+    )
     assert number >= 2
     assert healthd.look(fault(number)).requeued == (shard,)
 

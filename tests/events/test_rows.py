@@ -93,7 +93,10 @@ def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: s
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"count": 2, "from_seq": 4, "to_seq": 5}, "2 events (4 to 5) were dropped because the stream could not be written"),
+        (
+            {"count": 2, "from_seq": 4, "to_seq": 5},
+            "2 events (4 to 5) were dropped because the stream could not be written",
+        ),
         (
             {"count": 1, "from_seq": 4, "to_seq": 4, "earlier": 7},
             "1 event (4 to 4) and 7 events of an earlier stream were dropped because the stream could not be written",

@@ -211,7 +211,7 @@ def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     with pytest.raises(ConfigError, match=r"^--root: root: directory "):
         require_what_is_named(settled("", given))
     given["root"] = ("--root", str(tmp_path))
-    with pytest.raises(ConfigError, match=r'no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+    with pytest.raises(ConfigError, match=r'no profile or file is called "dgx-h10"; did you mean "dgx-h100"'):
         require_what_is_named(settled("", given))
     given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
     require_what_is_named(settled("", given))

@@ -111,8 +111,8 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
 
 
 def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
-    (problem,) = found(kernel_log=KernelLogStatus("off", False, problem="switched off"))
-    assert problem == ("kernel log: switched off", "healthd config show | grep kernel_log")
+    (problem,) = found(kernel_log=KernelLogStatus("off", False, problem="disabled"))
+    assert problem == ("kernel log: disabled", "healthd config show | grep kernel_log")
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_program_that_only_its_owner_may_write_is_run(ours, tmp_path):
 @pytest.mark.parametrize("mode", [0o757, 0o777])
 def test_a_program_that_others_may_write_is_refused_and_not_run(ours, tmp_path, mode):
     ours.chmod(mode)
-    assert refused(ours) == f"mine: command: refused: {ours} is writable by anybody (mode {mode:o})"
+    assert refused(ours) == f"mine: command: refused: {ours} is writable by all users (mode {mode:o})"
     assert not (tmp_path / "it-ran").exists()
 
 
@@ -189,7 +189,7 @@ def test_a_program_in_a_directory_where_others_may_put_another_is_refused(ours, 
     """However far up: it could be moved away, and another put in its place."""
     for folder in (ours.parent, tmp_path):
         folder.chmod(0o777)
-        assert refused(ours) == f"mine: command: refused: {folder} is writable by anybody (mode 777)"
+        assert refused(ours) == f"mine: command: refused: {folder} is writable by all users (mode 777)"
         folder.chmod(0o755)
     assert not (tmp_path / "it-ran").exists()
 
@@ -220,7 +220,7 @@ def test_links_that_go_round_in_a_circle_are_a_failure(tmp_path):
 def test_with_a_tree_for_the_machine_it_is_looked_at_where_it_is_run(ours, tmp_path):
     """healthd check --root DIR runs this machine's program."""
     ours.chmod(0o777)
-    assert "is writable by anybody" in refused(ours, Host(str(tmp_path / "tree")))
+    assert "is writable by all users" in refused(ours, Host(str(tmp_path / "tree")))
     assert not (tmp_path / "it-ran").exists()
 
 
@@ -229,7 +229,7 @@ def test_with_a_tree_for_the_machine_it_is_looked_at_where_it_is_run(ours, tmp_p
 def test_a_program_of_another_user_is_refused(ours, tmp_path, of):
     given = ours if of == "program" else ours.parent
     os.chown(given, 4711, -1)
-    assert refused(ours) == f"mine: command: refused: {given} belongs to user 4711, it must belong to root"
+    assert refused(ours) == f"mine: command: refused: {given} belongs to user 4711; it must belong to root"
     assert not (tmp_path / "it-ran").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_
     folders[0].chmod(0o777)
     assert HOST.run(["check"], 20.0) == Ran(0, "second\n", "")
     folders[1].chmod(0o777)
-    with pytest.raises(PermissionError, match=rf"^refused: {folders[0]} is writable by anybody"):
+    with pytest.raises(PermissionError, match=rf"^refused: {folders[0]} is writable by all users"):
         HOST.run(["check"], 20.0)
     assert HOST.run(["none"], 20.0) is None
 

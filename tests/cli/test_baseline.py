@@ -275,8 +275,8 @@ def rewrite(path: str, old: str, new: str) -> Callable[[Path], None]:
 
 LOSSES = {  # what is taken away -> the check that drains for it, and its code
     "a GPU": ("gpu_count", "", "fewer_than_expected", unlink("sys/bus/pci/devices/0000:61:00.0")),
-    "a NIC": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:18:00.0")),
-    "an NVMe": ("pcie_devices", "", "gone", unlink("sys/bus/pci/devices/0000:02:00.0")),
+    "a NIC": ("pcie_devices", "", "missing", unlink("sys/bus/pci/devices/0000:18:00.0")),
+    "an NVMe": ("pcie_devices", "", "missing", unlink("sys/bus/pci/devices/0000:02:00.0")),
     "a port": ("ib_link", "", "down", lambda root: infiniband(root, "mlx5_0", "1: DOWN", "3: Disabled")),
     "a bond": ("eth_link", "", "down", rewrite("sys/class/net/bond0/operstate", "up", "down")),
     "half the bond": ("eth_link", "", "slow", rewrite("sys/class/net/bond0/speed", "100000", "50000")),
@@ -640,14 +640,14 @@ def test_what_has_changed_is_said_with_what_was_and_what_is(tmp_path):
     found = changes(before, after)
     assert found.pop("checks.gpu_count.expected")[0] == "8"
     assert found == {
-        "checks.pcie_devices.expected 0000:18:00.0": ('"15b3:1021"', "gone"),
+        "checks.pcie_devices.expected 0000:18:00.0": ('"15b3:1021"', "missing"),
         "checks.ib_link.expected_gbps mlx5_0/1": ("400", "is DOWN/Disabled"),
         "checks.ib_link.expected_gbps mlx5_9/1": ("", "400"),
         "checks.eth_link.expected_mbps bond0": ("100000", "50000"),
         "checks.cpu.expected": ("224", "112"),
-        'checks.mount."/data".fstype': ('"nfs4"', "gone"),
+        'checks.mount."/data".fstype': ('"nfs4"', "missing"),
         'checks.mount."/other".fstype': ("", '"nfs4"'),
-        "checks.device_nodes.expected /dev/nvidia3": ('"0666"', "gone"),
+        "checks.device_nodes.expected /dev/nvidia3": ('"0666"', "missing"),
         "checks.services.required slurmd.service": ("there", "is failed"),
     }
 
@@ -738,7 +738,7 @@ def test_it_replaces_nothing_without_force(tree, capsys):
     assert main(["baseline", *tree, "--write"]) == 1
     out, err = capsys.readouterr()
     assert "mlx5_9/1" in out
-    assert "is there and differs; --force replaces it" in err
+    assert "exists and differs; --force replaces it" in err
     assert file_of(tree).read_text() == before
     assert main(["baseline", *tree, "--write", "--force"]) == 0
     assert "mlx5_9/1" in file_of(tree).read_text()
@@ -756,7 +756,7 @@ def test_a_wrong_file_is_named_and_replaced_only_with_force(tree, capsys):
 
 def test_without_a_file_there_is_nothing_to_compare(tree, capsys):
     assert main(["baseline", *tree, "--diff"]) == 3
-    assert "there is no such file; healthd baseline --write makes it" in capsys.readouterr().err
+    assert "no such file; healthd baseline --write creates it" in capsys.readouterr().err
 
 
 def test_it_cannot_write_where_there_is_no_directory_to_be_had(tree, capsys):
@@ -776,7 +776,7 @@ def test_what_goes_together_is_said(tree, capsys):
     assert main(["baseline", *tree[:-1], "", "--diff"]) == 64
 
 
-# --- what could not be looked at
+# --- what could not be read
 
 
 SILENT = 'library = "mismatch"'  # NVML answers nobody
@@ -869,7 +869,7 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
     assert set(tomllib.loads(text)["checks"]["mount"]) == {"/", "/raid", "/software"}
     monkeypatch.setattr(baseline_settings, "INSTANCES_SECONDS", 0.0)
     assert main(["baseline", *tree]) == 0
-    assert "# left out: mount /raid: not asked: others took too long" in capsys.readouterr().out
+    assert "# left out: mount /raid: not read: other instances took too long" in capsys.readouterr().out
 
 
 # --- a site's check

@@ -51,8 +51,7 @@ def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
     status, document = check(tmp_path, *LISTENERS)
     assert (status, document["health"], document["from_daemon"]["checks"]) == (3, "unknown", LISTENERS)
     assert document["unknown"] == [
-        f"{name} only reads the kernel log: healthd is not running (no {tmp_path}/healthd.sock)"
-        for name in LISTENERS
+        f"{name} only reads the kernel log: healthd is not running (no {tmp_path}/healthd.sock)" for name in LISTENERS
     ]
 
 
@@ -101,7 +100,7 @@ def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
         heard = cli_check.ask_daemon(["gpu_xid"], str(tmp_path))
-    assert heard["problem"] == "the daemon is of another version, and answers what this one cannot read"
+    assert heard["problem"] == "the daemon has another version, and this version cannot read its answer"
 
 
 @pytest.mark.parametrize("words", [["status", "--json"], ["check", "gpu_xid", "--json"]])
@@ -123,5 +122,5 @@ def test_a_file_that_is_not_there_and_a_wrong_runtime_dir_are_wrong_use(tmp_path
     file.write_text("runtime_dir = 7\n")
     assert main(["status", "--config", str(file)]) == 64
     missing, wrong = capsys.readouterr().err.splitlines()
-    assert missing.endswith("there is no such file")
+    assert missing.endswith("no such file")
     assert "runtime_dir: must be text" in wrong

@@ -141,31 +141,32 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
         (("frobnicate",), 'healthd: command "frobnicate"; healthd --help shows all'),
         (("cofnig",), 'healthd: command "cofnig"; did you mean "config"?'),
         (("hook", "--json"), 'healthd: command "hook --json"; known here: hook epilog, hook healthcheck'),
-        (("config", "check", ""), "healthd: the settings: a file must be named, the name is empty"),
-        (("record", ""), "healthd record: the name of the file is empty"),
+        (("config", "check", ""), "healthd: --config must name a file, got an empty name"),
+        (("record", ""), "healthd record: the file name is empty"),
         (("config", "shwo"), 'healthd: command "config shwo"; did you mean "config show"?'),
         (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
         (("check", "gpu_eccc"), 'healthd check: no check is called "gpu_eccc"; did you mean "gpu_ecc"?'),
-        (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean "gpu_ecc"?'),
-        (("check", "mount"), "healthd check: mount: nothing to check: the settings have no enabled table [checks.mount.NAME] is in the settings, "
-         "or none is enabled"),
-        (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: there is no profile and no file '
+        (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean '
+         '"gpu_ecc"?'),
+        (("check", "mount"), "healthd check: mount: nothing to check: the settings have no enabled table "
+         "[checks.mount.NAME]"),
+        (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: no profile or file is called '
          '"dgx-h10"; did you mean "dgx-h100"?'),
-        (("check", "--root", "/none"), "healthd: --root: root: directory /none"),
+        (("check", "--root", "/none"), "healthd: --root: root: directory /none does not exist"),
         (("check", "--config", "/none"), "healthd: /none: no such file"),
         (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
          '"drain"?'),
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
         (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, got nan"),
         (("run", "extra"), "healthd run: unrecognized arguments: extra"),
-        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a time like 30m, 2h or 1h30m (units s, "
-         'm, h, d), got "30"'),
+        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a duration like 30m, 2h or 1h30m (units "
+         's, m, h, d), got "30"'),
         (("pause", "--for", "30m"), "healthd pause: the following arguments are required: --why"),
         (("repaired",), "healthd repaired: the following arguments are required: CODE"),
-        (("explain", "gpu_xid/7o"), 'healthd explain: there is no code "gpu_xid/7o"; did you mean "gpu_xid/7", '
+        (("explain", "gpu_xid/7o"), 'healthd explain: unknown code "gpu_xid/7o"; did you mean "gpu_xid/7", '
          '"gpu_xid/97" or "gpu_xid/79"?'),
-        (("explain", "mount/mising"), 'healthd explain: there is no code "mount/mising"; did you mean '
+        (("explain", "mount/mising"), 'healthd explain: unknown code "mount/mising"; did you mean '
          '"mount/missing"?'),
     ],
 )  # fmt: skip
@@ -304,7 +305,7 @@ def test_a_program_on_a_file_server_that_does_not_answer_is_a_warning(tmp_path, 
     monkeypatch.setattr(config, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr(program, "run_program", lambda argv, seconds: real(("sleep", "1000"), seconds))
     assert main(["config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nfs/x"]\n')]) == 0
-    assert 'warning: checks.exec."a".command: /nfs/x cannot be looked at' in capsys.readouterr().err
+    assert 'warning: checks.exec."a".command: /nfs/x cannot be tested' in capsys.readouterr().err
 
 
 # --- check
@@ -425,7 +426,7 @@ def test_what_a_sites_check_prints_is_shown_and_what_it_raises_is_said(tree, tmp
 def test_there_is_nothing_to_run_where_only_the_log_is_listened_to_and_there_is_none(tree):
     done = run("check", "gpu_xid", "--root", str(tree))
     assert (done.status, done.out) == (64, "")
-    assert "the checks only read the kernel log, and there is none to read here" in done.err
+    assert "the checks only read the kernel log, and there is none here" in done.err
 
 
 def test_a_check_for_idle_nodes_is_run_by_its_name_only(tmp_path):

@@ -99,7 +99,7 @@ def test_a_day_of_a_node_is_a_row_for_each_event(folder):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         "2025-11-22 Saturday, times are UTC\n"
-        "12:00:00  started         healthd 0.1.0, mode act; last alive not known\n"
+        "12:00:00  started         healthd 0.1.0, mode act; last alive unknown\n"
         "13:00:00  opened          critical gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus (job 4711)\n"
         "13:00:01  drain           sent: healthd: gpu_xid/79\n"
         "\n"
@@ -245,8 +245,8 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_status_3(tmp_path):
             '--since: "99999999999999d" ',
         ),
         (("--since", "1d", "--until", "2d"), "--since is after --until"),
-        (("-", "--follow"), "standard input is read alone, and not followed"),
-        (("-", "."), "standard input is read alone, and not followed"),
+        (("-", "--follow"), "standard input cannot be combined with other files or --follow"),
+        (("-", "."), "standard input cannot be combined with other files or --follow"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_status_64(arguments, sentence):
@@ -261,7 +261,7 @@ def test_damage_holes_and_what_is_newer_are_told_and_lose_nothing(tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         "healthd events: written by a newer healthd, shown unchanged: event melted (1)\n"
-        f"healthd events: {tmp_path}/events.jsonl line 3 is torn or damaged: it is not JSON; 1 more such lines\n"
+        f"healthd events: {tmp_path}/events.jsonl line 3 is truncated or damaged: it is not JSON; 1 more such lines\n"
         f"healthd events: n1: lines 3 to 4 are missing in stream {'a' * 16}\n"
         f"healthd events: n1: lines 6 to 8 are missing in stream {'a' * 16}\n"
     )
@@ -274,23 +274,23 @@ def test_a_torn_line_that_was_written_again_is_a_note(tmp_path):
     done = run(tmp_path, "--json")
     assert (done.returncode, done.stderr) == (
         0,
-        f"healthd events: {torn} line 3 is torn or damaged: it is not JSON; no event is missing\n",
+        f"healthd events: {torn} line 3 is truncated or damaged: it is not JSON; no event is missing\n",
     )
     (tmp_path / "events.jsonl").unlink()  # nothing says what that line was
     done = run(tmp_path, "--json")
     assert (done.returncode, done.stderr) == (
         1,
-        f"healthd events: {torn} line 3 is torn or damaged: it is not JSON\n",
+        f"healthd events: {torn} line 3 is truncated or damaged: it is not JSON\n",
     )
 
 
 @pytest.mark.parametrize(
     ("since", "until", "status", "sentences"),
     [
-        (None, None, 1, ["line 4 is torn", "lines 4 to 5 are", "line 8 is"]),
-        ("12:00:02", "12:00:03", 1, ["line 4 is torn", "lines 4 to 5 are"]),
-        ("12:00:04", "12:00:05", 1, ["line 4 is torn", "lines 4 to 5 are"]),  # only there may it have been
-        ("12:00:06", "12:00:06", 1, ["line 4 is torn", "lines 4 to 5 are"]),
+        (None, None, 1, ["line 4 is truncated", "lines 4 to 5 are", "line 8 is"]),
+        ("12:00:02", "12:00:03", 1, ["line 4 is truncated", "lines 4 to 5 are"]),
+        ("12:00:04", "12:00:05", 1, ["line 4 is truncated", "lines 4 to 5 are"]),  # only there may it have been
+        ("12:00:06", "12:00:06", 1, ["line 4 is truncated", "lines 4 to 5 are"]),
         ("12:00:07", "12:00:07", 1, ["line 8 is"]),
         ("12:00:08", None, 1, ["line 8 is"]),
         ("12:00:10", None, 0, []),
@@ -354,7 +354,7 @@ def test_what_cannot_be_read_is_said_while_it_is_followed(folder):
         assert process.stderr is not None
         assert process.stdout.readline()
         (folder / "events.jsonl.2").symlink_to("/dev/zero")
-        assert process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: it is a link\n"
+        assert process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: is a symlink\n"
 
 
 def test_following_until_a_time_ends_at_that_time(folder):

@@ -73,7 +73,7 @@ def test_a_matrix_product_on_the_cpu_is_measured_kept_and_compared(tmp_path):
 def test_where_nobody_validated_there_is_nothing_to_show(tmp_path):
     done = healthd(tmp_path, "--show")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "nobody has validated this node" in done.stderr
+    assert "this node has no result yet" in done.stderr
     (tmp_path / "state").mkdir()
     (tmp_path / "state/validation.json").write_text("{}")
     done = healthd(tmp_path, "--show")
@@ -273,7 +273,7 @@ def test_a_gpu_that_a_tool_does_not_see_is_not_passed_over(tmp_path):
     assert told["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
     assert {one["verdict"] for part, one in told.items() if part != "0000:ea:00.0"} == {"ok"}
     shown = healthd(tmp_path, "--show")
-    assert "all measured results are good; 8 fine, 1 not looked at" in shown.stdout
+    assert "all measured results are good; 8 good, 1 not measured" in shown.stdout
 
 
 def test_gpus_that_an_old_tool_only_numbers_are_named_by_their_addresses(tmp_path):
@@ -424,7 +424,7 @@ def test_it_refuses_beside_a_job_unless_forced(tmp_path):
     tree = str(tmp_path / "tree")
     done = healthd(tmp_path, "--only", "cpu", "--root", tree)
     assert (done.returncode, done.stdout) == (3, "")
-    assert "job 4711 is on this node" in done.stderr
+    assert "job 4711 runs on this node" in done.stderr
     assert not (tmp_path / "state").exists()
     assert healthd(tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--force", "--root", tree).returncode in (
         0,
@@ -482,8 +482,8 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     told = capfd.readouterr().err
-    assert "not as root: a job that starts meanwhile does not end this" in told
-    assert "nothing is kept" in told
+    assert "not running as root: a job that starts does not end this validation" in told
+    assert "the result is not saved" in told
     assert not [*(tmp_path / "state").iterdir(), *(tmp_path / "run").iterdir()]
 
 

@@ -28,21 +28,21 @@ def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
     lines = shown(
         *fine, *passed, gpu(7, 1634.0, "slow", "27 % below the median"), gpu(8, None, "failed", "wrong")
     ).splitlines()
-    assert lines[0] == "gpu-042: failed; 1 failed, 1 slow, 15 fine, 41 s, 2027-01-15 08:00 UTC"
+    assert lines[0] == "gpu-042: failed; 1 failed, 1 slow, 15 good, 41 s, 2027-01-15 08:00 UTC"
     assert lines.index("Failed") < lines.index("Slow") < lines.index("Not covered")
     (row,) = [line.split() for line in lines if line.startswith("memory")]
-    assert row == ["memory", "7", "2,230", "2,233", "GB/s", "its", "peers", "PyTorch", "2"]
+    assert row == ["memory", "7", "2,230", "2,233", "GB/s", "peers", "PyTorch", "2"]
     assert "Passed by DCGM 4.5.2: dcgm_pcie (8)" in lines
 
 
 def test_what_was_not_looked_at_is_told_once_for_all_of_its_parts():
     told = shown(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_measured", "no room") for number in range(1, 8)))
-    assert told.startswith("gpu-042: all measured results are good; 1 fine, 7 not looked at")
+    assert told.startswith("gpu-042: all measured results are good; 1 good, 7 not measured")
     assert "memory 0000:01:00.0, memory 0000:02:00.0, memory 0000:03:00.0, 4 more: no room" in " ".join(told.split())
 
 
 def test_one_that_was_stopped_says_by_whom():
-    assert "It was stopped by a job: what was measured until then counts" in shown(stopped_by="a job")
+    assert "Stopped by a job: results until then are valid" in shown(stopped_by="a job")
 
 
 @given(VALIDATIONS, st.integers(20, 200))

@@ -57,12 +57,12 @@ def test_who_else_could_change_it(mode: int, uid: int, gid: int, who: str) -> No
 
 
 def test_a_folder_in_which_files_are_made_may_not_be_sticky() -> None:
-    assert "is writable by anybody" in changed_by(about(stat.S_IFDIR | 0o1777), {0}, may_be_sticky=False)
+    assert "is writable by all users" in changed_by(about(stat.S_IFDIR | 0o1777), {0}, may_be_sticky=False)
 
 
 def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     found = about(stat.S_IFREG | 0o664)
-    assert "by whom its ACL names (mode 664" in changed_by(found, {0}, has_acl=lambda: True)
+    assert "by other users through an ACL (mode 664" in changed_by(found, {0}, has_acl=lambda: True)
     assert changed_by(about(stat.S_IFREG | 0o644), {0}, has_acl=lambda: True) == ""  # its mask allows nobody to write
 
 
@@ -92,7 +92,7 @@ def test_each_step_up_to_the_root_is_looked_at(tmp_path: Path) -> None:
     for step in (file, file.parent, file.parent.parent):
         before = step.stat().st_mode
         step.chmod(0o777)
-        with pytest.raises(Untrusted, match=rf"^{step} is writable by anybody \(mode 777\)$"):
+        with pytest.raises(Untrusted, match=rf"^{step} is writable by all users \(mode 777\)$"):
             ownership.read(str(file))
         step.chmod(before)
 
@@ -109,7 +109,7 @@ def test_a_link_of_ours_is_followed_and_what_it_leads_through_is_looked_at(tmp_p
         (tmp_path / "link").symlink_to("through/../file")
     assert ownership.read(str(tmp_path / "link")) == b"ours"
     (tmp_path / "real").chmod(0o777)
-    with pytest.raises(Untrusted, match=f"^{tmp_path}/real is writable by anybody"):
+    with pytest.raises(Untrusted, match=f"^{tmp_path}/real is writable by all users"):
         ownership.read(str(tmp_path / "link"))
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_an_acl_lets_another_write_is_refused(tmp_path: Path) -> Non
     except OSError as error:
         pytest.skip(f"no ACLs on this file system: {error}")
     assert stat.S_IMODE(file.stat().st_mode) == 0o664  # all that the mode bits show of it
-    with pytest.raises(Untrusted, match="is writable by whom its ACL names"):
+    with pytest.raises(Untrusted, match="is writable by other users through an ACL"):
         ownership.read(str(file))
 
 

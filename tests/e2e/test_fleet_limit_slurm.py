@@ -67,7 +67,7 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         status = third.until(
             lambda s: (
                 (s["slurm"]["fleet_hold"] or {}).get("times") == 1
-                and "held by the fleet limit" in s["decision"]["text"]
+                and "delayed by the fleet limit" in s["decision"]["text"]
             ),
             "held by the limit",
         )
@@ -84,10 +84,10 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
             lambda _: 'healthd_fleet_limit_drain_waiting{kind="shared",partition="gpu"} 1.0' in page.read_text(),
             "metric",
         )
-        assert "held by the fleet limit" in third.log.read_text()
+        assert "delayed by the fleet limit" in third.log.read_text()
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
         shown = subprocess.run(command, env=third.env, timeout=120, capture_output=True, text=True).stdout
-        assert "held by the fleet limit" in shown
+        assert "delayed by the fleet limit" in shown
         assert "held 1 time; next try in " in shown
 
         hold = third.until(

@@ -190,7 +190,7 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_fails_in_that_
             node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
             node.job()
             node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
-        daemon.until(lambda s: "our prolog refused a job" in s["decision"]["text"], "it waits for the check")
+        daemon.until(lambda s: "healthd's prolog refused a job" in s["decision"]["text"], "it waits for the check")
         if restarts:
             daemon.kill()
             daemon.start()

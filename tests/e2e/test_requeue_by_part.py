@@ -119,7 +119,7 @@ def test_of_two_jobs_side_by_side_the_one_on_the_bad_gpu_is_requeued_and_the_oth
     assert costs(healthd, fault(0)) == total(LOOK, victim, JOB, ASKED, ASKED)
     assert fate(healthd.cluster, first, second) == [REQUEUED, RUNS]
     report = healthd.look_until_settled(fault(0))  # a slurmstepd that ends is a trouble for that moment
-    assert report.spared == ((second, f"has GPUs {PCI[1]}, {PCI[2]}, which no such fault hit"),)
+    assert report.spared == ((second, f"has GPUs {PCI[1]}, {PCI[2]}, which the fault did not hit"),)
     assert costs(healthd, fault(0)) == LOOK, "the run that was spared is not asked for again"
     assert healthd.cluster.admin_comment(second) == ""
 
@@ -158,7 +158,9 @@ def test_a_shard_is_on_its_gpu(healthd: Healthd) -> None:
     time.sleep(1.1)
     assert healthd.look(fault(0)).requeued == (whole,)
     report = healthd.look(fault(0))
-    (number,) = (i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which no such fault hit") in report.spared)
+    (number,) = (
+        i for i, pci in enumerate(PCI) if (shard, f"has GPU {pci}, which the fault did not hit") in report.spared
+    )
     assert number >= 2
     assert healthd.look(fault(number)).requeued == (shard,)
 
@@ -297,7 +299,7 @@ def test_the_daemon_keeps_what_our_prolog_told_and_says_who_was_spared(tmp_path:
         assert fate(node.cluster, *jobs) == [RUNS, REQUEUED]
         status = daemon.status()
         assert status["decision"]["not_requeued"] == [
-            {"job": jobs[0], "why": f"has GPU {PCI[0]}, which no such fault hit"}
+            {"job": jobs[0], "why": f"has GPU {PCI[0]}, which the fault did not hit"}
         ]
         read = node.cluster.sdiag_counts()["REQUEST_NODE_INFO"] - tables
         assert read == 2, "the fleet was counted twice; scontrol -d was not asked for any job"

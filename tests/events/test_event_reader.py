@@ -196,7 +196,7 @@ def test_a_torn_line_is_told_with_its_place_and_costs_no_other(tmp_path):
     told, tally, cursor = all_of(folder)
     assert [one.seq for one in told] == [1, 2, 3, 4]
     assert list(map(str, tally.examples)) == [
-        f"{folder}/events.jsonl line 3 is torn or damaged: it is not JSON",
+        f"{folder}/events.jsonl line 3 is truncated or damaged: it is not JSON",
     ]
     assert list(cursor.seen.holes()) == []
 
@@ -363,8 +363,8 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: path.symlink_to("/dev/zero"), "it is a link"),
-        (lambda path: path.symlink_to("/etc/passwd"), "it is a link"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a symlink"),
+        (lambda path: path.symlink_to("/etc/passwd"), "is a symlink"),
         (lambda path: os.mkfifo(path), "it is not a regular file"),
         (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "it is not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),

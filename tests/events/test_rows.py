@@ -87,20 +87,23 @@ def test_every_time_that_is_read_is_shown_in_every_zone(second: int, fraction: s
     with zone(where):
         for one in (told, late) if isinstance(told, Told) else (late,):
             _day, row = shown(one)
-            assert ("last alive not known" in row) == (second < 0)
+            assert ("last alive unknown" in row) == (second < 0)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"count": 2, "from_seq": 4, "to_seq": 5}, "2 events (4 to 5) were dropped because the stream could not be written"),
+        (
+            {"count": 2, "from_seq": 4, "to_seq": 5},
+            "2 events (4 to 5) were dropped because the stream could not be written",
+        ),
         (
             {"count": 1, "from_seq": 4, "to_seq": 4, "earlier": 7},
-            "1 event (4 to 4) and 7 events of a stream before were dropped because the stream could not be written",
+            "1 event (4 to 4) and 7 events of an earlier stream were dropped because the stream could not be written",
         ),
         (
             {"count": 0, "from_seq": 0, "to_seq": 0, "earlier": 1},
-            "1 event of a stream before were dropped because the stream could not be written",
+            "1 event of an earlier stream were dropped because the stream could not be written",
         ),
     ],
 )

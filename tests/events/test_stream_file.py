@@ -229,7 +229,7 @@ def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(Untrusted, match="is writable by anybody"):
+    with pytest.raises(Untrusted, match="is writable by all users"):
         append(str(shared), LINES[:1], again=False)
 
 

@@ -267,7 +267,7 @@ def test_a_folder_that_others_can_write_into_is_refused_to_root(tmp_path):
     db.chmod(0o777)
     if os.geteuid() != 0:
         pytest.skip("the rule is for root: docs/adr/0019")
-    with pytest.raises(StoreError, match=f"{db} \\(the store\\): refused: {db} is writable by anybody"):
+    with pytest.raises(StoreError, match=f"{db} \\(the store\\): refused: {db} is writable by all users"):
         made(db)
 
 

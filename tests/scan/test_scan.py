@@ -153,12 +153,12 @@ def test_the_exit_status_is_that_of_the_worst_event(log, status):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("none", "there is no such file"),
+        ("none", "no such file"),
         ("", "is a directory, not a log"),
         ("empty", "is empty"),
         ("journal", "is a journal, not text; run: journalctl -k -o json --file"),
         ("zstd", "is compressed with zstd; run: zstdcat"),
-        ("readme", "none of its 2 lines is known to be the kernel's"),
+        ("readme", "none of its 2 lines has a kernel prefix"),
     ],
 )
 def test_what_is_no_log_is_said_in_a_sentence(tmp_path, name, sentence):

@@ -330,7 +330,7 @@ def test_settings_that_anybody_can_write_fail_with_what_mends_them(tmp_path: Pat
     file.write_text("")
     file.chmod(0o666)
     (line,) = [line for line in service.files(None, str(file)) if str(file) in line.message]
-    assert "is writable by anybody" in line.message
+    assert "is writable by all users" in line.message
     assert line.fix == (f"chown root:root {file}", f"chmod go-w {file}")
 
 

@@ -175,7 +175,7 @@ def test_a_line_break_in_a_record_of_dev_kmsg_forges_nothing(record: bytes) -> N
 
 
 def test_the_same_record_cut_into_lines_does() -> None:
-    """So no source of lines is proof: a followed file is only observed (test_observed_log.py)."""
+    """So no source of lines is proof: a followed file only observed (test_observed_log.py)."""
     found = parse_record(RECORDS[1])
     assert found is not None
     _, second = (strip_prefix(f"[  684.296997] {line}", 1.8e9) for line in found.text.split("\n"))

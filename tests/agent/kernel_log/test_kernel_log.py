@@ -248,7 +248,7 @@ def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").symlink_to(device)
     source = open_source("kmsg", str(tmp_path))
-    with pytest.raises(OSError, match="gives no records of a kernel log"):
+    with pytest.raises(OSError, match="returns no records of a kernel log"):
         source.read()
     assert source.malformed > 0
     source.close()
@@ -261,7 +261,7 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
     os.close(ring.fd)  # what is left is read, then the pipe's end
     try:
         assert texts(source) == ["one", "two"]
-        with pytest.raises(OSError, match="gives no records"):
+        with pytest.raises(OSError, match="returns no records"):
             source.read()
     finally:
         ring.fd = os.open(os.devnull, os.O_RDONLY)
@@ -331,7 +331,7 @@ def test_kmsg_reports_a_reader_that_receives_nothing(readers, lines):
     readers.write(*["a line"] * lines)
     assert source.read() == []
     source.listen_in()
-    with pytest.raises(OSError, match="gives no lines that others get"):
+    with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
 
 
@@ -346,7 +346,7 @@ def test_kmsg_compares_only_the_first_record_of_each_check(readers):
     assert texts(source) == []
     readers.write("three")
     source.listen_in()
-    with pytest.raises(OSError, match="gives no lines that others get"):
+    with pytest.raises(OSError, match="misses lines that another reader gets"):
         source.read()
 
 

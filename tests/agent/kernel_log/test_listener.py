@@ -46,7 +46,7 @@ def fake_kmsg(root: Path, target: str) -> Path:
 def test_a_log_that_is_switched_off_is_never_read_and_never_wakes() -> None:
     off = listener("off")
     assert (off.read(), list(off.waits()), off.deadline, off.cursor) == ([], [], float("inf"), None)
-    assert (off.status.alive, off.status.problem, off.status.restarts_total) == (False, "switched off", 0)
+    assert (off.status.alive, off.status.problem, off.status.restarts_total) == (False, "disabled", 0)
 
 
 def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
     if before is os.mkfifo:
         assert (log.status.alive, log.status.problem.partition(": ")[2]) == (
             False,
-            "it was removed, or another one lies there",
+            "it was removed or replaced",
         )
     after(path)
     for _ in range(2):  # one to see that it is another, one to open it
@@ -94,7 +94,7 @@ def test_a_directory_is_no_log_and_trying_it_leaves_nothing_open(tmp_path: Path)
     for _ in RETRY_SECONDS:
         clock.now += RETRY_SECONDS[-1]
         assert (log.read(), log.status.alive) == ([], False)
-    assert log.status.problem == f"{tmp_path}: it is no file to follow"
+    assert log.status.problem == f"{tmp_path}: not a regular file"
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
@@ -181,7 +181,7 @@ def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_tr
     assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
     (said,) = caplog.records
     assert said.getMessage() == (
-        "kernel_log: left out, healthd makes a mistake with 'usb explodes one': IndexError: no such group"
+        "kernel_log: input dropped, because healthd failed with 'usb explodes one': IndexError: no such group"
     )
     assert said.exc_info is not None
     log.close()
@@ -304,7 +304,7 @@ def test_a_journal_that_cannot_be_read_is_asked_again_once_a_round_and_then_give
         if log.gap() is None:
             log.round_is_over()
     assert log.gap() == Gap(600, 700)
-    assert "kernel lines stay lost: the disk hangs" in caplog.text
+    assert "kernel lines remain lost: the disk hangs" in caplog.text
     log.not_filled(Gap(600, 700), "the disk hangs")
     assert log.gap() is None
     log.round_is_over()

@@ -211,7 +211,7 @@ def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     with pytest.raises(ConfigError, match=r"^--root: root: directory "):
         require_what_is_named(settled("", given))
     given["root"] = ("--root", str(tmp_path))
-    with pytest.raises(ConfigError, match=r'no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+    with pytest.raises(ConfigError, match=r'no profile or file is called "dgx-h10"; did you mean "dgx-h100"'):
         require_what_is_named(settled("", given))
     given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
     require_what_is_named(settled("", given))
@@ -282,7 +282,7 @@ def test_metrics_may_be_served_on_several_addresses():
     [
         ('["off"]', '"off" must not be in a list'),
         ('["127.0.0.1:1", "off"]', '"off" must not be in a list'),
-        ('["127.0.0.1:1", "127.0.0.1:1"]', '"127.0.0.1:1" is there twice'),
+        ('["127.0.0.1:1", "127.0.0.1:1"]', '"127.0.0.1:1" is listed twice'),
         ("[]", 'must be ADDRESS:PORT, or "off" for none'),
         ('["127.0.0.1:1", "9478"]', r'listen\[1\]: must be ADDRESS:PORT or "off", got "9478"'),
         ("[1]", r"listen\[0\]: must be text"),
@@ -465,7 +465,7 @@ def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
     for written in (file, file.parent):
         mode = written.stat().st_mode
         written.chmod(0o777)
-        with pytest.raises(ConfigError, match=r"is writable by anybody \(mode 777\)") as raised:
+        with pytest.raises(ConfigError, match=r"is writable by all users \(mode 777\)") as raised:
             registry.site_files(str(tmp_path / "checks.d"))
         assert str(raised.value).startswith(f"{link} (checks_dir): refused: ")
         written.chmod(mode)
@@ -482,7 +482,7 @@ def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kerne
     (inside / "fan.py").symlink_to("../fan.py")
     assert registry.site_files(str(tmp_path / "checks.d")) == [f"{tmp_path}/checks.d/fan.py"]
     file.chmod(0o666)
-    with pytest.raises(ConfigError, match="is writable by anybody"):
+    with pytest.raises(ConfigError, match="is writable by all users"):
         registry.site_files(str(tmp_path / "checks.d"))
 
 

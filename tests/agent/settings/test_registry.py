@@ -139,7 +139,7 @@ def test_a_name_that_is_almost_one_of_the_contract_is_warned_of_and_refuses_noth
     check = site(folder, "AFTER_EVENT = ('xid',)\nPERIOD = 3\nUSES = ''\nEXPLAINED = {}")
     assert check.after_events == ()
     said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{folder}/fan.py: AFTER_EVENT says nothing to healthd: is AFTER_EVENTS meant?"]
+    assert said == [f"{folder}/fan.py: healthd ignores AFTER_EVENT; did you mean AFTER_EVENTS?"]
 
 
 FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
@@ -501,7 +501,8 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "kernel_log: left out, healthd makes a mistake with 'check broken': ZeroDivisionError: a mistake of its author"
+        "kernel_log: input dropped, because healthd failed with 'check broken': "
+        "ZeroDivisionError: a mistake of its author"
     ]
 
 

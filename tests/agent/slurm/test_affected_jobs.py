@@ -136,9 +136,9 @@ def test_is_hit_needs_proof_if_the_number_of_gpus_is_unknown(fault: Reach, job: 
 
 def test_why_it_is_spared_names_its_gpus() -> None:
     assert on_which(NO_GPU) == "has no GPU"
-    assert on_which(HAS_ONE) == f"has GPU {ONE}, which no such fault hit"
+    assert on_which(HAS_ONE) == f"has GPU {ONE}, which the fault did not hit"
     two = replace(HAS_ONE, given=frozenset({OTHER, ONE}))
-    assert on_which(two) == f"has GPUs {ONE}, {OTHER}, which no such fault hit"
+    assert on_which(two) == f"has GPUs {ONE}, {OTHER}, which the fault did not hit"
 
 
 # --- the GPUs of a job

@@ -76,7 +76,7 @@ WITHHELD = SlurmMemory(hold=FleetHold(NOW, NOW + 60, own_hardware=True))
         pytest.param(Mode.ACT, Verdict(Health.HEALTHY), None, SlurmMemory(), False, id="healthy"),
         pytest.param(Mode.OBSERVE, faulty(cause()), None, SlurmMemory(), False, id="mode observe"),
         pytest.param(Mode.ACT, faulty(cause()), PAUSE, SlurmMemory(), False, id="paused"),
-        pytest.param(Mode.ACT, faulty(cause()), None, WITHHELD, False, id="held by the fleet limit"),
+        pytest.param(Mode.ACT, faulty(cause()), None, WITHHELD, False, id="delayed by the fleet limit"),
     ],
 )
 def test_hand_keeps_jobs_out_while_it_may_drain_and_no_drain_stands(

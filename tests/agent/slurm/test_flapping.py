@@ -131,9 +131,7 @@ def test_the_time_counts_in_which_all_was_clean_and_begins_anew_where_it_was_not
     faulty = Node(shared=True)
     faulty.breaks().waits()
     faulty.breaks()
-    assert faulty.mends() == Leave(
-        "clean, but drained 2 times in a row: resumed after 10 min"
-    )
+    assert faulty.mends() == Leave("clean, but drained 2 times in a row: resumed after 10 min")
     faulty.now += 9 * MINUTE
     faulty.memory = noted(faulty.memory, verdict(shared=True), faulty.now)
     assert isinstance(faulty.mends(), Leave)

@@ -203,6 +203,6 @@ def test_a_critical_fault_keeps_jobs_away_once_its_drain_without_a_count_is_due(
 def test_the_words_say_which_limit_holds() -> None:
     count = PartitionCount("gpu", 100, 10)
     said = why(held(None, count, LIMITS, SHARED, "n1", NOW))
-    assert said.startswith("delayed by the fleet limit: healthd keeps 10 of 100 nodes in partition gpu, ")
-    assert said.endswith("for shared causes it may hold 10")
-    assert "waits for its turn" in why(first_wait("n1", 100, LIMITS, NOW))
+    assert said.startswith("delayed by the fleet limit: healthd keeps 10 of 100 nodes in partition gpu drained; ")
+    assert said.endswith("drained; the limit for shared causes is 10")
+    assert "waiting before the first fleet count" in why(first_wait("n1", 100, LIMITS, NOW))

@@ -102,7 +102,7 @@ TWO = {"12": squeue("12"), "13": squeue("13")}
 
 def test_what_the_prolog_told_spares_without_a_question_and_is_remembered() -> None:
     report, ran = look(verdict(fault(0)), TWO, gpus(job12="0", job13="1"))
-    why = f"has GPU {PCI[1]}, which no such fault hit"
+    why = f"has GPU {PCI[1]}, which the fault did not hit"
     assert ran == ["squeue 12", "scontrol requeue incomplete 12", "squeue 12", "squeue 13"]
     assert report.requeued == ("12",)
     assert report.decision == Drain(XID, True, (("13", why),))

@@ -135,13 +135,13 @@ def over_at(moment: float) -> SlurmMemory:
             REPAIRED,
             node("DOWN+DRAIN", XID),
             OURS,
-            Leave("repaired, but the node is DOWN"),
+            Leave("repaired, but the node is DOWN in Slurm"),
         ),
         (
             REPAIRED,
             node("IDLE+DRAIN+REBOOT_REQUESTED", XID),
             OURS,
-            Leave("repaired, but the node is REBOOT_REQUESTED"),
+            Leave("repaired, but the node is REBOOT_REQUESTED in Slurm"),
         ),
         # the text changes for another worst cause only
         (
@@ -161,7 +161,7 @@ def over_at(moment: float) -> SlurmMemory:
             DEGRADED,
             node("IDLE+DRAIN", "Prolog error"),
             SlurmMemory(),
-            Leave(f'drained by root: "Prolog error"; healthd's finding: {XID}'),
+            Leave(f'drained by root: "Prolog error"; healthd\'s finding: {XID}'),
         ),
         # our own prolog refused a job because of our verdict, before our drain was in Slurm
         (CRITICAL, REFUSED, SlurmMemory(), Drain(XID, True)),
@@ -170,13 +170,13 @@ def over_at(moment: float) -> SlurmMemory:
             REPAIRED,
             REFUSED,
             SlurmMemory(),
-            Resume("our prolog refused a job, and Slurm drained the node for that; every check has completed clean"),
+            Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean"),
         ),
         (
             NOT_YET,
             REFUSED,
             SlurmMemory(),
-            Leave("our prolog refused a job, and Slurm drained the node; not every check has completed clean since"),
+            Leave("healthd's prolog refused a job, and Slurm drained the node; not every check has completed clean since"),
         ),
         (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
         (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('drained by root: "fan"')),
@@ -444,7 +444,7 @@ def test_switching_a_node_off_takes_its_drain_away_without_an_operator(state: st
 )
 def test_a_repaired_node_waits_until_slurm_is_through_with_it(flag: str) -> None:
     waits = decide(REPAIRED, node(f"IDLE+DRAIN+{flag}", XID), OURS, ACT, NOW)
-    assert waits == Leave(f"repaired, but the node is {flag}")
+    assert waits == Leave(f"repaired, but the node is {flag} in Slurm")
     assert isinstance(decide(DEGRADED, node(f"IDLE+{flag}"), SlurmMemory(), ACT, NOW), Drain)
 
 

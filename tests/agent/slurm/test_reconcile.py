@@ -508,7 +508,7 @@ def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_
     assert first.acknowledged is bool(memory.reason)
     waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.memory, now=lambda: NOW + 20, refusals=(NOW - 10,))
     assert (waits.changes(), waits.report.owner) == ([], Owner.NOBODY)
-    assert "our prolog refused a job" in describe(waits.report.decision)
+    assert "healthd's prolog refused a job" in describe(waits.report.decision)
     assert not is_quiet(REPAIRED, waits.report.memory)
     kept = waits.report.memory
     later = look(REPAIRED, [prolog_error(NOW - 9), DONE, sinfo("idle")], kept, now=lambda: NOW + 200)

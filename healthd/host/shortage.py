@@ -65,7 +65,7 @@ def problems(now: float) -> Iterator[str]:
         if now - when < SHOWN_SECONDS:
             times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
             name = resource.replace("_", " ")
-            yield f"healthd could not get {name} {times} since it started; the affected work was skipped and is retried"
+            yield f"healthd could not get {name} {times} since it started; skipped work is retried"
 
 
 class SpareDescriptor:

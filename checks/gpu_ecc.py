@@ -12,7 +12,7 @@ later): workstation cards such as the RTX A6000 ship with ECC off.
 A count above 0 at the first run drains: it is unknown whose data was lost. A count that grew while healthd did not run
 for longer than two rounds (`growth_seconds`) drains as well: the jobs that run now may have started long after. A
 count that grew between two rounds requeues the jobs on this GPU (Meta's high class), except on parts that contain
-errors (CONTAINS). Those should end only the process that met the error, and other processes on the GPU continue
+errors (CONTAINING_CHIPS). Those should end only the process that met the error, and other processes on the GPU continue
 unharmed: growth drains, and requeues only if the driver requests a reset by then, which shows that the error was not
 contained (a driver before 570 reports nothing). The kernel log gives the details: Xid 94 for a contained error and its
 process (it warns); Xid 95 for an uncontained error, and Xid 48 for an error before its containment is known. Both

@@ -74,8 +74,8 @@ class Port(NamedTuple):
     """State of a port. A kernel that does not know a new speed prints the oldest speed without a name, such as
     "10 Gb/sec (4X)" for a port of 200 Gbit/s.
 
-    gbps   as the kernel prints it
-    told   True if the kernel prints the speed's name
+    gbps             as the kernel prints it
+    is_speed_named   True if the kernel prints the speed's name
     """
 
     active: bool

@@ -213,7 +213,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | None:
-    """Return the severity of an uncorrected error, None for other events. `of_pcie`: records that pcie_aer judges.
+    """Return the severity of an uncorrected error, None for other events. `pcie_records`: records that pcie_aer judges.
 
     A recoverable error of memory or a processor lost data; an error of another part, or of an unnamed part, warns.
     """

@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Finding for one code. `words`: text of the message."""
+    """Finding for one code. `text`: text of the message."""
 
     severity: Severity
     clears: Clears

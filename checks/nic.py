@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Finding for one kind of event. `words`: text of the message."""
+    """Finding for one kind of event. `text`: text of the message."""
 
     code: str
     severity: Severity

@@ -173,7 +173,7 @@ def _user_processes(host: Host) -> list[int]:
 
 
 def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
-    """Add readings to `seen`."""
+    """Add readings to `scan`."""
     for pid in pids:
         try:
             path = f"/proc/{pid}/stat"

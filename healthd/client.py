@@ -9,7 +9,7 @@
 is one file, uses only the standard library, and may be copied into a container without healthd. Mount the node's
 /run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
-It sends one message of a fixed size (MESSAGE) at most every TELL_SECONDS, over a SOCK_SEQPACKET connection. A message
+It sends one message of a fixed size (MESSAGE) at most every SEND_SECONDS, over a SOCK_SEQPACKET connection. A message
 covers all steps since the last one that was taken. healthd treats it as user input: it can only cause a warning.
 """
 

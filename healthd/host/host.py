@@ -54,13 +54,13 @@ class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
 
     state_dir, runtime_dir   directories of this node's daemon; set by the creator of the Host
-    driver_was_held          True if another process held the driver when NVML was opened; None if unknown
+    driver_was_in_use        True if another process held the driver when NVML was opened; None if unknown
 
     A file's error is the kernel's OSError; `read` returns None for a missing file.
 
     Args:
         system: object with the methods of `Tree`, used instead of the files below `root`.
-        nvml_stands_in: True if `open_nvml` opens another NVML than the machine's own (None: it always does).
+        is_nvml_substituted: True if `open_nvml` opens another NVML than the machine's own (None: it always does).
         shared_seconds: maximum age of a reading that several checks share.
     """
 
@@ -106,7 +106,7 @@ class Host:
         return self.shared(path, lambda: self.read(path))
 
     def shared(self, name: str, ask: Callable[[], T]) -> T:
-        """Return the result of `ask`, which is called once for all checks of a round. Callers must not modify it."""
+        """Return the result of `fetch`, which is called once for all checks of a round. Callers must not modify it."""
         at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
@@ -247,10 +247,11 @@ class Host:
     def each_gpu(
         self, look: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
-        """Yield the results of `look` for each GPU that answers, or NO_GPU. The error of a failed GPU is raised last.
+        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. The error of a failed GPU is raised
+        last.
 
-        `unsupported` is yielded if `look` yields nothing for any GPU, for a function that always yields if a GPU has
-        the feature.
+        `unsupported` is yielded if `check_gpu` yields nothing for any GPU, for a function that always yields if a GPU
+        has the feature.
         """
         from healthd.nvidia.nvml import NvmlError
 
@@ -317,7 +318,7 @@ class Host:
 
 
 def _unless_gone(ask: Callable[[str], T], path: str) -> T | None:
-    """Return the result of `ask` for a path; None if there is no such file."""
+    """Return the result of `read` for a path; None if there is no such file."""
     try:
         return ask(path)
     except OSError as error:

@@ -71,7 +71,7 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def when_whole(known: tuple[Gpu, ...], seen: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return the GPUs of the complete node: `known`, while only some of these are seen, else `seen`."""
+    """Return the GPUs of the complete node: `previous`, while only some of these are in `current`, else `current`."""
     before, now = {gpu.pci for gpu in known}, {gpu.pci for gpu in seen}
     return known if now < before else seen
 

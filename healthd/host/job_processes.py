@@ -154,7 +154,7 @@ def open_gpus(
 
 
 def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
-    """Return the `wanted` N that a process has open as /dev/nvidiaN."""
+    """Return the `names` N that a process has open as /dev/nvidiaN."""
     found: set[str] = set()
     try:
         for number in _numbers(pid, root):

@@ -1,6 +1,6 @@
 """Shortages: this process could not get a thread, a child process or a file descriptor.
 
-Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for SHOWN_SECONDS. None of
+Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for REPORT_SECONDS. None of
 them is a fault of the node: a fork bomb in another user's job causes them as well as a leak in healthd.
 """
 
@@ -60,12 +60,12 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def problems(now: float) -> Iterator[str]:
-    """Yield one sentence for each resource that was short within the last SHOWN_SECONDS."""
+    """Yield one sentence for each resource that was short within the last REPORT_SECONDS."""
     for resource, when in list(_last.items()):  # other threads record too
         if now - when < SHOWN_SECONDS:
             times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
             name = resource.replace("_", " ")
-            yield f"healthd could not get {name} {times} since it started; the affected work was skipped and is retried"
+            yield f"healthd could not get {name} {times} since it started; skipped work is retried"
 
 
 class SpareDescriptor:
@@ -79,7 +79,7 @@ class SpareDescriptor:
         self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def shed(self, listener: socket.socket, farewell: bytes = b"") -> None:
-        """Send `farewell` to the waiting connections, at most MOST_SHED, and close them; record the shortage.
+        """Send `farewell` to the waiting connections, at most MAX_SHED, and close them; record the shortage.
 
         `listener` must be non-blocking.
         """

@@ -29,7 +29,7 @@ _LINKS = (
     "If healthd only warns: no action tonight. nvidia-smi nvlink -s and -e show the links. If it comes back on the "
     "same link: check cable, switch and GPU at both ends."
 )
-# NVIDIA's immediate action, and its investigation afterwards. The first is also the order of `to_do`.
+# NVIDIA's immediate action, and its investigation afterwards. The first is also the order of `todo_text`.
 _AT_ONCE = {
     "RESET_GPU": "reset the GPU",
     "IGNORE": "no immediate action",

@@ -141,7 +141,7 @@ class NvmlError(HealthdError):
 
 
 class NvmlLibrary(Protocol):
-    """pynvml, or an object with its functions, structures and errors. `ask` finds a function by its name."""
+    """pynvml, or an object with its functions, structures and errors. `call_nvml` finds a function by its name."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
@@ -282,7 +282,7 @@ def ask(
 
 class NvmlGpu:
     """One GPU that responds. Every method queries the driver again; None = this GPU or driver does not support it.
-    `gone` is called for an error that reports the GPU as lost, or as requiring a reset.
+    `on_lost` is called for an error that reports the GPU as lost, or as requiring a reset.
     """
 
     def __init__(
@@ -637,7 +637,7 @@ class NvmlGpu:
         return self._field(FIELD_POWER_AVERAGE)
 
     def counted(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the counters by name (see FIELDS_COUNTED), both directions together, in one query. Unsupported
+        """Return the counters by name (see FIELDS_ACTIVITY), both directions together, in one query. Unsupported
         counters are left out, and so are counts of 32 bits: PCIe traffic overflows one in a tenth of a second."""
         fields = [field for name in names for field in FIELDS_COUNTED[name]]
         if not fields:
@@ -667,7 +667,7 @@ class NvmlGpu:
         return [self._value(told) for told in self._told(fields)]
 
     def _told(self, fields: Sequence[int | tuple[int, int]]) -> list[Told]:
-        """Return the same as `_answers`, in the driver's raw form."""
+        """Return the same as `_results`, in the driver's raw form."""
         values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
         if values is None:
             return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)

@@ -9,7 +9,7 @@ from healthd.common.model import Clears, Severity
 
 
 class Action(NamedTuple):
-    """Recovery action. `name` as in the code gpu_recovery_action/NAME; `words` for messages."""
+    """Recovery action. `name` as in the code gpu_recovery_action/NAME; `text` for messages."""
 
     name: str
     severity: Severity

@@ -36,7 +36,7 @@ _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints
 
 
 class Meaning(NamedTuple):
-    """Effect of an Xid. of_application: an application caused it, so its condition clears sooner."""
+    """Effect of an Xid. caused_by_application: an application caused it, so its condition clears sooner."""
 
     severity: Severity
     clears: Clears

@@ -36,8 +36,8 @@ _REFUSED = ("Couldn't connect", "Unable to init the socket")
 
 
 def run(steps: Steps, say: Callable[[str], object]) -> Found:
-    """Run the steps to their end. A signal is thrown into them once; their clean-up then always completes. `say` gets
-    each command that changes something. Raises the generator's exceptions."""
+    """Run the steps to their end. A signal is thrown into them once; their clean-up then always completes. `report`
+    gets each command that changes something. Raises the generator's exceptions."""
     with _signalled() as told:
         result: CommandResult | None = None
         stopped = False
@@ -171,7 +171,7 @@ class Role(NamedTuple):
 
 
 def role_of(text: str, node: str) -> Role | None:
-    """Return the role of `node` in a pass (reservation.pairs_as_text), None if it has none. Raises NotAPass."""
+    """Return the role of `node` in a pass (reservation.pairs_as_text), None if it has none. Raises InvalidPass."""
     found = None
     for pair in text.split(","):
         words = pair.split()

@@ -4,7 +4,7 @@ validation.json contains the last validation. It is written by root and read by 
 as a whole, with one sentence.
 
 validations.jsonl contains the history, one line for each good value. Slow values are not recorded, or a part that stays
-slow would be compared with itself. Only the newest `MOST_EACH` values of each test, part and tool are kept. A new
+slow would be compared with itself. Only the newest `MAX_VALUES` values of each test, part and tool are kept. A new
 version of a tool starts a new history.
 """
 

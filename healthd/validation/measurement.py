@@ -99,7 +99,7 @@ def judge(
     past: Mapping[Key, Sequence[float]],
     relation: Callable[[str], str],
 ) -> list[Result]:
-    """Compare measurements. floors: test, or "TEST PART", -> the minimum in its unit. past: values of earlier
+    """Compare measurements. floors: test, or "TEST PART", -> the minimum in its unit. history: values of earlier
     validations. relation: relation of a part; only parts with the same relation are peers."""
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for one in measurements:

@@ -37,9 +37,9 @@ class Ended(NamedTuple):
     """Result of a program.
 
     status   its exit status, or minus its signal; None if it never ran
-    how      "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
+    ending   "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
              reason)
-    left     True if not even SIGKILL ended it, because it hangs in the kernel
+    is_hanging   True if not even SIGKILL ended it, because it hangs in the kernel
     """
 
     status: int | None

@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
     floors        test -> the minimum
     dcgm_level    of `dcgmi diag -r`
     why           the cause of the validation
-    beside_jobs   validate also while a job is on this node
+    alongside_jobs   validate also while a job is on this node
     """
 
     node: str

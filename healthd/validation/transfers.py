@@ -41,7 +41,7 @@ class Judged(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """`what`: "node" with one name, or "link" with sender and receiver."""
+    """`kind`: "node" with one name, or "link" with sender and receiver."""
 
     what: str
     names: tuple[str, ...]

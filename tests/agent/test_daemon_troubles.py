@@ -105,7 +105,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
         ("no metrics in /x/a.prom", "healthd"),
-        ("healthd could not get threads once since it started; the affected work was skipped and is retried", "systemctl"),
+        ("healthd could not get threads once since it started; skipped work is retried", "systemctl"),
         ("slurm", "journalctl"),
     ]
 

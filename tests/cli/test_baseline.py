@@ -477,7 +477,8 @@ def test_a_service_that_failed_is_left_out_and_one_that_is_not_installed_is_not_
 def test_a_device_file_that_is_none_is_left_out(tmp_path):
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path)))
     write(tmp_path, {"/dev/nvidia0": ""})
-    assert look(host, "device_nodes") == [LeftOut("device_nodes", "is not a character device", "expected", "/dev/nvidia0")]
+    left_out = LeftOut("device_nodes", "is not a character device", "expected", "/dev/nvidia0")
+    assert look(host, "device_nodes") == [left_out]
 
 
 # --- mounts

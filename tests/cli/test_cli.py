@@ -645,7 +645,7 @@ def test_every_code_that_is_listed_can_be_explained():
 def test_the_list_has_every_check_with_its_times(tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\ntimeout_seconds = 5\n[checks.gpu_ecc]\nenabled = false\n')
     rows = run("list", "--config", file).out.splitlines()[1:]
-    assert any(re.match(r"mount /data +5 min +5 s +Whether a file system", row) for row in rows)
+    assert any(re.match(r"mount /data +5 min +5 s +File systems that jobs need", row) for row in rows)
     assert any(re.match(r"gpu_ecc +off +ECC", row) for row in rows)
     assert any(re.match(r"gpu_xid +each kernel line +", row) for row in rows)
 

@@ -29,7 +29,8 @@ def test_a_port_has_its_files_below_its_device():
 
 @pytest.mark.parametrize("name", ["mlx5_0", "mlx5_0/", "/1", "mlx5_0/0", "mlx5_0/x", "a b/1", "mlx5_0/1/2"])
 def test_what_is_no_port_is_refused_with_a_hint(name):
-    assert misnamed("ports", ["mlx5_0/1", name]) == f'ports: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
+    expected = f'ports: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
+    assert misnamed("ports", ["mlx5_0/1", name]) == expected
     assert misnamed("ports", ["mlx5_0/1"]) is None
 
 

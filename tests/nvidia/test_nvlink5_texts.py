@@ -63,7 +63,11 @@ def test_every_name_is_explained_by_the_command(capsys, name):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}-{row.statuses}")
 def test_the_page_of_an_xid_has_every_row_under_its_action(row):
-    starts = {"RESET_GPU": "- Reset the GPU", "IGNORE": "- No immediate", "XID_154_EVAL": "- Do the action that Xid 154"}
+    starts = {
+        "RESET_GPU": "- Reset the GPU",
+        "IGNORE": "- No immediate",
+        "XID_154_EVAL": "- Do the action that Xid 154",
+    }
     (line,) = (line for line in to_do(row.code).split("\n") if line.startswith(starts[row.action]))
     rows = line.partition("): ")[2] or line.partition(": ")[2]
     named = [each for each in rows.rstrip(".").split("; ") if each.startswith(f"{row.units[0]} ")]

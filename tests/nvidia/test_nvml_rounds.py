@@ -75,7 +75,7 @@ def test_a_gpu_at_91_degrees_without_any_limit_of_the_driver_is_not_healthy(chec
     fake = '[gpu.1]\ntemperature = 91\nunsupported = ["nvmlDeviceGetMarginTemperature"]\nunsupported_fields = [194]\n'
     found = checked("gpu_temperature", stub="temperature@1=91", fake=fake, STUB_ERRORS=errors)
     ((code, part, message),) = conditions(found)
-    assert (code, part, message[:30]) == ("gpu_temperature/hot", SECOND, "91 C; the driver tells no limi")
+    assert (code, part, message[:30]) == ("gpu_temperature/hot", SECOND, "91 C; the driver reports no li")
     assert found["health"] == "warning"
 
 

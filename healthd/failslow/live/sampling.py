@@ -269,8 +269,7 @@ class Sampling:
         self._say("rate", "")
         self._say(
             "cost",
-            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit {SHARE:.1%})"
-            "is what it may take",
+            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit {SHARE:.1%})",
         )
 
     def _tell_gpus(self, clock: float) -> None:

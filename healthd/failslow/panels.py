@@ -178,8 +178,9 @@ def _measure(one: Series, cause: Cause) -> str:
 
 
 def _of_measure(one: Series, measure: str, point: Point) -> Point:
-    """Return the same point with the slowdown of this measure: the iteration of a gang rises by a smaller
-    percentage.
+    """Return the same point with the slowdown of this measure.
+
+    The iteration of a gang rises by a smaller percentage.
     """
     ys = _values(one, measure)
     before = _before(one, ys, point, _healthy(ys, (point,)))

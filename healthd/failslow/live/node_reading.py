@@ -92,9 +92,7 @@ def cpu_times(text: str) -> dict[str, int]:
 
 
 def disk_times(text: str) -> dict[str, Slow]:
-    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and their
-    milliseconds.
-    """
+    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and milliseconds."""
     found: dict[str, Slow] = {}
     for line in text.split("\n"):
         words = line.split()

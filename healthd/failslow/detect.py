@@ -76,7 +76,9 @@ def detect(
     starts: Sequence[int] = (0,),
     kind: Kind = Kind.ITERATION,
 ) -> tuple[Point, ...]:
-    """Return all points of one series, oldest first. The result is that of a Detector that gets the samples one by one.
+    """Return all points of one series, oldest first.
+
+    The result is that of a Detector that gets the samples one by one.
     """
     return run(value, None, regimes, starts, kind)
 

@@ -73,7 +73,9 @@ def agreeing_evidence(seen: Observed, step: Step, ones: Iterable[int]) -> tuple[
 
 
 def _covering(seen: Observed, step: Step, one: int) -> list[Evidence]:
-    """Return the conditions that were open on the node at the onset or began before the alarm: checks detect them late.
+    """Return the conditions on the node that were open at the onset or began before the alarm.
+
+    Checks detect conditions late.
     """
     series = seen.series[one]
     begin, _ = seen.window(step, one)

@@ -25,8 +25,7 @@ PAUSES, PAUSING = 1.3, 0.2  # a higher rise with more samples as fast as before:
 
 
 class Found(NamedTuple):
-    """An outlier. excess: its change divided by that of its peers. standard_errors: the difference in standard errors.
-    """
+    """An outlier. excess: its change divided by that of its peers. standard_errors: size of the difference."""
 
     member: int
     cause: Cause

@@ -162,7 +162,9 @@ def _of_suspect(named_so: Mapping[str, Sequence[int]], judgement: Judgement, sus
 
 
 def _together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
-    """Return True if all points began with a suspect, as in a gang that waited. Such a series is among the peers there.
+    """Return True if all points began with a suspect, as in a gang that waited.
+
+    Such a series is among the peers there.
     """
     return all(any(abs(point.onset_index - onset) <= TOGETHER for onset in onsets) for point in points)
 
@@ -176,7 +178,9 @@ def _measure(one: Series, cause: Cause) -> str:
 
 
 def _of_measure(one: Series, measure: str, point: Point) -> Point:
-    """Return the same point with the slowdown of this measure: the iteration of a gang rises by a smaller percentage.
+    """Return the same point with the slowdown of this measure.
+
+    The iteration of a gang rises by a smaller percentage.
     """
     ys = _values(one, measure)
     before = _before(one, ys, point, _healthy(ys, (point,)))
@@ -264,7 +268,9 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float],
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], begin: float, end: float) -> tuple[Column, ...]:
-    """Return the samples between begin and end, or columns if there are many. Values that are not finite are left out.
+    """Return the samples between begin and end, or columns if there are many.
+
+    Values that are not finite are left out.
     """
     known = [(x, y) for x, y in zip(xs, ys, strict=False) if begin <= x <= end and math.isfinite(y)]
     if len(known) <= COLUMNS:

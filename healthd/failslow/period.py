@@ -168,7 +168,9 @@ def _loops(operations: Sequence[str]) -> list[_Mark]:
 
 
 def _measured(mark: _Mark) -> _Mark:
-    """Return the mark with the measured length of its loop: an operation that comes twice in a row has two distances.
+    """Return the mark with the measured length of its loop.
+
+    An operation that comes twice in a row has two distances.
     """
     return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
 

@@ -84,7 +84,9 @@ class Gathered(NamedTuple):
 
 
 def gathered(streams: Sequence[Stream]) -> Gathered:
-    """Analyse the streams of a job. Raises StreamError if they show neither an iteration nor a rank that has stopped.
+    """Analyse the streams of a job.
+
+    Raises StreamError if they show neither an iteration nor a rank that has stopped.
     """
     by_rank: dict[str, list[Stream]] = defaultdict(list)
     for one in streams:

@@ -13,8 +13,7 @@ _MICROSECONDS = 6  # precision of a float of seconds since 1970
 
 
 class TimeStyle(NamedTuple):
-    """Format of a time: "T" or " " before the hour, digits of the fraction of a second, the zone ("Z", "+01:00", "").
-    """
+    """Format of a time: "T" or " " before the hour, digits of the second's fraction, zone ("Z", "+01:00", "")."""
 
     separator: str
     digits: int

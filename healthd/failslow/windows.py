@@ -132,7 +132,9 @@ def level(series: Series, channel: Channel) -> float | None:
 
 
 def trimmed(values: Sequence[float]) -> float:
-    """Return the mean without a tenth at each end. For few values without a quarter, because a pause may be two of ten.
+    """Return the mean without a tenth at each end.
+
+    For few values without a quarter, because a pause may be two of ten.
     """
     cut = len(values) // (10 if len(values) >= BLOCK else 4)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -122,7 +122,7 @@ def test_series_whose_column_nobody_named_are_not_read_as_one(tmp_path):
     rows = "".join(f"{step},{who},{one}\n" for step, one in enumerate(samples(1)) for who in "abcd")
     sentence = "job.csv: has several rows per step; which column identifies the series? Use --series: machine"
     assert wrong(tmp_path, "step,machine,step_time\n" + rows, Columns()) == sentence
-    assert wrong(tmp_path, "at,machine,t\n" + rows, Columns(index="at", value="t")) == sentence.replace("step ", "at ")
+    assert wrong(tmp_path, "at,machine,t\n" + rows, Columns(index="at", value="t")) == sentence.replace("step;", "at;")
 
 
 @pytest.mark.parametrize("rows_at_once", [7, 1 << 16])

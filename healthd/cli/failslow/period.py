@@ -63,8 +63,7 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubts(found: dict[str, Period]) -> Iterator[str]:
-    """Yield a sentence for each pair of periods that are about equally good, and one if iteration times are uncertain.
-    """
+    """Yield a sentence for each pair of about equally good periods, and one for uncertain iteration times."""
     from healthd.failslow.period import SURE_WITHIN
 
     def of(some: list[str]) -> str:

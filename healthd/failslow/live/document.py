@@ -23,17 +23,17 @@ LONGEST = 200  # characters of a sentence
 class JobTold(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
-        ranks         number of ranks that reported steps here; 1 for counters, which show the job as a whole
-        source        "client": reported by the job; "counters": read by root
-        since         when the slowness began (epoch seconds), None while the job is not slow
-        slowdown      0.26: 26 % slower than before, for the slowest rank
-        lost_seconds  time lost in slow iterations, summed over this node's ranks
-        suspect       PCI address of the GPU of the only rank that works longer, "" if no rank is named
-        rank          that rank, as the job names it, "" if no rank is named
-        cause         a failslow.model.Cause, "" if not slow
-        evidence      sentences without a full stop
-        node_changed  True if the evidence includes a fault of this node's hardware, read by root, from that time
-        ended         when the job ended, None while it runs
+    ranks         number of ranks that reported steps here; 1 for counters, which show the job as a whole
+    source        "client": reported by the job; "counters": read by root
+    since         when the slowness began (epoch seconds), None while the job is not slow
+    slowdown      0.26: 26 % slower than before, for the slowest rank
+    lost_seconds  time lost in slow iterations, summed over this node's ranks
+    suspect       PCI address of the GPU of the only rank that works longer, "" if no rank is named
+    rank          that rank, as the job names it, "" if no rank is named
+    cause         a failslow.model.Cause, "" if not slow
+    evidence      sentences without a full stop
+    node_changed  True if the evidence includes a fault of this node's hardware, read by root, from that time
+    ended         when the job ended, None while it runs
     """
 
     job: str

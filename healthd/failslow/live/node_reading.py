@@ -50,13 +50,13 @@ class Slow(NamedTuple):
 class Reading:
     """State of the node. time: epoch seconds. Values that could not be read are missing.
 
-        gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
-        errors   PCI address -> AER counters: "correctable", "nonfatal"
-        ports    "mlx5_0/1" -> counters by their names in sysfs; speeds: Gbit/s of the port
-        waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
-        cpu      CPU time in ticks: "steal", "idle", "all"
-        disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
-        pinned   CPUs ("0", "0-7") -> number of job processes that may use only these
+    gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
+    errors   PCI address -> AER counters: "correctable", "nonfatal"
+    ports    "mlx5_0/1" -> counters by their names in sysfs; speeds: Gbit/s of the port
+    waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
+    cpu      CPU time in ticks: "steal", "idle", "all"
+    disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
+    pinned   CPUs ("0", "0-7") -> number of job processes that may use only these
     """
 
     time: float
@@ -92,8 +92,7 @@ def cpu_times(text: str) -> dict[str, int]:
 
 
 def disk_times(text: str) -> dict[str, Slow]:
-    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and their milliseconds.
-    """
+    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and milliseconds."""
     found: dict[str, Slow] = {}
     for line in text.split("\n"):
         words = line.split()

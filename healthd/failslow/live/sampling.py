@@ -177,9 +177,7 @@ class Sampling:
             self._job, self._since = job, now
             self.close()
             self._tell({"job": job})
-        self._say(
-            "jobs", f"{len(jobs)} jobs on this node: counters cannot be attributed to a job" * (len(jobs) > 1)
-        )
+        self._say("jobs", f"{len(jobs)} jobs on this node: counters cannot be attributed to a job" * (len(jobs) > 1))
         if not job or now - self._since < self.setup.settled_seconds:
             return
         for name, source in self._sources.items():
@@ -269,8 +267,8 @@ class Sampling:
         self._say("rate", "")
         self._say(
             "cost",
-            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit {SHARE:.1%})"
-            "is what it may take",
+            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit "
+            f"{SHARE:.1%})",
         )
 
     def _tell_gpus(self, clock: float) -> None:

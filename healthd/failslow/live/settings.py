@@ -13,13 +13,13 @@ from healthd.common.codec import load
 class Watched:
     """Settings of [checks.failslow] for the live process. A test checks that names and defaults are the same there.
 
-        client           jobs may report their steps
-        sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
-        sample_seconds   interval between samples
-        slow_percent     from this slowdown on, a job's times count as slow
-        counters_percent the same for times from sampled counters
-        max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks of each job
-        restart_seconds  cost of a restart for a job: the job is advised to restart when it has lost as much time
+    client           jobs may report their steps
+    sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
+    sample_seconds   interval between samples
+    slow_percent     from this slowdown on, a job's times count as slow
+    counters_percent the same for times from sampled counters
+    max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks of each job
+    restart_seconds  cost of a restart for a job: the job is advised to restart when it has lost as much time
     """
 
     client: bool = False

@@ -30,7 +30,9 @@ NUMBER = regex(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 
 
 class Unreadable(HealthdError):
-    """The file is not a table of samples, or is damaged. The message is one sentence that begins with the file's name.
+    """The file is not a table of samples, or is damaged.
+
+    The message is one sentence that begins with the file's name.
     """
 
 
@@ -180,7 +182,9 @@ def _csv(blocks: Iterator[str], head: str, name: str) -> Table:
 
 
 def _parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
-    """Yield the previous line number with a block of whole records as text, or as rows once quoted newlines may occur.
+    """Yield the previous line number with a block of whole records as text.
+
+    Once quoted newlines may occur, the blocks are rows.
     """
     line = 0
     for block in blocks:

@@ -43,7 +43,9 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of a table's columns; "" or () if there is none. Several columns of series, group or regime are combined.
+    """Names of a table's columns; "" or () if there is none.
+
+    Several columns of series, group or regime are combined.
     """
 
     series: tuple[str, ...] = ()

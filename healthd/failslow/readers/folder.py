@@ -167,7 +167,9 @@ def _bytes(cells: Sequence[float]) -> bytes:
 
 
 def _names(folder: str) -> Iterator[str]:
-    """Yield the files below the folder. Hidden files are skipped and links to folders not followed. Raises Unreadable.
+    """Yield the files below the folder.
+
+    Hidden files are skipped and links to folders not followed. Raises Unreadable.
     """
     try:
         os.listdir(folder)

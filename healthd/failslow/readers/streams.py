@@ -312,9 +312,7 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
                 if part in record:
                     operations[process].append(_of_inspector(record[part], kind, group))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise StreamError(
-                f"{where}: is not an NCCL Inspector record, or has text in place of a number"
-            ) from None
+            raise StreamError(f"{where}: is not an NCCL Inspector record, or has text in place of a number") from None
     if not any(operations.values()):
         raise StreamError(f"{source}: has no operation of NCCL Inspector")
     return [
@@ -347,7 +345,9 @@ def _of_inspector(told: Any, kind: str, group: str) -> Operation:
 
 
 def _rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
-    """Return the rank in the largest communicator, usually that of the whole job. For a process alone in all, its name.
+    """Return the rank in the largest communicator, usually that of the whole job.
+
+    For a process alone in all, its name.
     """
     ranks, rank = max(groups.values(), key=lambda one: one[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"

@@ -238,11 +238,11 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_status_3(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--since", "tomorrow"), 'got "tomorrow"'),
-        (("--until", "2026-11-31"), 'got "2026-11-31"'),
+        (("--since", "tomorrow"), '--since must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "tomorrow"'),
+        (("--until", "2026-11-31"), '--until must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "2026-11-31"'),
         (
             ("--since", "99999999999999d"),
-            'got "99999999999999d"',
+            '--since must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "99999999999999d"',
         ),
         (("--since", "1d", "--until", "2d"), "--since is after --until"),
         (("-", "--follow"), "standard input cannot be combined with other files or --follow"),
@@ -354,7 +354,9 @@ def test_what_cannot_be_read_is_said_while_it_is_followed(folder):
         assert process.stderr is not None
         assert process.stdout.readline()
         (folder / "events.jsonl.2").symlink_to("/dev/zero")
-        assert process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: is a symlink\n"
+        assert (
+            process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: a symbolic link\n"
+        )
 
 
 def test_following_until_a_time_ends_at_that_time(folder):

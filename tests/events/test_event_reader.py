@@ -363,10 +363,10 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: path.symlink_to("/dev/zero"), "is a symlink"),
-        (lambda path: path.symlink_to("/etc/passwd"), "is a symlink"),
-        (lambda path: os.mkfifo(path), "it is not a regular file"),
-        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "a symbolic link"),
+        (lambda path: path.symlink_to("/etc/passwd"), "a symbolic link"),
+        (lambda path: os.mkfifo(path), "not a regular file"),
+        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
     ],
     ids=["link to a device", "link to a file", "fifo", "device", "socket"],

@@ -408,7 +408,7 @@ def test_a_request_on_which_healthd_fails_gets_an_answer_and_costs_no_other_clie
 
     server = ControlServer(path, fails, time.monotonic)
     server.open()
-    mistake = "healthd failed with this request: "
+    mistake = "healthd makes a mistake with this request: "
     for by, answer in (
         (0, {"error": f"{mistake}ZeroDivisionError: division by zero"}),
         (7, {"error": f"{mistake}TypeError: Object of type set is not JSON serializable"}),

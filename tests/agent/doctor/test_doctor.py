@@ -81,7 +81,7 @@ def test_an_area_that_stumbles_or_dies_is_a_line() -> None:
     def stumbles() -> Sequence[Line]:
         raise RuntimeError("what is this")
 
-    assert one(stumbles) == fails("area", "could not be read: what is this")
+    assert one(stumbles) == fails("area", "could not be looked at: what is this")
     assert one(lambda: os._exit(9)) == fails("area", "the process that looked died")
 
 
@@ -111,7 +111,7 @@ def test_a_look_may_give_any_value_back() -> None:
     }
     unpicklable, raised = parallel.values([(60.0, lambda: lambda: 0), (60.0, lambda: 1 / 0)])
     assert "could not be looked at" in unpicklable.why
-    assert raised.why == "could not be read: ZeroDivisionError: division by zero"
+    assert raised.why == "could not be looked at: ZeroDivisionError: division by zero"
 
 
 # --- what the checks can see

@@ -367,7 +367,7 @@ def test_trouble_stands_above_all_conditions_with_what_mends_it():
         "  no metrics page: in use",
         "    next: ss -ltnp",
         "  another",
-        "  the drain waits for the fleet since 5 min ago, held 2 times; next try in 60 s",
+        "  the drain waits for the fleet since 5 min ago, held 2 times; tried again in 60 s",
         "    next: sinfo -R",
         "",
         "Conditions",
@@ -400,7 +400,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "problem": ""}
     told = [
         "Heard by the daemon",
-        "  gpu_xid only reads the kernel log: there is nothing to look at now",
+        "  gpu_xid only listens to the kernel log: there is nothing to look at now",
         "  kmsg: 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
         "  nothing stands",
     ]

@@ -308,12 +308,12 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
     try:
         descriptor = os.dup(0) if path == "-" else os.open(path, flags)
     except OSError as error:
-        raise OSError(errno.EINVAL, "is a symlink") if error.errno == errno.ELOOP and not named else error from None
+        raise OSError(errno.EINVAL, "a symbolic link") if error.errno == errno.ELOOP and not named else error from None
     stack.callback(os.close, descriptor)
     os.set_blocking(descriptor, True)
     mode = os.fstat(descriptor).st_mode
     if not named and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a directory gives its own error below
-        raise OSError(errno.EINVAL, "is not a regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     file: io.BufferedReader = io.BufferedReader(io.FileIO(descriptor, closefd=False), BLOCK)
     stack.enter_context(file)
     begins = file.peek(8)[:8]

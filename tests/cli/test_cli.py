@@ -144,7 +144,7 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
         (("config", "check", ""), "healthd: --config must name a file, got an empty name"),
         (("record", ""), "healthd record: the file name is empty"),
         (("config", "shwo"), 'healthd: command "config shwo"; did you mean "config show"?'),
-        (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
+        (("check", "--jsn"), 'healthd check: no option --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
         (("check", "gpu_eccc"), 'healthd check: no check is called "gpu_eccc"; did you mean "gpu_ecc"?'),
         (("check", "gpu_ecc/disabled"), 'healthd check: no check is called "gpu_ecc/disabled"; did you mean '
@@ -160,8 +160,8 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
         (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, got nan"),
         (("run", "extra"), "healthd run: unrecognized arguments: extra"),
-        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a duration like 30m, 2h or 1h30m (units "
-         's, m, h, d), got "30"'),
+        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a duration like 30m, 2h or 1h30m "
+         '(units s, m, h, d), got "30"'),
         (("pause", "--for", "30m"), "healthd pause: the following arguments are required: --why"),
         (("repaired",), "healthd repaired: the following arguments are required: CODE"),
         (("explain", "gpu_xid/7o"), 'healthd explain: unknown code "gpu_xid/7o"; did you mean "gpu_xid/7", '
@@ -532,7 +532,7 @@ def test_a_full_disk_is_one_sentence():
 def test_a_terminal_without_unicode_gets_question_marks():
     done = run("check", "grüße", PYTHONIOENCODING="ascii")
     assert done.status == 64
-    assert 'there is no check "gr??e"' in done.err or 'there is no check "gr???' in done.err
+    assert 'no check is called "gr??e"' in done.err or 'no check is called "gr???' in done.err
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

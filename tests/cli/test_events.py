@@ -228,7 +228,7 @@ def refused(*arguments: object, **options: Any) -> tuple[int, str]:
 
 def test_what_cannot_be_read_is_one_sentence_and_exit_status_3(tmp_path):
     assert refused(tmp_path / "none") == (3, f"healthd events: {tmp_path}/none: no such file or folder\n")
-    assert refused(tmp_path) == (3, f"healthd events: {tmp_path}: there is no events.jsonl in it\n")
+    assert refused(tmp_path) == (3, f"healthd events: {tmp_path}: contains no events.jsonl\n")
     assert refused("--state-dir", tmp_path / "none", "--follow") == (
         3,
         f"healthd events: {tmp_path}/none: no such file or folder\n",
@@ -238,11 +238,11 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_status_3(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--since", "tomorrow"), '--since: "tomorrow" '),
-        (("--until", "2026-11-31"), '--until: "2026-11-31" '),
+        (("--since", "tomorrow"), '--since must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "tomorrow"'),
+        (("--until", "2026-11-31"), '--until must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "2026-11-31"'),
         (
             ("--since", "99999999999999d"),
-            '--since: "99999999999999d" ',
+            '--since must be like 2d, 2026-11-22 or 2026-11-22T13:00, got "99999999999999d"',
         ),
         (("--since", "1d", "--until", "2d"), "--since is after --until"),
         (("-", "--follow"), "standard input cannot be combined with other files or --follow"),
@@ -342,7 +342,7 @@ def test_a_folder_that_has_no_stream_yet_is_waited_for(tmp_path):
     with following(tmp_path, "--json") as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stderr.readline() == f"healthd events: {tmp_path}: there is no events.jsonl in it\n"
+        assert process.stderr.readline() == f"healthd events: {tmp_path}: contains no events.jsonl\n"
         (tmp_path / "n1").mkdir()
         (tmp_path / "n1/events.jsonl").write_bytes(lines(1, 2))
         assert [json.loads(process.stdout.readline())["seq"] for _ in range(2)] == [1, 2]
@@ -354,7 +354,9 @@ def test_what_cannot_be_read_is_said_while_it_is_followed(folder):
         assert process.stderr is not None
         assert process.stdout.readline()
         (folder / "events.jsonl.2").symlink_to("/dev/zero")
-        assert process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: is a symlink\n"
+        assert (
+            process.stderr.readline() == f"healthd events: {folder}/events.jsonl.2: cannot be read: a symbolic link\n"
+        )
 
 
 def test_following_until_a_time_ends_at_that_time(folder):

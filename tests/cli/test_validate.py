@@ -490,8 +490,8 @@ def test_who_is_not_root_is_told_that_nothing_is_kept_nor_locked(tmp_path, capfd
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--only", "gem"), 'there is no "gem"'),
-        (("--only", ""), 'there is no ""'),
+        (("--only", "gem"), 'unknown measurement "gem"'),
+        (("--only", ""), 'unknown measurement ""'),
         (("--seconds", "0"), "--seconds must be"),
         (("--seconds", "nan"), "--seconds must be"),
         (("--seconds", ""), "--seconds must be"),

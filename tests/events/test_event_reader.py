@@ -302,7 +302,7 @@ def test_a_folder_without_a_stream_and_a_file_that_is_not_there_are_told(tmp_pat
     tally = Tally()
     assert find([str(tmp_path), str(tmp_path / "none")], tally) == []
     assert list(tally.problem) == [
-        f"{tmp_path}: there is no events.jsonl in it",
+        f"{tmp_path}: contains no events.jsonl",
         f"{tmp_path}/none: no such file or folder",
     ]
 
@@ -363,10 +363,10 @@ def test_a_folder_of_a_files_name_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: path.symlink_to("/dev/zero"), "is a symlink"),
-        (lambda path: path.symlink_to("/etc/passwd"), "is a symlink"),
-        (lambda path: os.mkfifo(path), "it is not a regular file"),
-        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "a symbolic link"),
+        (lambda path: path.symlink_to("/etc/passwd"), "a symbolic link"),
+        (lambda path: os.mkfifo(path), "not a regular file"),
+        (lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5)), "not a regular file"),
         (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), "No such device or address"),
     ],
     ids=["link to a device", "link to a file", "fifo", "device", "socket"],
@@ -517,7 +517,7 @@ def test_a_file_that_is_away_for_a_while_is_followed_when_it_is_back(tmp_path):
         lambda: (folder / "events.jsonl").write_bytes(lines(3, 4)),
     )
     assert found == [1, 2, 3, 4]
-    assert list(tally.problem) == [f"{folder}: there is no events.jsonl in it"]
+    assert list(tally.problem) == [f"{folder}: contains no events.jsonl"]
 
 
 def test_a_stream_that_could_not_be_read_is_tried_again_though_it_is_as_it_was(

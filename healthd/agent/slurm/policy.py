@@ -237,7 +237,7 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory, polic
     if whose is Owner.NOBODY and node.refused_here:
         if not verdict.may_resume or node.flags & NOT_TO_RESUME:
             return Leave(
-                "healthd's prolog refused a job, and Slurm drained the node; not every check has completed clean since"
+                "healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet"
             )
         return Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean")
     if whose is Owner.NOBODY:

@@ -176,7 +176,7 @@ def over_at(moment: float) -> SlurmMemory:
             NOT_YET,
             REFUSED,
             SlurmMemory(),
-            Leave("healthd's prolog refused a job, and Slurm drained the node; not every check has completed clean since"),
+            Leave("healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet"),
         ),
         (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('drained by root: "fan"')),
         (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('drained by root: "fan"')),

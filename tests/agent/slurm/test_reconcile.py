@@ -341,7 +341,7 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
 
 def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
     done = look(CRITICAL, [sinfo("mixed"), DONE, sinfo("mixed")])
-    assert done.report.problem.endswith("Slurm does not show it drained")
+    assert done.report.problem.endswith("Slurm does not show the node drained")
     assert done.report.memory.writing == XID
 
 
@@ -433,7 +433,7 @@ def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_res
 
 def test_a_resume_that_did_nothing_is_trouble() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", XID)], OURS)
-    assert "still shows it drained" in done.report.problem
+    assert "still shows the node drained" in done.report.problem
 
 
 def test_a_resume_that_failed_keeps_the_drain_as_ours() -> None:
@@ -799,7 +799,7 @@ def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(ans
         ([CommandResult(0, b"\n what")], "scontrol listpids printed no table"),
         ([listpids("12"), LATE], "squeue did not end in time"),
         ([listpids("12"), failed("slurm_load_jobs error: oh")], "squeue: slurm_load_jobs error: oh"),
-        ([listpids("12"), CommandResult(0, b"12 x y")], "squeue printed no whole table"),
+        ([listpids("12"), CommandResult(0, b"12 x y")], "squeue printed an incomplete table"),
     ],
 )
 def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], problem: str) -> None:
